@@ -10,13 +10,12 @@ with `memory.leave_room = false` is the paper's way.
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
-from trailnotes.storage.files import parse_toml
-
 Sections = dict[str, dict[str, Any]]  # section -> key -> value
-_DATA = parse_toml((Path(__file__).parent / "presets.toml").read_text(encoding="utf-8"))
+_DATA = tomllib.loads((Path(__file__).parent / "presets.toml").read_text(encoding="utf-8"))
 VARIANTS: dict[str, Sections] = _DATA["variants"]
 
 

@@ -9,6 +9,7 @@ import difflib
 import functools
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,6 @@ from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config, config_type, full_config_type
 from trailnotes.config.section import RENAMED_KEYS, Section, describe_allowed, drop_removed_keys, rename_keys
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import parse_toml
 from trailnotes.types import StrPath
 
 RUNTIME_KEYS = (
@@ -193,7 +193,7 @@ def _is_accepted(field: FieldInfo, kind: type) -> bool:
 
 def _read_config_file(path: Path) -> dict[str, Any]:
     try:
-        return parse_toml(path.read_bytes().decode())
+        return tomllib.loads(path.read_bytes().decode())
     except IsADirectoryError:
         own = path / "config.toml"
         fix = f"name its {own}" if own.is_file() else "give the path of a TOML config"
@@ -209,7 +209,7 @@ def _read_config_file(path: Path) -> dict[str, Any]:
 
 def _parse_value(name: str, text: str) -> Any:
     try:
-        parsed = parse_toml(f"value = {text}")
+        parsed = tomllib.loads(f"value = {text}")
     except ValueError:
         return text
     field = find_field(RENAMED_KEYS.get(name, name))

@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import stat
-import tomllib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -69,11 +68,6 @@ _DECODERS: Final[Mapping[Nonfinite, json.JSONDecoder]] = {
     "drop": json.JSONDecoder(parse_float=_drop_nonfinite, parse_constant=_drop_nonfinite),
     "refuse": json.JSONDecoder(parse_float=_refuse_nonfinite, parse_constant=_refuse_nonfinite),
 }
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises `ValueError`: it is none."""
-    return tomllib.loads(text)
 
 
 def get_cache_dir(name: str) -> Path:

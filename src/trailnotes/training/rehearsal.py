@@ -245,11 +245,6 @@ def _parse_episodes(config: Config, records: Iterator[Mapping[str, object]]) -> 
     return sorted(ended, key=lambda t: order[t.task.id])
 
 
-def is_recording(run_dir: Path) -> bool:
-    """Return whether the run's initial model has begun a recording and has not finished it."""
-    return (run_dir / REHEARSAL_DIR).is_dir() and not (run_dir / REHEARSAL_DIR / REHEARSAL_FILE).is_file()
-
-
 def read_recording_usage(out: Path) -> dict[str, float]:
     """Read the environment steps, tokens and seconds of a recording; {} where there is none."""
     lines = [*read_jsonl(out / "metrics.jsonl")]

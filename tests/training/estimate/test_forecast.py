@@ -8,7 +8,7 @@ import pytest
 from tinyrun import tiny_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs
-from trailnotes.training.estimate.forecast import compute_scale, estimate_disk, estimate_iterations, shrink_config
+from trailnotes.training.estimate.forecast import estimate_disk, estimate_iterations, shrink_config
 
 
 def a_config(method: str = "grpo", **sections: Any) -> Config:
@@ -39,22 +39,6 @@ def test_a_limit_of_iterations_is_met_exactly(number: int) -> None:
 def test_a_small_training_run_is_one_iteration_of_the_same() -> None:
     config = a_config(train={"iterations": 9, "eval_every": 1})
     assert diff_configs(config, shrink_config(config)) == ["run.name", "train.iterations"]
-
-
-def test_trials_are_played_at_few_games_and_extrapolated_to_all() -> None:
-    config = a_config("empo2-tips", eval={"num_tasks": 8, "trials": 5})
-    copy = shrink_config(config)
-    assert (copy.eval.num_tasks, copy.eval.trials) == (4, 1)
-    assert compute_scale(config, copy) == 8 * 6 / (4 * 2)
-    once = a_config("naive", eval={"num_tasks": 8, "num_samples": 3})
-    assert compute_scale(once, shrink_config(once)) == 2
-
-
-def test_the_training_episodes_of_rememberer_count() -> None:
-    table = {"epochs": 3, "num_tasks": 2, "group_size": 5}
-    config = a_config("rememberer", eval={"num_tasks": 8}, rememberer=table)
-    assert shrink_config(config).rememberer.epochs == 1
-    assert compute_scale(config, shrink_config(config)) == (8 + 2 * 3 * 5) / (4 + 2 * 1 * 5)
 
 
 def small_run(path: Path, steps: int = 1) -> Path:

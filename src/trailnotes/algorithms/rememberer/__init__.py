@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
-from trailnotes.envs.tasks import panel, tasks_of
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
 
 REMEMBERER = "REMEMBERER, arXiv 2306.07929"
 
@@ -37,14 +33,8 @@ class RemembererConfig(Section):
     temperature: float = key(0.1, "sampling temperature", "Rememberer release 552cb62", ge=0)
 
 
-def count_episodes(config: Config, planned: int) -> int:
-    """Count the episodes that fill the table, and those of the panel."""
-    own, training = config.section(RemembererConfig), tasks_of(config, config.train.split)
-    return planned + len(panel(training, own.num_tasks)) * own.epochs * own.group_size
-
-
 METHOD = Method(
     "rememberer", "REMEMBERER", "trailnotes.algorithms.rememberer.method:rememberer", trains=False, colour="#e69f00",
     learned_from="trailnotes.algorithms.rememberer.method:load_training_tasks",
-    sections={"rememberer": RemembererConfig}, count_episodes=count_episodes,
+    sections={"rememberer": RemembererConfig},
 )  # fmt: skip

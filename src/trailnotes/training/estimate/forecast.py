@@ -1,7 +1,6 @@
-"""Forecast of a run's usage, extrapolated from a shrunk copy of it.
+"""Forecast of a training's usage, extrapolated from a shrunk copy of it.
 
-Rough: first iterations also fill caches, episodes change in length as the policy does, and solved games are not played
-again. The usage of fitting a critic grows with its data and is not extrapolated.
+Rough: first iterations also fill caches, and episodes change in length as the policy does.
 """
 
 from __future__ import annotations
@@ -12,37 +11,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trailnotes.config.methods import resolve_method
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import load_panel, load_recorded_tasks
+from trailnotes.envs.tasks import load_recorded_tasks
 from trailnotes.runs.usage import USAGE_FIELDS
 from trailnotes.storage.checkpoint import read_json
 
-NUM_TRIAL_GAMES = 4  # of the panel, or to rehearse, that are played for it
+NUM_TRIAL_GAMES = 4  # to rehearse, that are played for it
 NO_USAGE: Mapping[str, float] = {}
 
 
 def shrink_config(config: Config) -> Config:
-    """Shrink a run to one iteration; without training, to one trial at a few games."""
+    """Shrink a training to one iteration, with few recorded games."""
     changes: dict[str, dict[str, Any]] = {
-        "eval": {"num_tasks": min(NUM_TRIAL_GAMES, config.eval.num_tasks) or NUM_TRIAL_GAMES, "trials": 1},
+        "train": {"iterations": 1, "keep_optimizer": True},  # the optimizer's size is to be known
+        "run": {"name": "dry run", "trackers": ()},
     }
-    for name in resolve_method(config.algorithm.name).sections:
-        if epochs := getattr(getattr(config, name), "epochs", 0):
-            changes[name] = {"epochs": min(1, epochs)}
-    if resolve_method(config.algorithm.name).trains:
-        changes = {"train": {"iterations": 1, "keep_optimizer": True}}  # whose size is to be known
-        if count_rehearsal_episodes(config):
-            rehearsal = config.rehearsal
-            changes["rehearsal"] = {"num_tasks": min(NUM_TRIAL_GAMES, rehearsal.num_tasks) or NUM_TRIAL_GAMES}
-    changes["run"] = {"name": "dry run", "trackers": ()}
+    if count_rehearsal_episodes(config):
+        changes["rehearsal"] = {"num_tasks": min(NUM_TRIAL_GAMES, config.rehearsal.num_tasks) or NUM_TRIAL_GAMES}
     sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
     return config.model_copy(update=sections)
-
-
-def compute_scale(config: Config, copy: Config) -> float:
-    """Compute the ratio of episodes between a run without training and its shrunk copy."""
-    return _count_episodes(config) / max(1, _count_episodes(copy))
 
 
 def estimate_iterations(config: Config, first: Mapping[str, Any], before: Mapping[str, float] = NO_USAGE) -> int:
@@ -107,11 +94,3 @@ def count_bytes(place: Path) -> int:
 def count_rehearsal_episodes(config: Config) -> int:
     """Count the episodes that a training's initial model records."""
     return 2 * len(load_recorded_tasks(config))  # a trial without tips, and one with
-
-
-def _count_episodes(config: Config) -> int:
-    played = len(load_panel(config)) * config.eval.num_samples
-    method = resolve_method(config.algorithm.name)
-    if method.repeats:
-        return played * (config.eval.trials + 1)
-    return method.count_episodes(config, played) if method.count_episodes else played

@@ -7,18 +7,18 @@ format.
 from __future__ import annotations
 
 import re
+import tomllib
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from trailnotes.envs.waymarks import spec as ws
-from trailnotes.storage.files import parse_toml
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
 # By kind of tip ("read" in the archive, "won" or "failed" by playing) and of game.
-TEMPLATES: Final[dict[str, dict[ws.Kind, list[str]]]] = parse_toml(
+TEMPLATES: Final[dict[str, dict[ws.Kind, list[str]]]] = tomllib.loads(
     files("trailnotes.warmstart.demonstrations").joinpath("waymarks_words.toml").read_text(encoding="utf-8")
 )
 PAIR_TEMPLATES: Final = ("{box} with {gem}", "{gem} for the {box}", "{gem} in the {box}", "{box} {gem}")

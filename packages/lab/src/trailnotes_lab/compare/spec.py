@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from pydantic import ValidationError, ValidationInfo, model_validator
 from trailnotes.config.methods import find_method, resolve_method, validate_method_name
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import parse_toml
 
 INITIAL_MODEL_METHOD = "naive"  # the method that evaluates the start model as it is
 PANELS_DIR = "panels"  # inside a run directory
@@ -200,7 +200,7 @@ def parse_spec(text: str, path: Path, *, imports: bool = True) -> ComparisonSpec
     Running a comparison imports its methods of the form module:NAME; to look at one of a stranger must run no code.
     """
     try:
-        values = parse_toml(text)
+        values = tomllib.loads(text)
     except ValueError as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
     if not values.get("methods"):

@@ -7,6 +7,7 @@ bootstrap draws seeds anew in each family, as if a run were another run in each 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ import numpy as np
 from trailnotes.reporting import crossed
 from trailnotes.reporting.crossed import Values
 from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval
-from trailnotes.storage.files import parse_toml
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,7 @@ ON_PANEL, BEYOND = "on this panel", "beyond this panel"
 _NUMBERS = {"confidence": f"{crossed.CONFIDENCE:.0%}", "min_families": crossed.MIN_FAMILIES, "min_seeds": MIN_SEEDS}
 LEGEND: Final = {
     name: text.format_map(_NUMBERS)
-    for name, text in parse_toml(Path(__file__).with_name("legend.toml").read_text(encoding="utf-8")).items()
+    for name, text in tomllib.loads(Path(__file__).with_name("legend.toml").read_text(encoding="utf-8")).items()
 }
 """The sentences below the tables, by the names of `legend.toml`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +11,7 @@ from trailnotes.config.methods import get_label
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config
 from trailnotes.errors import RunError
-from trailnotes.storage.files import parse_json, parse_toml
+from trailnotes.storage.files import parse_json
 from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
 from trailnotes_lab.view.lines import MetricsLine, extract_series, is_number
 from trailnotes_lab.view.places import (
@@ -23,7 +24,7 @@ from trailnotes_lab.view.places import (
 from trailnotes_lab.view.window import Query, Window
 
 DEFAULT_CURVES: Final = 8  # curves over each other by default
-_CHARTS: Final = parse_toml(Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"))
+_CHARTS: Final = tomllib.loads(Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"))
 COST_METRICS: Final = ("env_steps", "tokens_generated", "tokens_trained", "seconds")
 
 

@@ -7,10 +7,10 @@ drawn at random, so that the model learns to read words and not one format.
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trailnotes.storage.files import parse_toml
 from trailnotes.warmstart.demonstrations.episodes import get_actions
 from trailnotes_worlds.demonstrations.scienceworld import ScienceWorldDemonstrator
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trailnotes.types import Trajectory
 
 # How a tip begins and ends: ending -> "openings" and "endings".
-_PHRASES: Final = parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_PHRASES: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 # Separators of actions, and of the last two.
 LISTS: Final = ((", then ", ", then "), (", ", ", and then "), (", ", " and finally "), ("; ", "; "), (" / ", " / "))
 _PARTS: Final = re.compile(r", and then |, then | and finally |', '|, |; | / | ?\(\d+\) ")

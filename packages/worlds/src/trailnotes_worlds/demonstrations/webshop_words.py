@@ -7,11 +7,10 @@ brackets, and a reader would copy those. They leave out dead ends, so that a tip
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
-
-from trailnotes.storage.files import parse_toml
 
 if TYPE_CHECKING:
     import random
@@ -28,7 +27,7 @@ class Fault:
     what: str = ""  # the name of the option, the value that was asked for, or the limit in dollars
 
 
-WORDS: Final = parse_toml(Path(__file__).with_name("webshop_tips.toml").read_text(encoding="utf-8"))
+WORDS: Final = tomllib.loads(Path(__file__).with_name("webshop_tips.toml").read_text(encoding="utf-8"))
 SEPARATORS: Final = (", then ", "; ", ", ")
 NEXT: Final = "click[next >]"  # "click next" in a tip, since a quotation has another angle
 _ACTION: Final = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import parse_toml
 
 _COLOUR_NAMES: Final = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOURED_TEXT: Final = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0?m", re.DOTALL)
@@ -29,7 +29,7 @@ class ToyText:
 
 TOY_TEXTS: Final = {
     name: ToyText(tuple(toy.pop("actions")), **toy)
-    for name, toy in parse_toml(Path(__file__).with_name("toy_texts.toml").read_text(encoding="utf-8")).items()
+    for name, toy in tomllib.loads(Path(__file__).with_name("toy_texts.toml").read_text(encoding="utf-8")).items()
 }
 
 

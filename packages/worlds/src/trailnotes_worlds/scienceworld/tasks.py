@@ -6,6 +6,7 @@ the protocol is that of EMPO2 (arXiv 2602.23008) and of its release (commit 0b40
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,14 +14,13 @@ from typing import Any
 
 from trailnotes.envs.options import require_choice, require_int, suggest_nearest
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import parse_toml
 from trailnotes.types import Task
 
 SPLITS = ("train", "validation", "test")
 PROTOCOLS = ("paper", "simulator")
 MAX_STEPS = 30  # actions in an episode (paper)
 
-_TABLE: dict[str, Any] = parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 TASK_IDS: Mapping[str, str] = MappingProxyType({name: task_id for name, (task_id, _) in _TABLE["tasks"].items()})
 NUM_VARIATIONS: Mapping[str, int] = MappingProxyType({name: num for name, (_, num) in _TABLE["tasks"].items()})
 PAPER_PANEL: tuple[str, ...] = tuple(_TABLE["panel"])

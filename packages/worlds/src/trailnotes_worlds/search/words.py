@@ -10,14 +10,13 @@ words. ASCII has a pattern of its own, made from the same template, which return
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from pathlib import Path
 
-from trailnotes.storage.files import parse_toml
-
 MAX_LENGTH = 255  # characters: a longer word is cut into pieces, as Lucene does
 
-_TABLES = parse_toml(Path(__file__).with_name("characters.toml").read_text(encoding="utf-8"))
+_TABLES = tomllib.loads(Path(__file__).with_name("characters.toml").read_text(encoding="utf-8"))
 _BY_RANGE = tuple((name, re.compile(f"[{characters}]")) for name, characters in _TABLES["ranges"].items())
 _UNSEGMENTED_SCRIPTS = re.compile(f"[{_TABLES['unsegmented']['S']}]")
 _BY_CATEGORY = {"Nd": "N"} | dict.fromkeys(("Mn", "Me", "Mc", "Cf"), "X")

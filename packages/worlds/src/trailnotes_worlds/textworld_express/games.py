@@ -6,13 +6,13 @@ Source: Jansen and Côté 2022, "TextWorldExpress: Simulating Text Games at One 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from trailnotes.envs.options import require_choice, require_int, suggest_nearest
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import parse_toml
 from trailnotes.types import Task
 from trailnotes_worlds.third_party import resolve_names
 
@@ -25,7 +25,7 @@ NUM_SEEDS = 1000  # of each fold
 GAMES: Mapping[str, Mapping[str, range]] = MappingProxyType(
     {
         game: {key: range(least, most + 1) for key, (least, most) in settings.items()}
-        for game, settings in parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
+        for game, settings in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
     }
 )
 

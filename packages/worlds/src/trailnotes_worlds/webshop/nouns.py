@@ -10,15 +10,15 @@ title score falls on the same side of the reward's limits.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from trailnotes.errors import MissingExtraError, format_install_command
-from trailnotes.storage.files import parse_toml
 
 SPACY_MODEL = "en_core_web_sm"
-WORDS = parse_toml(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 Tagger = Literal["rules", "spacy"]
 
 _TAGS = {"NOUN", "PROPN"}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import random
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from trailnotes.seeds import derive_seed
-from trailnotes.storage.files import get_cache_dir, open_or_make, parse_toml
+from trailnotes.storage.files import get_cache_dir, open_or_make
 from trailnotes_worlds.webshop.catalogue import VERSION, Catalogue
 from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules
 from trailnotes_worlds.webshop.products import Instruction, Product, format_price
@@ -27,7 +28,7 @@ GENERATOR_VERSION = 2  # of the generator: another one makes another shop
 _TWIN_SHARE, _MISLEADING_SHARE, _NO_PRICE_SHARE, _PRICE_RANGE_SHARE = 0.15, 0.08, 0.1, 0.2  # shares of the products
 _SYNTHETIC_GOAL_SHARE, _HUMAN_GOAL_SHARE = 0.5, 0.35  # shares of the products with an instruction of that kind
 
-_WORDS = parse_toml(Path(__file__).with_name("synthetic.toml").read_text(encoding="utf-8"))
+_WORDS = tomllib.loads(Path(__file__).with_name("synthetic.toml").read_text(encoding="utf-8"))
 _NUM_ASINS = math.prod(map(len, _WORDS["asin_words"]))
 _STRIDE = 63_287  # between neighbours: shares no factor with `_NUM_ASINS`, and changes every word
 

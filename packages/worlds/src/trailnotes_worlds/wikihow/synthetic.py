@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trailnotes.seeds import derive_seed
-from trailnotes.storage.files import get_cache_dir, open_or_make, parse_toml
+from trailnotes.storage.files import get_cache_dir, open_or_make
 from trailnotes_worlds.wikihow.articles import VERIFIED, Article, Author, Category, LibraryPage
 from trailnotes_worlds.wikihow.library import VERSION, Library, write_library
 
@@ -20,7 +21,7 @@ GENERATOR_VERSION: Final = 1  # of words and rules: another version makes other 
 NUM_ARTICLES: Final = 840  # 35 in each of 24 categories
 
 _AUTHORS_PER_SUBJECT: Final = 6
-_WORDS: Final = parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_WORDS: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 # broadest category -> category -> verbs, things, circumstances
 _SUBJECTS: Final[dict[str, dict[str, Any]]] = _WORDS["subjects"]
 _NEWEST: Final = date(2022, 7, 1)

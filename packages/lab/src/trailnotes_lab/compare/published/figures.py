@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-
-from trailnotes.storage.files import parse_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def _build_table(record: dict[str, Any]) -> PublishedTable:
     )
 
 
-_DATA: Final = parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_DATA: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 PUBLISHED_PANELS: Final[Mapping[str, PublishedTable]] = {
     name: _build_table(record) for name, record in _DATA["panels"].items()
 }
