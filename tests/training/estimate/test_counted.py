@@ -122,7 +122,7 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
 
 @pytest.mark.slow
 def test_resident_memory_is_what_was_foretold(tmp_path: Path) -> None:
-    figures, benchmark = tmp_path / "footprint.json", Path(__file__).parents[2] / "benchmarks" / "footprint.py"
+    figures, benchmark = tmp_path / "footprint.json", Path(__file__).parents[3] / "benchmarks" / "footprint.py"
     subprocess.run([sys.executable, str(benchmark), "--quick", "--json", str(figures)], check=True, capture_output=True)
     found = json.loads(figures.read_text())
     assert found["largest_error"] <= found["floor"]

@@ -349,7 +349,7 @@ def test_a_further_layer_takes_what_a_forward_pass_saves(dtype: str, lora: bool,
 
 
 def test_the_table_of_what_fits_is_current() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     spec = importlib.util.spec_from_file_location("memory_table", root / "docs" / "memory.py")
     assert spec is not None
     assert spec.loader is not None
