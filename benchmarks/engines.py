@@ -12,6 +12,7 @@ measured alone.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import signal
@@ -165,8 +166,13 @@ def measure_vllm(
     score = scorer(model)
     try:
         play(policy, texts[:1], load)  # whatever is made at the first request
-        pid = policy.replicas[0].about["pid"]
-        speeds = [play(policy, texts, load, pid) for _ in range(load.repeats)]
+        served = policy.replicas[0].server
+        assert served is not None
+        assert served.process is not None
+        pid = served.process.pid
+        children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+        pids = [pid, *map(int, itertools.chain.from_iterable(children))]
+        speeds = [play(policy, texts, load, *pids) for _ in range(load.repeats)]
         if not faults:
             return medians(speeds) | {"start_seconds": start}
         with torch.no_grad():

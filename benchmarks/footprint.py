@@ -69,7 +69,7 @@ def config_of(path: Path, tokens: int, sections: dict[str, Any]) -> Config:
         model=model,
         optim=optim,
         rollout={"max_context_tokens": tokens},
-        engine={"name": "vllm", "urls": ["tcp://elsewhere:1"]},
+        engine={"name": "vllm", "urls": ["http://elsewhere:1"]},
         run={"threads": 1},
         **given,
     )

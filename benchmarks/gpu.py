@@ -78,7 +78,7 @@ def config_of(folder: Path, tokens: int, sections: dict[str, Any]) -> Config:
         learner=sections.get("learner", {}),
         optim={"microbatch_tokens": 4 * tokens, "minibatch": 0},
         rollout={"max_context_tokens": tokens},
-        engine={"name": "vllm", "urls": ["tcp://elsewhere:1"]},
+        engine={"name": "vllm", "urls": ["http://elsewhere:1"]},
     )
 
 

@@ -1,4 +1,4 @@
-"""In place of vLLM: the run's own model, a Qwen2 in numpy, in the worker program as it is.
+"""In place of vLLM: a server with the run's own model, a Qwen2 in numpy.
 
 It draws as the embedded engine does, from the same numbers, so that a run with it plays the episodes of a run without.
 It knows nothing of Trailnotes, and starts in a twentieth of the time that torch and transformers take to load. A folder
@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from engine_server import serve
+
 Array = NDArray[np.float32]
 
 
 class Core:
-    """See `trailnotes.policies.vllm.worker.core.Core`."""
+    """The model of `engine_server.serve`."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.faults = Path(os.environ.get("FAKE_ENGINE", "/nowhere"))
@@ -29,7 +31,6 @@ class Core:
         self.weights = self.base = load_file(model / "model.safetensors")
         self.steps = self.loads = 0
         self.requests: dict[int, tuple[list[int], dict[str, Any], list[tuple[int, float]]]] = {}
-        self.about = {name: settings[name] for name in ("fingerprint", "lora_rank", "context", "vocabulary")}
 
     @property
     def busy(self) -> bool:
@@ -110,28 +111,26 @@ class Core:
         cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         return heads * cosines + np.concatenate([-second, first], axis=-1) * sines
 
-    def score(self, rows: list[list[Any]], temperature: float) -> list[list[float]]:
-        found = [(ids, start, self.logprobs(ids, temperature)) for ids, start in rows]
-        return [[float(row[i - 1, ids[i]]) for i in range(start, len(ids))] for ids, start, row in found]
+    def next_logprobs(self, ids: list[int], temperature: float) -> Array:  # (V)
+        return self.logprobs(ids, temperature)[-1]
 
-    def load(self, path: Path, what: dict[str, Any]) -> dict[str, Any]:
+    def load(self, path: Path, adapters: dict[str, Any] | None) -> None:
         tensors = load_file(path)
         self.loads += 1
         if (self.faults / "ignore-load").exists():
-            return {}
+            return
         changed = tensors
-        if config := what["adapters"]:
+        if adapters:
             changed = {}
             for name, a in tensors.items():
                 if ".lora_A." in name:
                     own = name.removeprefix("base_model.model.").replace(".lora_A", "")
                     change = tensors[name.replace(".lora_A.", ".lora_B.")] @ a
-                    changed[own] = self.base[own] + np.float32(config["lora_alpha"] / config["r"]) * change
+                    changed[own] = self.base[own] + np.float32(adapters["lora_alpha"] / adapters["r"]) * change
         else:
             assert self.base.keys() - tensors.keys() <= {"lm_head.weight"}, self.base.keys() - tensors.keys()  # tied
         assert not changed.keys() - self.base.keys() - {"lm_head.weight"}, changed.keys() - self.base.keys()
         self.weights = self.base | changed
-        return {"version": what["version"]}
 
     def sleep(self) -> None:
         """There is nothing on a device."""
@@ -139,10 +138,11 @@ class Core:
     def wake(self) -> None:
         """It never slept."""
 
-    def close(self) -> None:
-        """There is nothing to close."""
-
 
 def log_softmax(logits: Array) -> Array:  # over the last axis
     shifted: Array = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+if __name__ == "__main__":
+    serve(Core)

@@ -47,7 +47,7 @@ NOT_RUN = {
     "demo": "two trainings: packages/lab/tests/commands/test_demo.py plays a small one",
     "view": "serves until it is interrupted: packages/lab/tests/view/test_view_browser.py",
     "memory serve": "serves until its client is gone: tests/memory/mcp/test_mcp_server.py",
-    "engine serve": "serves until it is interrupted: tests/policies/vllm/test_wire.py",
+    "engine serve": "serves until it is interrupted: tests/policies/vllm/test_served.py",
     "models": "asks a server: tests/tinker/test_tinker_learner.py",
     "webshop serve": "serves until it is interrupted: packages/worlds/tests/commands/test_webshop_serve.py",
     "gateway": "serves until it is interrupted: tests/gateway/test_gateway_processes.py",

@@ -8,7 +8,6 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,7 +21,7 @@ from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.methods import METHODS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import collect_fields, load_config, render_config
-from trailnotes.policies.vllm import make_vllm_policy
+from trailnotes.policies.vllm import server
 from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
@@ -294,8 +293,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tinker_server: StandIn
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    core = ROOT / "tests/causal.py"
-    monkeypatch.setattr("trailnotes.policies.vllm.make_vllm_policy", partial(make_vllm_policy, core=core))
+    monkeypatch.setattr(server, "PROGRAM", ROOT / "tests/causal.py")
     settings = (
         "--env.name test_docs:Verbosity --env.num_workers 0 --model.path builtin:waymarks-start --train.iterations 2 "
         "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "

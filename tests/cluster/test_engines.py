@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,8 @@ from trailnotes.cluster.engines import place_engines
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.hf.policy import load_tokenizer
-from trailnotes.policies.vllm.replica import Replica, WeightFile, write_full_model
+from trailnotes.policies.vllm.replica import Replica
+from trailnotes.policies.vllm.weights import WeightFiles, write_weights
 from trailnotes.types import Completion, Sampling
 
 ray: Any = pytest.importorskip("ray")
@@ -34,14 +35,12 @@ if TYPE_CHECKING:
     from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
 
-MARKOV = Path(__file__).parents[1] / "policies" / "vllm" / "markov.py"
-CORE = """
-import importlib.util, os
+TESTS = Path(__file__).parents[1]
+PROGRAM = """
+import os, runpy, sys
 os.environ["FAKE_ENGINE"] = {faults!r}
-spec = importlib.util.spec_from_file_location("markov", {markov!r})
-markov = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(markov)
-Core = markov.Core
+sys.path.insert(0, {tests!r})
+runpy.run_path({tests!r} + "/markov.py", run_name="__main__")
 """
 TOKENS = 20
 
@@ -69,25 +68,23 @@ def faults(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def core(tmp_path: Path, faults: Path) -> Path:
-    path = tmp_path / "core.py"
-    path.write_text(CORE.format(faults=str(faults), markov=str(MARKOV)), encoding="utf-8")
+def program(tmp_path: Path, faults: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.format(faults=str(faults), tests=str(TESTS)), encoding="utf-8")
     return path
 
 
-def replica_of(cluster: Cluster, core: Path) -> Replica:
+def replica_of(cluster: Cluster, program: Path) -> Replica:
     tokenizer = load_tokenizer(cluster.config.model)
-    _, (connect,) = place_engines(cluster.config, core)
-    return Replica(connect, StopCondition(tokenizer.decode, ()), 0.05)
+    _, (connect,) = place_engines(cluster.config, program)
+    return Replica(connect, StopCondition(tokenizer.decode, ()), cluster.config.engine)
 
 
-def parcel(config: Config, folder: Path) -> WeightFile:
+def write_table(config: Config, folder: Path) -> WeightFiles:
     """Weights under which no two tokens are as likely."""
     size = len(load_tokenizer(config.model))
-    path = folder / "weights.safetensors"
     table = torch.randn(size, size, generator=torch.Generator().manual_seed(1))
-    write_full_model({"table": table}, path, torch.float32)
-    return WeightFile(path, 1, None)
+    return write_weights({"table": table}, folder / "weights", 1, torch.float32, None)
 
 
 def ask(replica: Replica) -> Completion:
@@ -106,9 +103,21 @@ def ask_and_lose(replica: Replica, faults: Path, lose: Callable[[], object]) -> 
     return found[0]
 
 
-def server_of(replica: Replica) -> int:
-    """The process of the actor that serves an engine, which is its parent."""
-    stat = Path(f"/proc/{replica.about['pid']}/stat").read_text(encoding="utf-8")
+def find_engines(faults: Path) -> list[int]:
+    """The processes of the engines that have this folder of faults."""
+    program = str(faults.parent / "program.py").encode()
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if program in read(path)]
+
+
+def read(path: Path) -> bytes:
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
+
+
+def find_parent(pid: int) -> int:
+    """The process of the actor that has an engine."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     return int(stat.rpartition(")")[2].split()[1])
 
 
@@ -117,38 +126,36 @@ def kill(pid: int) -> Callable[[], None]:
 
 
 def test_a_killed_engine_comes_back_with_its_weights_and_is_asked_again(
-    cluster: Cluster, core: Path, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, program: Path, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = ray.util.get_node_ip_address()
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.254")  # the run is on another machine
-    with closing(replica_of(cluster, core)) as replica:
+    with closing(replica_of(cluster, program)) as replica:
         replica.start_engine()
         replica.wait_until_ready()
-        assert replica._link is not None
-        assert replica._link.label.startswith(f"engine {here}:")
-        replica.load(parcel(cluster.config, tmp_path), None)
+        assert replica.server is not None
+        assert replica.server.url.startswith(f"http://{here}:")
+        replica.load(write_table(cluster.config, tmp_path), None)
         before = ask(replica)
         assert len(before.token_ids) == TOKENS
-        assert ask_and_lose(replica, faults, kill(replica.about["pid"])) == before
-        worker = replica.about["pid"]
-        assert ask_and_lose(replica, faults, kill(server_of(replica))) == before
-        wait_for(lambda: not alive(worker))  # it ends with its server
+        (engine,) = find_engines(faults)
+        assert ask_and_lose(replica, faults, kill(engine)) == before
+        (engine,) = find_engines(faults)
+        assert ask_and_lose(replica, faults, kill(find_parent(engine))) == before
+        wait_for(lambda: not alive(engine))  # it ends with its actor
         assert replica.num_rebuilds == 2
-        connect: Any = replica._connect
-        with pytest.raises(PolicyError, match="knows another token"):
-            connect.func(*connect.args, again=False, token="another of some length")
 
 
 @pytest.mark.ray
 def test_an_engine_on_a_lost_node_comes_back_on_another(
-    cluster: Cluster, cluster_of_module: TwoNodes, core: Path, faults: Path, tmp_path: Path
+    cluster: Cluster, cluster_of_module: TwoNodes, program: Path, faults: Path, tmp_path: Path
 ) -> None:
     busy = occupied(cluster.home)
-    with closing(replica_of(cluster, core)) as replica:
+    with closing(replica_of(cluster, program)) as replica:
         replica.start_engine()
         replica.wait_until_ready()
         ray.kill(busy)
-        replica.load(parcel(cluster.config, tmp_path), None)
+        replica.load(write_table(cluster.config, tmp_path), None)
         before = ask(replica)
         assert ask_and_lose(replica, faults, cluster_of_module.lose_other) == before
         assert replica.num_rebuilds == 1
@@ -156,19 +163,19 @@ def test_an_engine_on_a_lost_node_comes_back_on_another(
 
 
 @pytest.mark.ray
-def test_what_an_engine_cannot_run_is_told(cluster: Cluster, core: Path, faults: Path) -> None:
+def test_what_an_engine_cannot_run_is_told(cluster: Cluster, program: Path, faults: Path) -> None:
     (faults / "refuse").touch()
-    with pytest.raises(PolicyError, match=r"^engine 0 of the cluster: this model has heads of 24 channels$"):
-        replica_of(cluster, core).start_engine()
+    with pytest.raises(PolicyError, match=r"^engine 0 of the cluster: engine 0 exited .* this model has heads of"):
+        replica_of(cluster, program).start_engine()
 
 
 @pytest.mark.ray
-def test_an_engine_that_finds_no_room_is_told_in_time(cluster: Cluster, two_nodes: TwoNodes, core: Path) -> None:
+def test_an_engine_that_finds_no_room_is_told_in_time(cluster: Cluster, two_nodes: TwoNodes, program: Path) -> None:
     busy = [occupied(node) for node in (cluster.home, two_nodes.other)]
     short = cluster.config.engine.model_copy(update={"start_timeout": 3.0})
     cluster = copy(cluster)
     cluster.config = cluster.config.model_copy(update={"engine": short})
     with pytest.raises(PolicyError, match=r"^engine 0 of the cluster did not answer within engine.start_timeout = 3 s"):
-        replica_of(cluster, core).start_engine()
+        replica_of(cluster, program).start_engine()
     for actor in busy:
         ray.kill(actor)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from idle import occupied
 from nodes import TwoNodes
 from small import small_config
 from tinyrun import distance, episodes, metrics, tiny_config
+from trailnotes.cluster import engines
 from trailnotes.cluster.cluster import Cluster
 from trailnotes.cluster.connection import connect_cluster
 from trailnotes.cluster.ranks import ActorRankHandle
@@ -22,13 +24,12 @@ from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import LearnerError
 from trailnotes.learner.sharded import ShardedLearner
-from trailnotes.policies.vllm import process
 from trailnotes.storage import checkpoint
 
 pytestmark = pytest.mark.ray
 
 PAID = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}}
-CORE = Path(__file__).parents[1] / "causal.py"
+PROGRAM = Path(__file__).parents[1] / "causal.py"
 ENGINE = {"name": "vllm", "python": sys.executable}
 GRPO = {"algorithm": {"name": "grpo"}}
 LORA = {"lora": {"enabled": True, "rank": 4}}
@@ -43,9 +44,9 @@ def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
 
 
 @pytest.fixture(autouse=True)
-def core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines have a core that draws as the embedded engine does."""
-    monkeypatch.setattr(process, "CORE_FILE", CORE)
+def program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines draw as the embedded one does."""
+    monkeypatch.setattr(engines, "place_engines", partial(engines.place_engines, program=PROGRAM))
 
 
 def alone(start_model: Path, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Config:

@@ -1,8 +1,8 @@
-"""`trailnotes engine`: what is wrong is said before anything starts."""
+"""`trailnotes engine`: the command that it becomes, and what is wrong before it does."""
 
 from __future__ import annotations
 
-import socket
+import os
 import sys
 from pathlib import Path
 
@@ -10,8 +10,8 @@ import pytest
 
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.config.model_schema import ENGINE_TOKEN_VARIABLE
 from trailnotes.config.toml import to_toml
+from trailnotes.policies.vllm.server import PROGRAM
 
 
 @pytest.fixture
@@ -22,23 +22,17 @@ def settings(start_model: Path, tmp_path: Path) -> str:
     return str(tmp_path / "config.toml")
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["engine", "serve", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+def test_it_becomes_the_server(settings: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    became: list[tuple[str, list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: became.append(arguments))
+    main(["engine", "serve", settings, "--host", "10.0.0.5", "--port", "99"])
+    ((program, command, variables),) = became
+    assert (program, command[:3]) == (sys.executable, [sys.executable, str(PROGRAM), "serve"])
+    assert command[-4:] == ["--host", "10.0.0.5", "--port", "99"]
+    assert variables["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "http://10.0.0.5:99" in capsys.readouterr().out
 
 
-def test_beyond_loopback_only_with_a_token(settings: str, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ENGINE_TOKEN_VARIABLE, raising=False)
-    assert f"set {ENGINE_TOKEN_VARIABLE} to the same 16 characters" in refused(capsys, settings, "--host", "0.0.0.0")
-
-
-def test_a_port_that_is_taken(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        line = refused(capsys, settings, "--port", port)
-    assert f"cannot listen at 127.0.0.1:{port} (Address already in use)" in line
-
-
-def test_a_python_without_vllm(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "vLLM is not installed for" in refused(capsys, settings, "--port", "0")
+def test_a_python_that_is_none(settings: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["engine", "serve", settings, "--engine.python", "/no/python"]) == 2
+    assert "engine.python = '/no/python' is no program" in capsys.readouterr().err

@@ -162,7 +162,7 @@ def test_bad_settings_get_one_line_that_names_key_and_fix(words: list[str], part
         (["--endpoint.base_url", "https://me:hush/hush@host/v1"], "variable OPENAI_API_KEY"),
         (["--endpoint.base_url", "https://me:#hush@host/v1"], "variable OPENAI_API_KEY"),
         (["--memory.embedder", "openai:@me/small@http://me:hush-hush@host/v1"], "variable TRAILNOTES_EMBEDDER_KEY"),
-        (["--engine.urls", '["me:hush-hush@host:7465"]'], "variable TRAILNOTES_ENGINE_TOKEN"),
+        (["--engine.urls", '["me:hush-hush@host:7465"]'], "variable VLLM_API_KEY"),
         (["--memory.embedder", "openai:small@me:hush-hush@host"], "without http:// or https://"),
         (["--memory.embedder", "openai:me:hush-hush@host"], "variable TRAILNOTES_EMBEDDER_KEY"),
         (["--memory.embedder", "openai:small@http://host/v1?key=hush-hush"], "variable TRAILNOTES_EMBEDDER_KEY"),

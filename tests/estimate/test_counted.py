@@ -97,7 +97,7 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
         model={"path": str(tmp_path), "device": "cpu", **sections.get("model", {})},
         optim={"microbatch_tokens": TOKENS, "minibatch": 0, "logprob_chunk": 64, **sections.get("optim", {})},
         rollout={"max_context_tokens": TOKENS},
-        engine={"name": "vllm", "urls": ["tcp://elsewhere:1"]},
+        engine={"name": "vllm", "urls": ["http://elsewhere:1"]},
         **{name: values for name, values in sections.items() if name not in ("model", "optim")},
     )
 

@@ -238,7 +238,7 @@ def test_an_engine_on_a_device_of_its_own_leaves_the_learners_alone() -> None:
     assert engines.held["engine: weights"] == 2 * seven().whole
     *_, spread = estimated(settings(engine={"name": "vllm", "devices": ["1,2"]})).devices
     assert spread.held["engine: weights"] == seven().whole
-    (elsewhere,) = estimated(settings(engine={"name": "vllm", "urls": ["tcp://elsewhere:7465"]})).devices
+    (elsewhere,) = estimated(settings(engine={"name": "vllm", "urls": ["http://elsewhere:7465"]})).devices
     assert not elsewhere.phases.get("acting")
 
 

@@ -58,7 +58,7 @@ def settings(model: dict[str, Any], learner: dict[str, Any] | None = None, token
         learner=learner or {},
         optim={"lr": 1e-4, "minibatch": 0, "microbatch_tokens": tokens},
         rollout={"max_context_tokens": tokens},
-        engine={"name": "vllm", "urls": ["tcp://elsewhere:1"]},
+        engine={"name": "vllm", "urls": ["http://elsewhere:1"]},
     )
 
 

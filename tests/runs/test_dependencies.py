@@ -116,12 +116,10 @@ def test_a_comparison_looks_before_it_compiles(tmp_path: Path, monkeypatch: pyte
         comparison.describe_comparison(plan, tmp_path / "out")
 
 
-def test_engines_that_are_nowhere_are_told_before_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRAILNOTES_ENGINE_TOKEN", raising=False)
+def test_engines_that_are_nowhere_are_told_before_a_run_begins() -> None:
     for key, value, said in (
         ("python", "/no/python", "engine.python = '/no/python' is no program"),
-        ("urls", '["http://gpu:1"]', "is no address of an engine"),
-        ("urls", '["tcp://gpu:1"]', "between machines an engine needs a token"),
+        ("urls", '["tcp://gpu:1"]', "is no address of a vLLM server: write http://host:port"),
     ):
         config = load_config(None, [*GRPO, "--engine.name", "vllm", f"--engine.{key}", value])
         with pytest.raises(ConfigError, match=said):

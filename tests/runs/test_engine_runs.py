@@ -1,6 +1,6 @@
 """Whole runs whose model plays in processes of its own, against runs of the embedded engine.
 
-The processes are those of vLLM's engines, with a core that draws as the embedded engine does (`causal.py`).
+The processes draw as the embedded engine does (`causal.py`), in place of vLLM's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,21 @@ from trailnotes.commands.train import train
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import PolicyError, RunError
-from trailnotes.policies import vllm
+from trailnotes.policies.vllm import server
 from trailnotes.storage.files import read_jsonl
 
-CORE = Path(__file__).parents[1] / "causal.py"
+PROGRAM = Path(__file__).parents[1] / "causal.py"
 ENGINE = {"name": "vllm", "python": sys.executable}
 LORA = {"lora": {"enabled": True, "rank": 4}}
 
 
 @pytest.fixture(autouse=True)
 def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for faults of the engines, which have the core of these tests."""
+    """A folder for faults of the engines, which are not vLLM's."""
     path = tmp_path / "faults"
     path.mkdir()
     monkeypatch.setenv("FAKE_ENGINE", str(path))
-    monkeypatch.setattr(vllm, "make_vllm_policy", partial(vllm.make_vllm_policy, core=CORE))
+    monkeypatch.setattr(server, "PROGRAM", PROGRAM)
     return path
 
 
@@ -92,7 +91,7 @@ def test_adapters_are_examined_by_the_engine_as_by_the_embedded_one(start_model:
         played.append([[step["action"] for step in episode["steps"]] for episode in found])
     assert played[0]
     assert played[1] == played[0]
-    assert not any("policies/vllm/worker" in command_of(pid) for pid in children_of(os.getpid()))
+    assert not any("causal.py" in command_of(pid) for pid in children_of(os.getpid()))
 
 
 def command_of(pid: int) -> str:
@@ -114,7 +113,7 @@ def test_an_engine_killed_in_mid_iteration_leaves_no_trace(start_model: Path, tm
     assert distance(tmp_path / "one", tmp_path / "two") < 1e-5
     lines = metrics(tmp_path / "two")
     assert sum(line["engine/rebuilds"] for line in lines) == 2
-    assert all(0.4 < line["engine/cached"] <= 0.5 for line in lines)  # half of each prompt, by that core
+    assert all(0.4 < line["engine/cached"] <= 0.5 for line in lines)  # half of each prompt, by that program
 
 
 def test_an_engine_that_drifts_away_stops_the_run_and_nothing_of_it_is_saved(
@@ -140,14 +139,12 @@ def test_weights_that_do_not_arrive_stop_the_run_before_an_episode(
 
 
 CHILD = """
-import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from trailnotes.commands.train import train
 from trailnotes.config.toml import load_config
-from trailnotes.policies import vllm
-vllm.make_vllm_policy = partial(vllm.make_vllm_policy, core=Path(sys.argv[1]))
+from trailnotes.policies.vllm import server
+server.PROGRAM = Path(sys.argv[1])
 train(load_config(Path(sys.argv[2])), sys.argv[3])
 """
 
@@ -156,8 +153,12 @@ def test_a_killed_run_takes_its_engine_with_it_and_resumes(start_model: Path, tm
     config = tiny_config(start_model, **settings_of(start_model, LORA), engine=ENGINE)
     train(config, tmp_path / "one")
     (tmp_path / "config.toml").write_text(to_toml(config))
-    command = [sys.executable, "-c", CHILD, str(CORE), str(tmp_path / "config.toml"), str(tmp_path / "two")]
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}  # for the environment, which is tinyrun's
+    command = [sys.executable, "-c", CHILD, str(PROGRAM), str(tmp_path / "config.toml"), str(tmp_path / "two")]
+    paths = [
+        str(Path(__file__).parents[1]),
+        os.environ.get("PYTHONPATH", ""),
+    ]  # the environment is of tinyrun
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as run:
         lines = tmp_path / "two/metrics.jsonl"
         wait_for(lambda: run.poll() is not None or (lines.exists() and lines.stat().st_size), 300)

@@ -77,7 +77,7 @@ def test_what_vllm_played_trains_the_same_weights_in_one_process(
         save_checkpoint(run)
 
     alone = {name: section for name, section in settings.items() if name not in {"learner", "rollout"}}
-    monkeypatch.setattr("tinyrun.train_by", lambda _, run: again(run))
+    monkeypatch.setattr("tinyrun.run_method", lambda _, run: again(run))
     train_in_process(tiny_config(wide_model, **alone), tmp_path / "alone")
     apart = distance(tmp_path / "played", tmp_path / "alone")
     print(f"largest difference of a weight: {apart:.2g}")

@@ -21,7 +21,7 @@ PACKAGES = [Path(package.__file__).parent for package in (trailnotes, trailnotes
 DEEP = "[" * 100_000
 # What these read was written by this process or by one that it has started, or lies in an installed package.
 OWN = {
-    "errors", "storage/parsing", "storage/files", "policies/vllm/worker/wire", "webshop/importing",
+    "errors", "storage/parsing", "storage/files", "webshop/importing",
     "alfworld/rooms", "envs/workers/worker", "envs/workers/wire", "verifiers/env", "learner/rank_handles",
     "compare/comparison", "warmstart/small_model", "tracking/process", "tracking/showing", "runs/evaluation",
     "cluster/envs", "memory/store", "commands/doctor",

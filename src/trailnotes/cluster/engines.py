@@ -1,4 +1,4 @@
-"""Engines as actors: each serves one, on the node that Ray has placed it on, to the process of the run alone.
+"""Engines as actors: each has a server of vLLM, on the node where Ray has placed it, for the process of the run alone.
 
 Where an engine is lost with its actor, Ray starts another, perhaps on another node; its `Replica` asks for the new
 address, and goes on as with any engine that was lost.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import threading
+import socket
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,49 +19,45 @@ from trailnotes.errors import ClusterError, PolicyError, TrailnotesError
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.policies.vllm.replica import Connect
+    from trailnotes.policies.vllm.server import EngineServer
 
 LOCALHOST = "127.0.0.1"
 
 
 class EngineActor:
-    """Actor that serves one engine to a run, whose process is at the address `home`, and was started in `directory`."""
+    """Actor with one engine for a run, whose process is at the address `home`, and was started in `directory`."""
 
-    def __init__(self, config: Config, token: str, home: str, directory: str, core: Path) -> None:
+    def __init__(self, config: Config, home: str, directory: str, program: Path | None) -> None:
+        from trailnotes.policies.vllm.server import make_work_dir
+
         with contextlib.suppress(OSError):
             os.chdir(directory)
-        self._known = threading.Event()
-        self._address: tuple[str, int] | None = None
-        self._failure = ""
-        threading.Thread(target=self._serve, args=(config, token, home, core), daemon=True).start()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # those that Ray has set aside, if any
+        engine = config.engine.model_copy(update={"devices": (visible,) if visible else ()})
+        self._config = config.model_copy(update={"engine": engine})
+        self._home, self._program = home, program
+        self._folder = make_work_dir()
+        self._server: EngineServer | None = None
 
-    def address(self) -> tuple[tuple[str, int] | None, str]:
-        """Wait for the engine; return its host and port, or None and why not."""
-        self._known.wait()
-        return self._address, self._failure
-
-    def _serve(self, config: Config, token: str, home: str, core: Path) -> None:
+    def start(self) -> tuple[str, str]:
+        """Start the engine, in place of the one before; return its address once it is ready, or "" and why not."""
         import ray
 
-        from trailnotes.policies.vllm.building import serve_engine
+        from trailnotes.policies.vllm.building import start_engine
+        from trailnotes.policies.vllm.client import EngineClient, EngineLostError
 
-        here = ray.util.get_node_ip_address()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # those that Ray has set aside, if any
-        own = config.engine.model_copy(update={"devices": (visible,) if visible else ()})
-
-        def ready(address: str) -> None:
-            host, _, port = address.rpartition(":")
-            self._address = host, int(port)
-            self._known.set()
-
+        if self._server:
+            self._server.close("was replaced")
+        node = ray.util.get_node_ip_address()
+        host = LOCALHOST if node == self._home else node
         try:
-            config = config.model_copy(update={"engine": own})
-            serve_engine(config, LOCALHOST if here == home else here, 0, say=ready, token=token, core=core)
-        except (TrailnotesError, OSError) as error:
-            self._failure = str(error)
-        except BaseException as error:  # noqa: BLE001 - the boundary: the process of the run must learn the reason
-            self._failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        self._address = None
-        self._known.set()
+            with socket.create_server((host, 0)) as listener:
+                port = listener.getsockname()[1]
+            self._server = start_engine(self._config, 0, self._folder, host=host, port=port, program=self._program)
+            EngineClient(self._server, self._config.engine).wait_until_ready()
+        except (TrailnotesError, EngineLostError, OSError) as error:
+            return "", str(error)
+        return self._server.url, ""
 
 
 def has_cluster_engines(config: Config) -> bool:
@@ -80,50 +75,39 @@ def get_engine_resources(config: Config) -> dict[str, float]:
     return cpus | {"GPU": float(max((len(devices.split(",")) for devices in config.engine.devices), default=1))}
 
 
-def place_engines(config: Config, core: Path | None = None) -> tuple[list[Any], list[Connect]]:
-    """Start `engine.replicas` engines, spread over the nodes of the cluster; `core` None is vLLM's.
+def place_engines(config: Config, program: Path | None = None) -> tuple[list[Any], list[Connect]]:
+    """Place `engine.replicas` engines, spread over the nodes of the cluster; `program` stands in for vLLM's.
 
     Returns:
-        The actors, to be ended by the caller, and how to reach the engine of each.
-
-    Raises:
-        ConfigError: `model.path` cannot be read here.
+        The actors, to be ended by the caller, and how to start the engine of each.
     """
     import ray
 
-    from trailnotes.policies.vllm.building import get_model_requirement
-    from trailnotes.policies.vllm.link import connect_engine
-    from trailnotes.policies.vllm.process import CORE_FILE
-
-    token = secrets.token_hex(32)
-    expected, each = get_model_requirement(config), get_engine_resources(config)
+    each = get_engine_resources(config)
     kind = ray.remote(EngineActor).options(
         num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), max_restarts=-1, max_task_retries=-1,
         scheduling_strategy="SPREAD",
     )  # fmt: skip
     home, directory = ray.util.get_node_ip_address(), str(Path.cwd())
-    actors = [kind.remote(config, token, home, directory, core or CORE_FILE) for _ in range(config.engine.replicas)]
-    return actors, [
-        partial(
-            connect_engine, partial(get_engine_address, actor, number, config), config.engine, expected, token=token
-        )
-        for number, actor in enumerate(actors)
-    ]
+    actors = [kind.remote(config, home, directory, program) for _ in range(config.engine.replicas)]
+    return actors, [partial(start_placed_engine, actor, number, config) for number, actor in enumerate(actors)]
 
 
-def get_engine_address(actor: Any, number: int, config: Config) -> tuple[str, int]:
-    """Wait until an engine is ready, and return its host and port.
+def start_placed_engine(actor: Any, number: int, config: Config) -> EngineServer:
+    """Have an actor start its engine, and return the server.
 
     Raises:
-        PolicyError: it is not in time, or cannot be.
+        PolicyError: the actor finds no place in time, or cannot start it.
     """
-    who = f"engine {number} of the cluster"
-    patience = Deadline(lambda: who, config.engine.start_timeout, "engine.start_timeout")
+    from trailnotes.policies.vllm.server import EngineServer
+
+    label = f"engine {number} of the cluster"
+
+    deadline = Deadline(lambda: label, config.engine.start_timeout, "engine.start_timeout")
     try:
-        address, failure = get_result(actor.address.remote(), patience)
+        url, failure = get_result(actor.start.remote(), deadline)
     except ClusterError as error:
         raise PolicyError(f"{error}; if the cluster has no room for it, lower engine.replicas or add nodes") from error
-    if address is None:
-        raise PolicyError(f"{who}: {failure}")
-    host, port = address
-    return str(host), int(port)
+    if not url:
+        raise PolicyError(f"{label}: {failure}")
+    return EngineServer(label, url)

@@ -49,7 +49,7 @@ TIME_LIMIT = 120.0  # seconds of a program: torch may be on a slow disk
 TORCH_PROBE = """
 import json, torch
 from trailnotes.errors import MissingExtraError
-from trailnotes.policies.vllm.process import find_engine_python
+from trailnotes.policies.vllm.server import find_engine_python
 gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
 try:
     engine, lacking = find_engine_python(""), ""

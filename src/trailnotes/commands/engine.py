@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import CONFIG
@@ -16,25 +17,27 @@ PORT = 7465
 
 def _serve(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.policies.vllm.building import serve_engine
+    from trailnotes.policies.vllm.building import build_command
 
     config = load_config(args.config, args.settings)
-    serve_engine(config, args.host, args.port, say=lambda address: print(f"ready: tcp://{address}", flush=True))
+    command, variables = build_command(config, ",".join(config.engine.devices[:1]), alone=True)
+    print(f"vLLM serves at http://{args.host}:{args.port} once it is ready", flush=True)
+    os.execve(command[0], [*command, "--host", args.host, "--port", str(args.port)], variables)  # noqa: S606
 
 
 COMMANDS = (
     Command(
         name="engine serve", summary="serve a vLLM engine to a run on another machine",
-        about="Start the model of the config in vLLM, and let one run at a time use it: name its address in "
-        "engine.urls there. The run sends its weights, so model.path here only gives the shape. It listens on this "
-        "machine only; to listen beyond it (--host 0.0.0.0), set TRAILNOTES_ENGINE_TOKEN to the same secret on both "
-        "sides. The token is never sent, but the rest is not encrypted: use a network that you trust, or a tunnel. An "
-        "engine that dies is restarted. Ctrl-C ends the command.",
+        about="Run vllm serve with the model of the config and with what a run needs of it: name its address in "
+        "engine.urls there. One run at a time may use it. The run hands over its weights as files in its run "
+        "directory, which this machine must see under the same path. The server listens on this machine only. Beyond "
+        "it (--host 0.0.0.0) whoever reaches the port can load weights and stop the engine, with no key asked: use a "
+        "network of its own. Ctrl-C ends the command.",
         example="trailnotes engine serve demo --engine.name vllm", run=_serve,
         arguments=(
             CONFIG,
             argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"where to listen ({LOOPBACK})"),
-            argument("--port", type=int, metavar="N", default=PORT, help=f"port; 0 takes a free one ({PORT})"),
+            argument("--port", type=int, metavar="N", default=PORT, help=f"port ({PORT})"),
         ),
         settings=True,
     ),

@@ -12,7 +12,7 @@ from trailnotes.config.section import Section, key, require_secret_free_table, r
 from trailnotes.errors import ConfigError
 
 OPENAI_PREFIX = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
-ENGINE_TOKEN_VARIABLE = "TRAILNOTES_ENGINE_TOKEN"  # noqa: S105 - the variable's name
+ENGINE_KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own, for --api-key
 TINKER_KEY_VARIABLE = "TINKER_API_KEY"
 NO_MODEL_MESSAGE = (
     "model.path is empty: name a model by --model.path, such as Qwen/Qwen2.5-0.5B-Instruct from the hub or a directory "
@@ -134,7 +134,7 @@ class EngineConfig(Section):
         True, "hf: what the prompts of a group begin with goes through the model once, which changes last bits of "
         "log-probabilities")  # fmt: skip
     replicas: int = key(1, "vllm: engines, each with all weights; an episode stays with the one it began with", ge=1)
-    urls: tuple[str, ...] = key((), "vllm: addresses of running engines (trailnotes engine serve); none = start here")
+    urls: tuple[str, ...] = key((), "vllm: addresses of running servers (trailnotes engine serve); none = start here")
     python: str = key("", "vllm: the Python that it is installed in; '' = this one, or what `make vllm` built")
     devices: tuple[str, ...] = key((), 'vllm: GPUs of each engine, such as ["1", "2,3"]; none = the first')
     device_memory: float = key(0.0, "vllm: share of the device's memory; 0 = what the learner leaves", ge=0, le=1)
@@ -149,7 +149,7 @@ class EngineConfig(Section):
     def validate_devices(self) -> Self:
         """Refuse devices for another number of engines, and secrets in addresses."""
         for url in self.urls:
-            require_secret_free_url("engine.urls", _add_scheme(url), ENGINE_TOKEN_VARIABLE)
+            require_secret_free_url("engine.urls", _add_scheme(url), ENGINE_KEY_VARIABLE)
         if self.devices and (self.urls or len(self.devices) != self.replicas):
             raise ValueError(
                 f"engine.devices names the GPUs of {len(self.devices)} engines: set engine.replicas to their number, "

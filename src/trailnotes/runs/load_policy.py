@@ -120,7 +120,7 @@ def build_model_policy(
         model: a model in this process, which acts here whatever the engine.
         trains: whether a learner hands over its weights before the first sample.
         connects: how to reach engines on a cluster; see `make_vllm_policy`.
-        directory: of the run, where a server's completions and tokens are kept.
+        directory: of the run, where a server's completions and tokens are kept, and weights for engines elsewhere.
     """
     if config.is_hosted and model is None:
         from trailnotes.endpoint.tinker import TinkerServer
@@ -131,7 +131,7 @@ def build_model_policy(
     if config.engine.name == "vllm" and model is None:
         from trailnotes.policies import vllm
 
-        return vllm.make_vllm_policy(config, trains=trains, connects=connects)
+        return vllm.make_vllm_policy(config, trains=trains, connects=connects, directory=directory)
     import torch
 
     from trailnotes.policies.hf.policy import HFPolicy, load_model, load_tokenizer

@@ -1,4 +1,4 @@
-"""Policies whose engines are real processes with a made-up model, and one whose engines are vLLM's."""
+"""Policies whose engines are real processes with a made-up model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from trailnotes.config.schema import Config
-from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy
+from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy, server
 from trailnotes.types import Completion
 
-CORE = Path(__file__).with_name("markov.py")
+PROGRAM = Path(__file__).parents[2] / "markov.py"
 
 
 class Learner:
@@ -49,7 +49,8 @@ def model_path(tmp_path_factory: pytest.TempPathFactory, tokenizer_of: Any, mode
 
 @pytest.fixture
 def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file in this folder is a fault of every engine."""
+    """A file in this folder is a fault of every engine, which are not vLLM's."""
+    monkeypatch.setattr(server, "PROGRAM", PROGRAM)
     path = tmp_path / "faults"
     path.mkdir()
     monkeypatch.setenv("FAKE_ENGINE", str(path))
@@ -75,7 +76,7 @@ def policy_of(config_of: Callable[..., Config], faults: Path) -> Iterator[Callab
     made: list[VLLMPolicy] = []
 
     def make(**options: Any) -> VLLMPolicy:
-        made.append(make_vllm_policy(config_of(**options), trains=True, core=CORE))
+        made.append(make_vllm_policy(config_of(**options), trains=True))
         return made[-1]
 
     yield make

@@ -12,10 +12,10 @@ import torch
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
-from trailnotes.policies.vllm import building, process
-from trailnotes.policies.vllm.building import build_engine_settings, compute_cache_bytes, fingerprint_model
-from trailnotes.policies.vllm.process import build_environment
+from trailnotes.policies.vllm import building, server
+from trailnotes.policies.vllm.building import build_command, compute_cache_bytes, is_sleeping
 from trailnotes.policies.vllm.replica import ProbeRecord
+from trailnotes.policies.vllm.server import build_environment
 
 SHAPE = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
 
@@ -32,11 +32,18 @@ def test_the_cache_has_room_for_all_contexts_and_no_more_than_its_share() -> Non
     assert compute_cache_bytes(SHAPE, Config(engine={"max_concurrent": 1}), 33) == 2 * 64 * token
 
 
-def test_settings_are_those_of_the_base_and_of_the_rollout(config_of, model_path: Path, tmp_path: Path) -> None:
-    settings = build_engine_settings(config_of(model={"lora": {"enabled": True, "rank": 5}}), tmp_path)
-    assert settings["model"] == str(model_path)
-    assert (settings["context"], settings["lora_rank"], settings["spool"]) == (200, 5, str(tmp_path))
-    assert settings["fingerprint"] == fingerprint_model(str(model_path))
+def option(command: list[str], name: str) -> str:
+    return command[command.index(f"--{name}") + 1]
+
+
+def test_the_command_has_the_settings_of_the_base_and_of_the_rollout(config_of, model_path: Path) -> None:
+    command, variables = build_command(config_of(model={"lora": {"enabled": True, "rank": 5}}))
+    assert command[1:4] == [str(server.PROGRAM), "serve", str(model_path)]
+    assert (option(command, "max-model-len"), option(command, "max-lora-rank")) == ("200", "8")
+    assert {"--enable-lora", "--enable-prefix-caching", "--enforce-eager"} <= {*command}
+    assert variables["VLLM_SERVER_DEV_MODE"] == "1"
+    with pytest.raises(ConfigError, match=r"model.lora.rank = 513: vLLM has adapters of rank 512 at most"):
+        build_command(config_of(model={"lora": {"enabled": True, "rank": 513}}))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,7 @@ def test_settings_are_those_of_the_base_and_of_the_rollout(config_of, model_path
         ({"engine": {"device_memory": 0.3}}, 0.3, True),
         ({"rollout": {"max_async_iterations": 1}}, building.SHARED_GPU_FRACTION, False),
         ({"engine": {"devices": ["1"]}}, building.DEDICATED_GPU_FRACTION, False),
-        ({"engine": {"urls": ["tcp://127.0.0.1:7465"]}}, building.DEDICATED_GPU_FRACTION, False),
+        ({"engine": {"urls": ["http://127.0.0.1:7465"]}}, building.DEDICATED_GPU_FRACTION, False),
         ({"cluster": {"address": "auto"}}, building.DEDICATED_GPU_FRACTION, False),
     ],
 )
@@ -57,9 +64,10 @@ def test_engines_leave_room_and_sleep_where_the_learner_has_the_same_gpu(
     monkeypatch.setattr(building, "resolve_device", lambda _: torch.device("cuda"))
     base = config_of().model_dump(include={"run", "model", "engine", "rollout", "cluster"})
     config = Config(**{name: section | extra.get(name, {}) for name, section in base.items()})
-    settings = build_engine_settings(config, tmp_path)
-    assert (settings["device_memory"], settings["sleeps"]) == (pytest.approx(share), sleeps)
-    assert not build_engine_settings(config, tmp_path, alone=True)["sleeps"]
+    command, _ = build_command(config)
+    assert float(option(command, "gpu-memory-utilization")) == pytest.approx(share)
+    assert is_sleeping(config) == ("--enable-sleep-mode" in command) == sleeps
+    assert "--enable-sleep-mode" not in build_command(config, alone=True)[0]
 
 
 def test_an_engine_does_not_find_our_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,23 +91,21 @@ def test_an_engine_is_no_rank_of_torchrun_s(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_workplace_is_cleared_away_once_nobody_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nobody = 999_999_999
-    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
-    left = tmp_path / f"{process.WORK_DIR_PREFIX}{nobody}-killed"
+    monkeypatch.setattr(server.tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{server.WORK_DIR_PREFIX}killed"
     left.mkdir()
     (left / "engine.log").touch()
-    monkeypatch.setattr(process.os, "getpid", lambda: nobody)  # as it looks from another container
-    first = process.make_work_dir()
+    first = server.make_work_dir()
     assert first.parent == tmp_path
     assert not left.exists()
-    process.make_work_dir()
+    server.make_work_dir()
     assert first.exists()  # in use
-    process._remove_stale_dir(tmp_path / f"{process.WORK_DIR_PREFIX}{nobody}-gone")  # by another start, meanwhile
+    server._remove_stale_dir(tmp_path / f"{server.WORK_DIR_PREFIX}gone")  # by another start, meanwhile
 
 
 def test_devices_are_for_as_many_engines() -> None:
     assert Config(engine={"devices": ["0", "1,2"], "replicas": 2}).engine.devices == ("0", "1,2")
-    for engine in ({"devices": ["0"], "replicas": 2}, {"devices": ["0"], "urls": ["tcp://a:1"]}):
+    for engine in ({"devices": ["0"], "replicas": 2}, {"devices": ["0"], "urls": ["http://a:1"]}):
         with pytest.raises((ConfigError, ValueError), match=r"engine.devices names the GPUs of 1 engines"):
             Config(engine=engine)
 

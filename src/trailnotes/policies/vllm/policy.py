@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from math import fsum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,19 +14,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError
 from trailnotes.policies.chat import ChatFormat, encode_replies
 from trailnotes.policies.hf.engine import StopCondition, require_room
+from trailnotes.policies.hf.policy import get_context_length
 from trailnotes.policies.probes import make_probes
-from trailnotes.policies.vllm.replica import (
-    Connect,
-    ProbeRecord,
-    Replica,
-    WeightFile,
-    is_adapters,
-    write_adapters,
-    write_full_model,
-)
+from trailnotes.policies.vllm.replica import Connect, ProbeRecord, Replica
+from trailnotes.policies.vllm.weights import WeightFiles, write_weights
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
 T = TypeVar("T")
@@ -38,54 +34,37 @@ class VLLMPolicy:
     form as requests arrive: equal seeds give equal tokens but for the last bits of what is computed together.
 
     Args:
+        config: its sections `model`, `engine` and `rollout`.
         connects: how to start or reach each engine.
         tokenizer: of transformers.
-        folder: for weights on their way; it is the policy's own.
-        name: the author of its tips.
-        context_length: tokens that prompt and completion may have together.
+        folder: for weights, which every engine sees under this path; it is the policy's own.
         end_ids: tokens that end a turn, besides those of the chat format.
-        template_options: for the tokenizer's chat template.
-        dtype: of the engines' weights.
-        temperature: of sampling in training, at which engines and learner are compared.
-        tolerance: nats, see `engine.max_logprob_mismatch`.
-        sleeps: whether the engines leave their device to the learner while it learns.
         adapters: settings of adapters that their tensors do not show (``lora_alpha``); None where all is trained.
+        sleeps: whether the engines leave their device to the learner while it learns.
 
     Raises:
         PolicyError: an engine does not start.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts, which `make_vllm_policy` takes from a config
-        self,
-        connects: Sequence[Connect],
-        tokenizer: Any,
-        folder: Path,
-        *,
-        name: str,
-        context_length: int,
-        end_ids: frozenset[int] = frozenset(),
-        template_options: Mapping[str, Any] | None = None,
-        dtype: torch.dtype = torch.float32,
-        temperature: float = 1.0,
-        tolerance: float = 0.05,
-        sleeps: bool = False,
-        adapters: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.tokenizer, self.name, self.version = tokenizer, name, 0
-        self.context_length = context_length
-        self.format = ChatFormat(tokenizer, template_options)
+    def __init__(
+        self, config: Config, connects: Sequence[Connect], tokenizer: Any, folder: Path, *, end_ids: frozenset[int],
+        adapters: Mapping[str, Any] | None, sleeps: bool,
+    ) -> None:  # fmt: skip
+        self.tokenizer, self.name, self.version = tokenizer, config.model.path, 0
+        self.context_length = min(get_context_length(config.model), config.rollout.max_context_tokens)
+        self.format = ChatFormat(tokenizer, config.model.template_options)
         self.append_only = self.format.append_only
         self.endings = StopCondition(self.format.decode, self.format.end_ids | end_ids, self.format.opening)
-        self.probes: Sequence[Completion] = make_probes(self.format, context_length)
-        self.replicas = [Replica(connect, self.endings, tolerance) for connect in connects]
+        self.probes: Sequence[Completion] = make_probes(self.format, self.context_length)
+        self.replicas = [Replica(connect, self.endings, config.engine) for connect in connects]
         self._sleeps = sleeps
         self._reported = (0, 0, 0)
-        self._folder, self._dtype, self._temperature, self._adapters = folder, dtype, temperature, adapters
-        self._seats: dict[str, Replica | None] = {}  # of the open episodes; taken at the first request
+        self._dtype, self._temperature = getattr(torch, config.model.dtype), config.rollout.temperature
+        self._folder, self._adapters = folder, adapters
+        self._assigned: dict[str, Replica | None] = {}  # to the open episodes, at their first request
         self._asking: set[str] = set()
         self._loading = False
-        self._parcel: WeightFile | None = None
-        self._num_parcels = 0
+        self._weights: WeightFiles | None = None
         self._start_replicas()
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
@@ -98,21 +77,20 @@ class VLLMPolicy:
 
     def open_episode(self, episode: str) -> None:
         """Announce a live episode. Raises `PolicyError` if one of this name is open."""
-        if episode in self._seats:
+        if episode in self._assigned:
             raise PolicyError(f"episode {episode!r} is open already: each live episode needs a name of its own")
-        self._seats[episode] = None
+        self._assigned[episode] = None
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
         """Sample the next assistant turn. An engine that is lost meanwhile is replaced, and asked again.
 
         Raises:
             PolicyError: prompt and completion exceed the context, the episode is not open or has a request under way,
-                weights
-                are being loaded, or an engine cannot be kept alive.
+                weights are being loaded, or an engine cannot be kept alive.
         """
         prompt_ids = self.encode(messages)
         require_room(prompt_ids, sampling, self.context_length)
-        if episode not in self._seats:
+        if episode not in self._assigned:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
         if episode in self._asking:
             raise PolicyError(f"episode {episode!r} has a completion under way: await it first")
@@ -120,9 +98,9 @@ class VLLMPolicy:
             raise PolicyError("the engines take over new weights: await load before the next completion")
         self._asking.add(episode)
         try:
-            replica = self._seats[episode]
+            replica = self._assigned[episode]
             if replica is None:
-                replica = self._seats[episode] = min(self.replicas, key=lambda each: each.num_episodes)
+                replica = self._assigned[episode] = min(self.replicas, key=lambda each: each.num_episodes)
                 replica.num_episodes += 1
             return await replica.complete(prompt_ids, sampling)
         finally:
@@ -130,7 +108,7 @@ class VLLMPolicy:
 
     def close_episode(self, episode: str) -> None:
         """Give up the episode's place, if there is one."""
-        if replica := self._seats.pop(episode, None):
+        if replica := self._assigned.pop(episode, None):
             replica.num_episodes -= 1
 
     async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
@@ -171,13 +149,13 @@ class VLLMPolicy:
     async def sleep(self) -> None:
         """Leave a shared device to the learner."""
         if self._sleeps:
-            await asyncio.to_thread(self._map_replicas, lambda replica: replica.set_sleep_state("sleep"))
+            await asyncio.to_thread(self._map_replicas, lambda replica: replica.call("/sleep"))
 
     async def wake(self) -> None:
         """Take a shared device back, with the memory that torch still caches."""
         if self._sleeps:
             torch.cuda.empty_cache()  # where there is none, nothing happens
-            await asyncio.to_thread(self._map_replicas, lambda replica: replica.set_sleep_state("wake"))
+            await asyncio.to_thread(self._map_replicas, lambda replica: replica.call("/wake_up"))
 
     def report(self) -> dict[str, float]:
         """Count engines started anew since the last call, and the share of prompt tokens found in their caches."""
@@ -192,9 +170,7 @@ class VLLMPolicy:
         """End the engines that were started here, and hang up on the others. Twice is fine."""
         for replica in self.replicas:
             replica.close()
-        with suppress(OSError):
-            for path in self._folder.glob("parcel-*"):
-                path.unlink()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_replicas(self) -> None:
         try:
@@ -204,26 +180,15 @@ class VLLMPolicy:
             self.close()
             raise
 
-    def _write_weights(self, weights: Mapping[str, Tensor], version: int) -> WeightFile:
-        self._num_parcels += 1
-        path = self._folder / f"parcel-{self._num_parcels}.safetensors"
-        if not is_adapters(weights):
-            if self._adapters is not None:
-                raise PolicyError("these engines were started for adapters: hand over the adapters alone")
-            write_full_model(weights, path, self._dtype)
-            return WeightFile(path, version, None)
-        if self._adapters is None:
-            raise PolicyError("these engines were started for a whole model: set model.lora.enabled = true")
-        return WeightFile(path, version, write_adapters(weights, path, self._dtype, self._adapters))
-
     def _load_all(self, weights: Mapping[str, Tensor], version: int, record: ProbeRecord | None) -> float:
-        before, self._parcel = self._parcel, self._write_weights(weights, version)
-        parcel = self._parcel
-        found = self._map_replicas(lambda replica: replica.load(parcel, record))
+        folder = self._folder / f"weights-{secrets.token_hex(8)}"
+        before, files = self._weights, write_weights(weights, folder, version, self._dtype, self._adapters)
+        self._weights = files
+        distances = self._map_replicas(lambda replica: replica.load(files, record))
         if before:
-            before.path.unlink(missing_ok=True)
+            shutil.rmtree(before.folder, ignore_errors=True)
         self.version = version
-        return max(found)
+        return max(distances)
 
     def _make_probe_record(self, said: Sequence[Sequence[float]], temperature: float) -> ProbeRecord | None:
         rows = [(probe.prompt_ids + probe.token_ids, len(probe.prompt_ids)) for probe in self.probes]

@@ -1,4 +1,1 @@
-"""The engine's side: a program that needs vLLM and the standard library, and nothing else of Trailnotes.
-
-It runs by its file (`main.py`) in the environment of vLLM; so its files import each other without the package.
-"""
+"""The program of an engine, which runs by its file in the environment of vLLM."""

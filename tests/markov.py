@@ -1,4 +1,4 @@
-"""In place of vLLM: a model that a test computes by hand, in the worker program as it is. Standard library only.
+"""In place of vLLM: a server with a model that a test computes by hand. Standard library only.
 
 The next token depends on the last one alone: its logits are a row of a table, (V, V), which is all the weights there
 are; adapters add alpha / r * B A to it. A folder that the variable FAKE_ENGINE names makes it fail: each file in it is
@@ -16,9 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from engine_server import serve
+
 
 class Core:
-    """See `trailnotes.policies.vllm.worker.core.Core`."""
+    """The model of `engine_server.serve`."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.faults = Path(os.environ.get("FAKE_ENGINE", "/nowhere"))
@@ -34,8 +36,6 @@ class Core:
         self.requests: dict[int, tuple[list[int], dict[str, Any], list[tuple[int, float]]]] = {}
         self.cached: dict[int, int] = {}  # by request
         self.seen: list[list[int]] = []  # what the cache holds
-        self.about = {name: settings[name] for name in ("fingerprint", "lora_rank", "context", "vocabulary")}
-        self.about["adapters"] = settings["lora_rank"]
 
     def has(self, fault: str) -> bool:
         path = self.faults / fault
@@ -106,7 +106,7 @@ class Core:
         normaliser = math.log(math.fsum(map(math.exp, row)))
         return [value - normaliser for value in row]
 
-    def load(self, path: Path, what: dict[str, Any]) -> dict[str, Any]:
+    def load(self, path: Path, adapters: dict[str, Any] | None) -> None:
         tensors = read(path)
         self.seen = []
         if self.has("slow-load"):
@@ -114,30 +114,22 @@ class Core:
         if self.has("die-in-load-once"):
             os.kill(os.getpid(), 9)
         if self.has("ignore-load"):
-            return {}
-        if (config := what["adapters"]) is None:
+            return
+        if adapters is None:
             if "table" not in tensors:
                 raise ValueError(f"there is no tensor named {next(iter(tensors))}")
             self.table = tensors["table"]
         else:
             a, b = (tensors[f"base_model.model.table.lora_{side}.weight"] for side in "AB")
-            scale = config["lora_alpha"] / config["r"]
+            scale = adapters["lora_alpha"] / adapters["r"]
             self.table = [
                 [value + scale * math.fsum(x * y for x, y in zip(left, right, strict=True))
                  for value, right in zip(row, zip(*a, strict=True), strict=True)]
                 for row, left in zip(self.base, b, strict=True)
             ]  # fmt: skip
-        return {"version": what["version"]}
 
-    def score(self, rows: list[list[Any]], temperature: float) -> list[list[float]]:
-        return [
-            [self.logprobs(ids[place - 1], temperature)[ids[place]] for place in range(start, len(ids))]
-            for ids, start in rows
-        ]
-
-    def close(self) -> None:
-        if self.has("stay"):
-            time.sleep(3600)
+    def next_logprobs(self, ids: list[int], temperature: float) -> list[float]:
+        return self.logprobs(ids[-1], temperature)
 
 
 def read(path: Path) -> dict[str, list[list[float]]]:
@@ -153,3 +145,7 @@ def read(path: Path) -> dict[str, list[list[float]]]:
             numbers = array.array("f", data[start:end]).tolist()
             found[name] = [numbers[row * columns : (row + 1) * columns] for row in range(rows)]
     return found
+
+
+if __name__ == "__main__":
+    serve(Core)

@@ -1,0 +1,234 @@
+"""Requests to one server of vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+
+from trailnotes.config.model_schema import ENGINE_KEY_VARIABLE, EngineConfig
+from trailnotes.errors import PolicyError
+from trailnotes.policies.vllm.server import EngineServer
+from trailnotes.policies.vllm.weights import WeightFiles
+from trailnotes.storage.files import parse_json
+from trailnotes.types import Completion, TokenIds
+
+Take = Callable[[list[int], list[float]], Completion | None]  # of a completion's newest tokens
+
+POLL_SECONDS = 0.2  # between two looks at a server that starts
+HEALTH_TIMEOUT = 10.0  # seconds for the answer
+CHUNK_TOKENS = 16  # that a completion without stop texts may bring at a time
+MAX_SCORED = 64  # tokens that are scored by one request; vLLM takes 128
+COMPLETIONS = "/v1/completions"
+
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every request
+
+
+class EngineLostError(Exception):
+    """Loss of an engine; the text says how it ended."""
+
+
+class EngineClient:
+    """Client of one engine, which may be used from any thread and event loop; `server` ends with it."""
+
+    def __init__(self, server: EngineServer, engine: EngineConfig) -> None:
+        self.server = server
+        self.failure = ""  # why it is lost; "" while it lives
+        self.weights: WeightFiles | None = None  # those that it was given
+        self._engine = engine
+        self._progressed_at = time.monotonic()
+        self._guard = threading.Lock()
+        self._watch: socket.socket | None = None  # a connection that ends with a server elsewhere
+        key = os.environ.get(ENGINE_KEY_VARIABLE, "")
+        common: dict[str, Any] = {"base_url": server.url, "timeout": engine.timeout, "trust_env": False}
+        common["headers"] = {"Authorization": f"Bearer {key}"} if key else {}
+        # No connection is kept, since it would belong to one event loop.
+        transport: dict[str, Any] = {"uds": server.socket_path, "limits": httpx2.Limits(max_keepalive_connections=0)}
+        self._http = httpx2.Client(transport=httpx2.HTTPTransport(**transport), **common)
+        self._async = httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(**transport), **common)
+
+    def wait_until_ready(self) -> None:
+        """Block until the engine can be asked. Raises `EngineLostError` where it ends, or takes too long."""
+        limit = self._engine.start_timeout
+        deadline = time.monotonic() + limit
+        while not self._is_healthy():
+            if self.failure or self.server.has_ended:
+                raise self._lose("")
+            if time.monotonic() > deadline:
+                raise self._lose(f"did not start within engine.start_timeout = {limit:g} s")
+            time.sleep(POLL_SECONDS)
+        if self.server.process is None:
+            self._watch_server()
+
+    async def complete(self, body: dict[str, Any], take: Take) -> tuple[Completion, int]:
+        """Sample a completion until `take` returns something for its newest tokens and their log-probabilities.
+
+        Returns:
+            What `take` returned, and the number of prompt tokens found in the cache; -1 where it is not known, since
+            the completion was cut short.
+
+        Raises:
+            PolicyError: the engine refuses, or ends the completion before `take` does.
+            EngineLostError: it is lost, or this request has waited for others and must be repeated.
+        """
+        about = {"stream": True, "stream_options": {"include_usage": True}, "stream_interval": CHUNK_TOKENS}
+        try:
+            async with self._async.stream("POST", COMPLETIONS, json=self._make_request(about | body)) as response:
+                if response.is_error:
+                    text = (await response.aread()).decode(errors="replace")
+                    raise await asyncio.to_thread(self._refuse, response.status_code, text)
+                taken = await self._read_stream(response, take)
+        except httpx2.ReadTimeout:
+            if time.monotonic() - self._progressed_at < self._engine.timeout:
+                raise EngineLostError("other requests took all of the engine's time") from None
+            reason = f"hangs: no token for engine.timeout = {self._engine.timeout:g} s"
+            raise await asyncio.to_thread(self._lose, reason) from None
+        except httpx2.TransportError:
+            raise await asyncio.to_thread(self._lose, "") from None
+        self._require_same_server()
+        return taken
+
+    async def _read_stream(self, response: httpx2.Response, take: Take) -> tuple[Completion, int]:
+        taken: Completion | None = None
+        reason: str | None = None
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            self._progressed_at = time.monotonic()
+            event = parse_json(line.removeprefix("data: "))
+            if "error" in event:
+                raise await asyncio.to_thread(self._refuse, 500, json.dumps(event))
+            for choice in event["choices"]:
+                reason = choice["finish_reason"] or reason
+                if choice["token_ids"] and taken is None:
+                    taken = take(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+            if taken is not None and reason is None:
+                return taken, -1
+            if taken is not None and (usage := event.get("usage")):
+                return taken, (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        if taken is not None:
+            return taken, -1
+        raise await asyncio.to_thread(self._refuse, 500, f"it ended a completion too early ({reason})")
+
+    def score(self, rows: Sequence[tuple[TokenIds, int]], temperature: float) -> list[list[float]]:
+        """Score the tokens of each row from a place on, in nats, as the sampler does. Raises as `call`."""
+        places = [(number, place) for number, (ids, start) in enumerate(rows) for place in range(start, len(ids))]
+        scores: list[list[float]] = [[] for _ in rows]
+        for first in range(0, len(places), MAX_SCORED):
+            part = places[first : first + MAX_SCORED]
+            targets = [rows[number][0][place] for number, place in part]
+            prompts = [list(rows[number][0][:place]) for number, place in part]
+            body = {"prompt": prompts, "max_tokens": 1, "temperature": temperature, "seed": 0}
+            body |= {"logprobs": 1, "logprob_token_ids": sorted(set(targets))}
+            choices = self.call(COMPLETIONS, self._make_request(body))["choices"]
+            for (number, _), target, choice in zip(part, targets, choices, strict=True):
+                scores[number].append(choice["logprobs"]["top_logprobs"][0][f"token_id:{target}"])
+        return scores
+
+    def load(self, weights: WeightFiles) -> None:
+        """Load weights from their folder. Raises as `call`."""
+        if weights.is_adapters:
+            self.call("/v1/load_lora_adapter", {"lora_name": weights.name, "lora_path": str(weights.folder)})
+            if self.weights:
+                self.call("/v1/unload_lora_adapter", {"lora_name": self.weights.name})
+        else:
+            self.call("/pause")  # which also empties the prefix cache
+            self.call("/collective_rpc", {"method": "load_folder", "args": [str(weights.folder)]})
+            self.call("/resume")
+        self.weights = weights
+
+    def call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Ask by POST, and block until the answer comes; return its JSON, None where it is none.
+
+        Raises:
+            PolicyError: the engine refuses.
+            EngineLostError: it is lost.
+        """
+        if not self.server.is_listening:
+            raise self._lose("")
+        try:
+            response = self._http.post(path, json={} if body is None else body)
+        except httpx2.TimeoutException:
+            raise self._lose(f"did not answer {path} within engine.timeout = {self._engine.timeout:g} s") from None
+        except httpx2.TransportError:
+            raise self._lose("") from None
+        if response.is_error:
+            raise self._refuse(response.status_code, response.text, path)
+        self._require_same_server()
+        is_json = response.headers.get("content-type", "").startswith("application/json")
+        return parse_json(response.content) if is_json else None
+
+    def close(self) -> None:
+        """End an engine that is our child process, and leave another alone. Twice is fine."""
+        self._lose("was closed")
+
+    def _make_request(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Complete a request: token ids come back, only our stop ids end it, and it uses the newest weights."""
+        body = {"return_token_ids": True, "return_tokens_as_token_ids": True, "ignore_eos": True, **body}
+        if self.weights:
+            body["cache_salt"] = self.weights.name  # so that no key of other weights is ever used
+            if self.weights.is_adapters:
+                body["model"] = self.weights.name
+        return body
+
+    def _is_healthy(self) -> bool:
+        try:
+            return self.server.is_listening and self._http.get("/health", timeout=HEALTH_TIMEOUT).is_success
+        except httpx2.TransportError:
+            return False
+
+    def _watch_server(self) -> None:
+        url = urlsplit(self.server.url)
+        try:
+            self._watch = socket.create_connection((url.hostname or "", url.port or 80), HEALTH_TIMEOUT)
+        except OSError:
+            raise self._lose("") from None
+        self._watch.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._watch.setblocking(False)
+
+    def _require_same_server(self) -> None:
+        """Raise `EngineLostError` where another server has taken the place of ours, whose weights are others."""
+        try:
+            if self._watch is None or self._watch.recv(1):
+                return
+        except BlockingIOError:  # it is open
+            return
+        except OSError:
+            pass
+        raise self._lose("was replaced by another")
+
+    def _refuse(self, status: int, text: str, path: str = "") -> Exception:
+        """Return the error for an answer that is none: a refusal, unless the engine behind the server is lost."""
+        if status >= 500 and not self._is_healthy():
+            return self._lose("")
+        if status == 404:
+            text = f"its server has no {path}: start it by trailnotes engine serve"
+        return PolicyError(f"{self.server.label}: {_read_message(text)}")
+
+    def _lose(self, reason: str) -> EngineLostError:
+        with self._guard:
+            if not self.failure:
+                self.failure = f"{self.server.label} {self.server.close(reason)}"
+                if self._watch:
+                    self._watch.close()
+        return EngineLostError(self.failure)
+
+
+def _read_message(text: str) -> str:
+    """Find the message in a refusal of vLLM; the text itself where there is none."""
+    try:
+        answer = parse_json(text)
+        error = answer.get("error", answer)
+        text = error.get("message") or error.get("detail") or text if isinstance(error, dict) else str(error)
+    except (ValueError, AttributeError):
+        pass
+    return " ".join(str(text).split())[:600]

@@ -1,0 +1,162 @@
+"""Engines behind an address, with a made-up model: how they are reached, given weights, and lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from children import alive, wait_for
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import to_toml
+from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.policies.vllm import make_vllm_policy
+from trailnotes.policies.vllm.building import validate_engine_settings
+from trailnotes.policies.vllm.client import EngineClient, EngineLostError
+from trailnotes.policies.vllm.server import EngineServer
+from trailnotes.types import Completion, Message, Sampling
+
+TESTS = Path(__file__).parents[2]
+SERVE = """
+import sys
+from pathlib import Path
+from trailnotes.commands import main
+from trailnotes.policies.vllm import server
+server.PROGRAM = Path(sys.argv[1])
+sys.exit(main(["engine", "serve", sys.argv[2], "--port", sys.argv[3]]))
+"""
+
+
+def find_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def served(config: Config, folder: Path, port: int, program: str = "markov.py") -> Iterator[int]:
+    """The process of `trailnotes engine serve`."""
+    (folder / "config.toml").write_text(to_toml(config))
+    command = [sys.executable, "-c", SERVE, str(TESTS / program), str(folder / "config.toml"), str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def ask(policy: Any) -> Completion:
+    async def run() -> Completion:
+        policy.open_episode("e")
+        try:
+            completion: Completion = await policy.generate(
+                [Message("user", "A hall.")], Sampling(max_tokens=9, seed=4), "e"
+            )
+            return completion
+        finally:
+            policy.close_episode("e")
+
+    return asyncio.run(run())
+
+
+def test_a_served_engine_is_given_its_weights_again(config_of, learner, faults: Path, tmp_path: Path) -> None:
+    port = find_port()
+    with served(config_of(), tmp_path, port) as first:
+        policy = make_vllm_policy(config_of(urls=[f"http://127.0.0.1:{port}"]), trains=True)
+        assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < 1e-5
+        before = ask(policy)
+    wait_for(lambda: not alive(first))
+    with served(config_of(), tmp_path, port) as second:
+        assert ask(policy) == before
+        assert policy.replicas[0].num_rebuilds == 1
+        policy.close()
+        assert alive(second)  # it is not ours
+
+
+def test_weights_for_other_machines_are_in_the_run_directory(config_of, learner, faults: Path, tmp_path: Path) -> None:
+    from trailnotes.policies.vllm.building import start_engine
+
+    run, port = tmp_path / "run", find_port()
+    (run / "engine-weights" / "of a killed run").mkdir(parents=True)
+    config = config_of()
+
+    def connect() -> EngineServer:
+        return start_engine(config, 0, tmp_path, host="127.0.0.1", port=port)
+
+    policy = make_vllm_policy(config, trains=True, connects=[connect], directory=run)
+    asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes)))
+    assert [path.name[:8] for path in (run / "engine-weights").iterdir()] == ["weights-"]
+    policy.close()
+    assert not (run / "engine-weights").exists()
+
+
+def test_nobody_plays_with_the_weights_that_an_engine_was_started_with(
+    config_of, model_of, tokenizer_of, tmp_path: Path
+) -> None:
+    other = model_of()
+    with torch.no_grad():
+        other.model.norm.weight.mul_(3.0)
+    other.save_pretrained(tmp_path / "other")
+    tokenizer_of().save_pretrained(tmp_path / "other")
+    port = find_port()
+    with served(config_of(model={"path": str(tmp_path / "other")}), tmp_path, port, "causal.py"):
+        policy = make_vllm_policy(config_of(urls=[f"http://127.0.0.1:{port}"]))
+        found, wanted = ask(policy), ask(HFPolicy(model_of(), tokenizer_of()))
+        policy.close()
+    assert found.token_ids == wanted.token_ids
+    assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+
+
+def test_an_address_where_nothing_answers(config_of) -> None:
+    with pytest.raises(PolicyError, match=r"engine http://127.0.0.1:\d+ did not start within engine.start_timeout = 1"):
+        make_vllm_policy(config_of(urls=[f"http://127.0.0.1:{find_port()}"], start_timeout=1.0), trains=True)
+
+
+@pytest.mark.parametrize("url", ["tcp://gpu:7465", "gpu:7465", "http://", "https://gpu"])
+def test_what_is_no_address_of_a_server(config_of, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no address of a vLLM server: write http://host:port"):
+        validate_engine_settings(config_of(urls=[url]).engine)
+
+
+def test_a_server_without_the_routes_of_its_development_mode(config_of, faults: Path, tmp_path: Path) -> None:
+    port = find_port()
+    with served(config_of(), tmp_path, port):
+        client = EngineClient(EngineServer("engine", f"http://127.0.0.1:{port}"), config_of().engine)
+        client.wait_until_ready()
+        with pytest.raises(PolicyError, match="its server has no /v2/pause: start it by trailnotes engine serve"):
+            client.call("/v2/pause")
+        client.close()
+
+
+def test_a_request_that_waits_while_others_are_served_is_repeated(config_of, faults: Path, tmp_path: Path) -> None:
+    """An engine hangs only where no request at all makes progress."""
+    port = find_port()
+    with served(config_of(), tmp_path, port) as pid:
+        client = EngineClient(EngineServer("engine", f"http://127.0.0.1:{port}"), config_of(timeout=1.0).engine)
+        client.wait_until_ready()
+        os.kill(pid, signal.SIGSTOP)
+
+        async def run() -> None:
+            body = {"prompt": [3], "temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 3, "seed": 1}
+            asking = asyncio.create_task(client.complete(body | {"stop_token_ids": [], "logprobs": 0}, lambda *_: None))
+            await asyncio.sleep(0.7)
+            client._progressed_at = time.monotonic()  # another request got a token
+            with pytest.raises(EngineLostError, match="other requests took all of the engine's time"):
+                await asking
+
+        asyncio.run(run())
+        assert not client.failure
+        os.kill(pid, signal.SIGCONT)
+        client.close()
