@@ -159,3 +159,4 @@ def test_a_request_that_waits_while_others_are_served_is_repeated(config_of, fau
         asyncio.run(run())
         assert not client.failure
         os.kill(pid, signal.SIGCONT)
+        client.close()
