@@ -21,6 +21,7 @@ from adaptrun import Guesser, adapt_by
 from children import alive, children_of, wait_for
 from small import small_config
 from tinyrun import tiny_config, train_in_process
+from trailnotes.algorithms.retrospex import RetrospexConfig
 from trailnotes.commands import main
 from trailnotes.commands.adapt import adapt
 from trailnotes.commands.eval import evaluate
@@ -171,7 +172,7 @@ def test_other_methods_without_training_play_the_last_model_of_the_run_they_foll
     assert stage.needs == ("grpo-1 train",)
     words = ("adapt", "out/runs/grpo-1", "--method", "empo2-tips", "--out", str(tmp_path / "out/runs/with-tips-1"))
     assert stage.command[:6] == words
-    assert run.config.retrospex.data == ()
+    assert run.config.section(RetrospexConfig).data == ()
     played = run.config.model_copy(update={"model": run.config.model.model_copy(update={"path": "its checkpoint"})})
     run.directory.mkdir(parents=True)
     (run.directory / "config.toml").write_text(to_toml(played))
