@@ -178,8 +178,6 @@ class Learner:
 
     def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
         """Take a step along the clipped gradient of one mini-batch: that of its episodes, and of its other rows."""
-        if self.device.type == "cpu":
-            trim_heap()
         self._optimizer.zero_grad()
         episodes = [i for i, sample in enumerate(samples) if sample.role == "episode"]
         sums = self._backward_episodes([samples[i] for i in episodes], [reference[i] for i in episodes], metrics)
@@ -228,6 +226,8 @@ class Learner:
     def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
         """Yield the micro-batches of this rank: indices of rows, and these as tensors; a dummy batch where none."""
         for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.packing):
+            if self.device.type == "cpu":
+                trim_heap()  # each micro-batch has tensors of other sizes
             rows = [samples[i] for i in indices] or [dummy_sample(samples[0])]
             yield indices, Batch.from_samples(rows, self.device, self.packing)
 
