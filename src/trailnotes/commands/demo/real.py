@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Sequence
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,8 +100,7 @@ def report(config: Config, episodes: dict[str, list[Trajectory]], out: Path) -> 
     print_text([f"{len(episodes[LABELS[0]])} episodes each. Intervals: {scope}."])
     write_text_atomic(out / "table.md", "\n".join(format_table(*table)) + "\n")
     metrics = list(read_jsonl(out / "run" / "metrics.jsonl"))
-    minutes = accumulate(record["seconds"] / 60 for record in metrics)
-    curve = [(x, float(record["rollout/return/plain"])) for x, record in zip(minutes, metrics, strict=True)]
+    curve = [(record["seconds"] / 60, float(record["rollout/return/plain"])) for record in metrics]
     title = f"{Path(config.model.path).name} learns {get_family(episodes[LABELS[0]][0].task)} by GRPO"
     plot_learning([curve], points, out / "curve.png", title)
     text = render_side_by_side(*find_largest_gain(*episodes.values()))
