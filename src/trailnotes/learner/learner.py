@@ -226,8 +226,7 @@ class Learner:
     def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
         """Yield the micro-batches of this rank: indices of rows, and these as tensors; a dummy batch where none."""
         for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.packing):
-            if self.device.type == "cpu":
-                trim_heap()  # each micro-batch has tensors of other sizes
+            trim_heap(self.device)
             rows = [samples[i] for i in indices] or [dummy_sample(samples[0])]
             yield indices, Batch.from_samples(rows, self.device, self.packing)
 

@@ -241,7 +241,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         for layer in self.layers:
             layer.resize(new_slots, new_capacity)
         self.num_slots, self.capacity = new_slots, new_capacity
-        trim_heap()
+        if self.layers:
+            trim_heap(self.layers[0].keys.device)
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
@@ -255,8 +256,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.num_slots = self.capacity = 0
 
 
-def trim_heap() -> None:
-    """Return freed memory to the machine: arrays of other sizes do not fit the gaps that earlier ones left."""
+def trim_heap(device: torch.device) -> None:
+    """Return freed memory of a CPU to the machine: tensors of other sizes do not fit the gaps of earlier ones."""
+    if device.type != "cpu":
+        return
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
