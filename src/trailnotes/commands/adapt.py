@@ -152,9 +152,9 @@ def _draw_curve(results: Sequence[PanelResult], path: Path) -> None:
     if len(results) < 2:
         return
     from trailnotes.reporting.intervals import Interval
-    from trailnotes.reporting.plots import plot_trials
+    from trailnotes.reporting.plots import TEXT_COLOUR, plot_trials
 
-    colour = resolve_method(results[0].algorithm).colour or "#444444"
+    colour = resolve_method(results[0].algorithm).colour or TEXT_COLOUR
     bands = [
         None if row.ci_low is None or row.ci_high is None else Interval(row.mean, row.ci_low, row.ci_high)
         for row in results
