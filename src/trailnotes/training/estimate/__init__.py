@@ -1,1 +1,1 @@
-"""Estimates for a dry run: the memory, time and disk of a training, and changes that make it fit."""
+"""Estimates for a dry run: the memory, time and disk of a training, or its tokens at a server."""
