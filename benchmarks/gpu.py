@@ -132,7 +132,7 @@ def learner_of(config: Config, *, sharded: bool) -> Iterator[Learner]:
         group = init_process_group(0, 1, DEVICE, 60.0, store, interface=LOOPBACK)
         try:
             dtype = torch.bfloat16 if not config.model.lora.enabled else None
-            ranks = ShardedRank(group.mesh, group.talk, dtype)
+            ranks = ShardedRank(group.mesh, group.object_group, dtype)
             yield Learner(build(config), config.optim, config.loss, ranks=ranks)
         finally:
             dist.destroy_process_group()

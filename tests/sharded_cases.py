@@ -160,8 +160,8 @@ def among(rank: int, world: int, store: str, path: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     limit = timedelta(seconds=600)
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=limit)
-    mesh, talk = init_device_mesh("cpu", (world,)), dist.new_group(backend="gloo", timeout=limit)
-    found = {name: learn(case, ShardedRank(mesh, talk, offload=case.offload)) for name, case in CASES.items()}
+    mesh, object_group = init_device_mesh("cpu", (world,)), dist.new_group(backend="gloo", timeout=limit)
+    found = {name: learn(case, ShardedRank(mesh, object_group, offload=case.offload)) for name, case in CASES.items()}
     if rank == 0:
         torch.save(found, path)
     dist.destroy_process_group()

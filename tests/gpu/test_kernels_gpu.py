@@ -109,7 +109,7 @@ def group(tmp_path: Path) -> Iterator[LearnerGroup]:
 def test_one_rank_over_nccl_is_one_process(group: LearnerGroup, lora: bool, offload: bool) -> None:
     config = settings({"lora": {"enabled": lora}})
     found = []
-    for ranks in (None, ShardedRank(group.mesh, group.talk, offload=offload)):
+    for ranks in (None, ShardedRank(group.mesh, group.object_group, offload=offload)):
         subject = Learner(model_of(config, shape()), config.optim, config.loss, ranks=ranks)
         for seed in range(3):
             subject.update(rows(6, 96), seed=seed)

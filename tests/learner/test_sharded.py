@@ -406,7 +406,7 @@ def test_what_a_rank_cannot_write_is_an_error_like_any_other(tmp_path: Path, mon
         raise CheckpointException("", {1: (OSError(28, "No space left on device"), None)})
 
     monkeypatch.setattr(states, "save_shards", fail)
-    ranks: Any = SimpleNamespace(world=2, rank=0, talk=None)
+    ranks: Any = SimpleNamespace(world=2, rank=0, object_group=None)
     with pytest.raises(OSError, match=r"^rank 1 of the learner: \[Errno 28\] No space left on device$"):
         states.save_state(tmp_path, {}, {}, ranks)
     with pytest.raises(ValueError, match=r"^rank 1 of the learner: "), states._raise_first_failure(ValueError):

@@ -49,7 +49,7 @@ def build_rank(group: LearnerGroup, config: Config, dump_dir: Path | None) -> Le
     packing = _choose_packing(config, model)
     whole = not config.model.lora.enabled
     dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
-    ranks = ShardedRank(group.mesh, group.talk, dtype, offload=config.learner.offload)
+    ranks = ShardedRank(group.mesh, group.object_group, dtype, offload=config.learner.offload)
     _require_same_weights(ranks, model)
     if dump_dir is not None:
         _require_shared_directory(ranks, dump_dir.parent)

@@ -34,7 +34,7 @@ class LearnerGroup:
     """Connected ranks of one learner."""
 
     mesh: DeviceMesh
-    talk: dist.ProcessGroup  # gloo, with the time limit of the learner
+    object_group: dist.ProcessGroup  # gloo, with the time limit of the learner
     calls: dist.ProcessGroup  # gloo, for the calls that rank 0 announces
 
     def broadcast_call(self, call: Call | None) -> None:
@@ -77,9 +77,9 @@ def init_process_group(
         dist.init_process_group(backend, rank=rank, world_size=world, timeout=limit, store=store)
         mesh = init_device_mesh(device_type, (world,))
         dist.all_reduce(torch.zeros((), device=device_type))  # nccl connects at its first use: let it fail here
-        talk = dist.new_group(backend="gloo", timeout=limit)
+        object_group = dist.new_group(backend="gloo", timeout=limit)
         # Rank 0 must be heard in time; the others wait for its next call however long it samples.
-        return LearnerGroup(mesh, talk, dist.new_group(backend="gloo", timeout=CALL_TIMEOUT if rank else limit))
+        return LearnerGroup(mesh, object_group, dist.new_group(backend="gloo", timeout=CALL_TIMEOUT if rank else limit))
 
 
 @contextmanager

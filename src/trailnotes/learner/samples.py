@@ -302,7 +302,7 @@ class Ranks:
 
     rank, world = 0, 1
     device: torch.device | None = None  # where this one computes; None: where its model is
-    talk: ProcessGroup | None = None  # of all ranks, for objects that are no tensors
+    object_group: ProcessGroup | None = None  # of all ranks, for objects that are no tensors
     dtype: torch.dtype | None = None  # trained weights are rounded to it when they are handed out; None: not at all
 
     def sum(self, tensor: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class ShardedRank(Ranks):
 
     Args:
         mesh: of one dimension, over all ranks.
-        talk: a gloo group of them all, for objects that are no tensors.
+        object_group: a gloo group of them all, for objects that are no tensors.
         dtype: in which a model that is trained as a whole computes; its weights stay in float32, and gradients are
             summed
             in it. None: that of the weights.
@@ -44,11 +44,16 @@ class ShardedRank(Ranks):
     """
 
     def __init__(
-        self, mesh: DeviceMesh, talk: dist.ProcessGroup, dtype: torch.dtype | None = None, *, offload: bool = False
+        self,
+        mesh: DeviceMesh,
+        object_group: dist.ProcessGroup,
+        dtype: torch.dtype | None = None,
+        *,
+        offload: bool = False,
     ) -> None:
         self.rank, self.world, self.dtype = mesh.get_rank(), mesh.size(), dtype
         here = "cpu" if mesh.device_type == "cpu" else f"cuda:{torch.cuda.current_device()}"
-        self.device, self.talk = torch.device(here), talk
+        self.device, self.object_group = torch.device(here), object_group
         self._mesh, self._offload = mesh, offload
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -60,7 +65,7 @@ class ShardedRank(Ranks):
     def gather(self, value: T) -> list[T]:
         """Gather the value of each rank."""
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self.talk)
+        dist.all_gather_object(values, value, group=self.object_group)
         return values
 
     def shard(self, model: nn.Module) -> GatheredCall:

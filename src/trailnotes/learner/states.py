@@ -261,7 +261,7 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any
     else:
         with _suppress_warnings(), _raise_first_failure(OSError):
             writer = HuggingFaceStorageWriter(str(path / SHARDS), save_distributed=True)
-            save_shards(dict(tensors), storage_writer=writer, process_group=ranks.talk)
+            save_shards(dict(tensors), storage_writer=writer, process_group=ranks.object_group)
     if ranks.rank == 0:
         write_json(path / REST, dict(rest))
 
@@ -311,7 +311,7 @@ def _read_shards(path: Path, blank: MakeBlank, ranks: Ranks) -> dict[str, Tensor
         _validate_shape(name, found[name].size, tensor)
     with _suppress_warnings(), _raise_first_failure(ValueError):
         reader = HuggingFaceStorageReader(str(path / SHARDS))
-        load_shards(tensors, storage_reader=reader, process_group=ranks.talk, no_dist=ranks.world == 1)
+        load_shards(tensors, storage_reader=reader, process_group=ranks.object_group, no_dist=ranks.world == 1)
     return tensors
 
 
