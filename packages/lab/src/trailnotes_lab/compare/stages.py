@@ -127,7 +127,8 @@ def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
         changed |= {run.name: own} if own else {}
         for panel in run.panels:
             expected = (*RUNTIME_KEYS, *own, "model.path")  # of the run itself, or of the checkpoint that it names
-            if more := [name for name in _diff_settings(panel.directory, panel.config) if not is_within(name, expected)]:
+            changes = _diff_settings(panel.directory, panel.config)
+            if more := [name for name in changes if not is_within(name, expected)]:
                 changed[f"{run.name} on panel {panel.name}"] = more
     if changed:
         named = "; ".join(f"{name}: {', '.join(names)}" for name, names in changed.items())
