@@ -159,9 +159,9 @@ def dry_run(
 
     run_preflight(config, None if memory is None else read_tips(memory), machine=False)
     if config.is_hosted:
-        from trailnotes.training.estimate.hosted import estimate_hosted
+        from trailnotes.training.estimate.hosted import report_hosted
 
-        return estimate_hosted(config).report(config)
+        return report_hosted(config)
     from trailnotes.policies.hf.policy import is_downloaded
     from trailnotes.training.estimate.footprint import estimate_footprint
 
