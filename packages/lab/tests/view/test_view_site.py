@@ -266,15 +266,6 @@ def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: b
         assert "<h1>" in answer.text
 
 
-def test_a_pipe_in_a_run_holds_no_page_up(root: Path) -> None:
-    for name in ("metrics.jsonl", "trajectories.jsonl", "run.json", "lock"):
-        (root / "first" / name).unlink(missing_ok=True)
-        os.mkfifo(root / "first" / name)
-    person = Person(root)
-    for page in ("/", "/run/first", "/run/first/episodes", "/run/first/tips"):
-        assert "<h1>" in person.look(page).html
-
-
 IMPORTED = "import pathlib; pathlib.Path(__file__).with_name('imported').touch()"
 
 
