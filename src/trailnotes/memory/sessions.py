@@ -10,13 +10,12 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import TYPE_CHECKING, Final, Protocol
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.base import Memory
 from trailnotes.memory.tip_stats import compare_reader, compute_credit
-from trailnotes.types import Tip
+from trailnotes.types import Tip, to_finite_float
 
 if TYPE_CHECKING:
     from trailnotes.memory.store import TipStore
@@ -93,8 +92,9 @@ def report_attempt(
     memory: StoredMemory, attempt: str, score: float, *, max_score: float = 1.0, success: bool | None = None
 ) -> None:
     """Record what an attempt earned, and what each of its tips gained; see `TipSession.report`."""
-    if not (isfinite(score) and isfinite(max_score) and max_score > 0):
-        raise ValueError(f"a score must be finite and its highest above 0, got {score} of {max_score}")
+    score, max_score = to_finite_float("score", score), to_finite_float("max_score", max_score)
+    if max_score <= 0:
+        raise ValueError(f"max_score must be above 0, is {max_score}")
     earned = compute_credit(score, max_score, success=bool(success))
     store = memory.store
     with store.transaction():

@@ -100,4 +100,6 @@ def unpack_error(kind: str, text: str) -> TrailnotesError:
 def _to_plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
+    if hasattr(value, "tolist"):  # numbers and arrays of numpy and torch
+        return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")

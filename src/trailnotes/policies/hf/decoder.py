@@ -61,7 +61,7 @@ def _is_exact_split(model: Any, body: Any, head: Any) -> bool:
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(model.get_input_embeddings().num_embeddings, (2, 8), generator=generator)
     token_ids = token_ids.to(model.device)
-    with head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE), switch_mode(model):
+    with head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE), evaluation_mode(model):
         expected = model(input_ids=token_ids, use_cache=False).logits.float()
         found = head(body(input_ids=token_ids, use_cache=False).last_hidden_state).float()
     tolerance = 1e-4 if head.weight.dtype == torch.float32 else 2e-2
@@ -71,10 +71,10 @@ def _is_exact_split(model: Any, body: Any, head: Any) -> bool:
 
 
 @contextmanager
-def switch_mode(model: nn.Module, training: bool = False) -> Iterator[None]:
-    """Put `model` into evaluation (or training) mode for the duration of the block."""
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put `model` into evaluation mode for the duration of the block."""
     before = model.training
-    model.train(training)
+    model.eval()
     try:
         yield
     finally:
@@ -94,15 +94,38 @@ def in_float32(model: nn.Module) -> Iterator[None]:
             weight.data = weight.data.to(dtype)
 
 
-def needs_training_mode(model: nn.Module) -> bool:
-    """Return whether updates need the training mode: for dropout inside adapters, or gradient checkpointing.
+@contextmanager
+def update_mode(model: nn.Module) -> Iterator[None]:
+    """Put adapters' dropout and layers with gradient checkpointing into training mode for the duration of the block.
 
-    Other dropout would keep the ratio from starting at 1.
+    The model's own dropout stays off: it would keep the ratio from starting at 1. Modules inside a checkpointed layer
+    stay in evaluation mode, and rates that the layer itself would apply (OPT, Falcon) are 0.
     """
-    return any(
-        getattr(module, "gradient_checkpointing", False) or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
+    before = model.training
+    model.eval()
+    active = [
+        module
         for name, module in model.named_modules()
-    )
+        if getattr(module, "gradient_checkpointing", False)
+        or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
+    ]
+    holders = {id(holder): holder for module in active for holder in (module, getattr(module, "config", module))}
+    rates = [
+        (holder, name, rate)
+        for holder in holders.values()
+        for name, rate in vars(holder).items()
+        if "drop" in name and isinstance(rate, float)
+    ]
+    try:
+        for module in active:
+            module.training = True
+        for holder, name, _ in rates:
+            setattr(holder, name, 0.0)
+        yield
+    finally:
+        for holder, name, rate in rates:
+            setattr(holder, name, rate)
+        model.train(before)
 
 
 class Network:
