@@ -249,7 +249,7 @@ def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) ->
             tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
     except torch.OutOfMemoryError as error:
         raise ConfigError(f'no memory to check learner.packed = "{how}" in float32: set it to "never"') from error
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, ConfigError):  # a model asked otherwise
+    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError, ConfigError):  # a model asked otherwise
         return False
     return bool((found - padded).abs().max() <= tolerance * padded.abs().max().clamp(min=1.0))
 

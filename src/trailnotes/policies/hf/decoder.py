@@ -525,7 +525,7 @@ def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True
             shared_prompts=shared_prompts, own_attention=own_attention,
         )  # fmt: skip
         _validate_decoder(decoder)
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
         reason = f"{type(error).__name__}: {error}"
         logger.warning("no cache is kept between turns, each token recomputes its context: %s", reason)
         return RecomputeDecoder(network)
@@ -540,6 +540,10 @@ def get_attention_windows(config: Any, context_length: int) -> Windows:
     """
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+    # A chunk of Llama 4 begins anew, so it is no sliding window, though transformers caches it as one.
+    others = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others:
+        raise ValueError(f"the model has layers of {', '.join(sorted(others))}")
     windows: dict[str, int] = {}
     for layer in DynamicCache(config=config).layers:
         if type(layer) is DynamicLayer:
