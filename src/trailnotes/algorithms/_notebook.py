@@ -116,7 +116,6 @@ class NotebookActor(TipsActor):
         return fitting
 
     async def find(self, observation: Observation) -> list[Tip]:
-        """Return the entries for this turn."""
         if self.context.mode == "plain" or self.num_turns:
             return []
         task = self.context.task
@@ -153,5 +152,4 @@ def read_lines(answer: str) -> list[str]:
 
 
 def describe_outcome(episode: Trajectory) -> str:
-    """Say how an episode ended."""
     return f"The episode has ended with a score of {episode.score:g} of {episode.max_score:g}. Do not act any more."

@@ -44,7 +44,6 @@ _CURATE: Final = (
 
 
 async def ace(run: AdaptationRun) -> None:
-    """Adapt to all tasks by one playbook."""
     await adapt_by_notebook(run, Playbook(CAPACITY))
 
 
@@ -59,7 +58,6 @@ class Entry:
 
     @property
     def balance(self) -> int:
-        """How much more often it helped than harmed."""
         return self.helpful - self.harmful
 
     def __str__(self) -> str:
@@ -78,7 +76,6 @@ class Playbook:
         self._added = 0
 
     def __len__(self) -> int:
-        """Count the entries."""
         return len(self.entries)
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (there is one for all)

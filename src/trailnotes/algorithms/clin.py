@@ -29,7 +29,6 @@ _REQUEST: Final = (
 
 
 async def clin(run: AdaptationRun) -> None:
-    """Adapt to each task by causal statements about it."""
     await adapt_by_notebook(run, CausalStatements(run.config.section(NotebookConfig).shown))
 
 
@@ -43,11 +42,9 @@ class CausalStatements:
         self.known: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
-        """Count the statements of all tasks."""
         return sum(map(len, self.known.values()))
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (a task has its own)
-        """Return those of the task."""
         return self.known.get(task.id, ())
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:

@@ -39,7 +39,6 @@ def draw_modes(algorithm: AlgorithmConfig, num_tasks: int, group_size: int, rng:
 
 
 async def empo2(iteration: Iteration) -> None:
-    """Run one iteration of EMPO2."""
     algorithm = iteration.config.algorithm
     tasks = iteration.tasks()
     modes = draw_modes(algorithm, len(tasks), iteration.config.rollout.group_size, iteration.rng("modes"))

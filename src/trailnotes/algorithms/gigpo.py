@@ -80,7 +80,6 @@ def compute_two_level_advantages(
 
 
 async def gigpo(iteration: Iteration) -> None:
-    """Run one iteration of GiGPO."""
     settings = iteration.config.section(GigpoConfig)
     groups = await iteration.rollout(iteration.tasks())
     async with iteration.learning():

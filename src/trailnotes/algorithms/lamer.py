@@ -45,7 +45,6 @@ WrittenTips = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is ab
 
 
 async def lamer(iteration: Iteration) -> None:
-    """Run one iteration of LaMer."""
     config, options = iteration.config, iteration.config.section(LamerConfig)
     normalize_std = config.algorithm.normalize_std
     rounds = [await iteration.rollout(iteration.tasks())]

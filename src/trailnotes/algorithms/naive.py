@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 async def naive(run: AdaptationRun) -> None:
-    """Play the panel without any memory."""
     groups = await run.play("trial-0", run.tasks, num_samples=run.config.eval.num_samples)
     run.log("trial-0", groups)
     run.report("trial 0", groups, memory=False, trial=0)

@@ -40,7 +40,6 @@ class UnboundedSignal(OpsdConfig):
 
 
 async def opid(iteration: Iteration) -> None:
-    """Run one iteration of OPID."""
     config, algorithm = iteration.config, iteration.config.algorithm
     coefficient = config.section(OpidConfig).coefficient
     options = UnboundedSignal(form="additive", coefficient=coefficient, gate="none")

@@ -65,12 +65,10 @@ class OpsdConfig(Section):
 
     @property
     def has_frozen_teacher(self) -> bool:
-        """Tell whether the start model is the teacher."""
         return self.form == "opcd"
 
     @model_validator(mode="after")
     def validate_weight(self) -> Self:
-        """Refuse a weight that would reverse the group's advantage."""
         if not self.is_additive and self.weight > 1:
             raise ValueError(f"opsd.coefficient = {self.weight:g} leaves {self.form} less than nothing of the group's "
                              "advantage: set it to 1 or less")  # fmt: skip
@@ -83,7 +81,6 @@ TEACHER_MODE: Final[Mode] = "on_policy_tips"  # the mode whose prompts the teach
 
 
 async def opsd(iteration: Iteration) -> None:
-    """Run one iteration of OPSD."""
     config, options, memory = iteration.config, iteration.config.section(OpsdConfig), iteration.prompt_memory
     algorithm = config.algorithm
     assert memory is not None

@@ -43,7 +43,6 @@ _WHY: Final = {
 
 
 async def reasoningbank(run: AdaptationRun) -> None:
-    """Adapt to all tasks by one bank of insights."""
     await adapt_by_notebook(run, Bank(embedder_of(run.config)))
 
 
@@ -64,7 +63,6 @@ class Bank:
         self.embedder, self.records = embedder, list[Record]()
 
     def __len__(self) -> int:
-        """Count the insights."""
         return sum(len(record.items) for record in self.records)
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:
@@ -77,7 +75,6 @@ class Bank:
         return self.records[nearest].items
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
-        """Add what each episode taught, successful or not."""
         episodes = select_usable([t for group in groups for t in group.trajectories])
         questions = [
             Question(

@@ -164,7 +164,6 @@ class PlansActor(TipsActor):
         return found
 
     async def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)
-        """Return the plans for this turn."""
         context = self.context
         if context.mode == "plain" or self.num_turns:
             return []

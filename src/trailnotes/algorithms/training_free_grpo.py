@@ -49,7 +49,6 @@ class Experiences:
         self.texts: list[str] = []
 
     def __len__(self) -> int:
-        """Count the experiences."""
         return len(self.texts)
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (there is one list for all)
@@ -92,7 +91,6 @@ class Experiences:
 
 
 def describe_attempt(episode: Trajectory) -> str:
-    """Describe an attempt by its actions and its score."""
     actions = "; ".join(quoted(step.action) or "(nothing)" for step in episode.steps)
     return f"Attempt with score {episode.score:g} of {episode.max_score:g}: {actions}"
 

@@ -45,7 +45,6 @@ class UcobConfig(Section):
 
 
 async def ucob(iteration: Iteration) -> None:
-    """Run one iteration of UCOB."""
     config, options, memory = iteration.config, iteration.config.section(UcobConfig), iteration.prompt_memory
     gigpo = config.section(GigpoConfig)
     assert memory is not None

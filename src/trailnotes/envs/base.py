@@ -50,7 +50,6 @@ class Env(Protocol):
         ...
 
     def close(self) -> None:
-        """Free all resources. A second call is harmless."""
         ...
 
 

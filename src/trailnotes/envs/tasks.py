@@ -71,7 +71,6 @@ def panel(tasks: Sequence[Task], num: int) -> list[Task]:
 
 
 def load_training_tasks(config: Config) -> list[Task]:
-    """Load the tasks of the training."""
     return panel(tasks_of(config, config.train.split), config.train.num_tasks)
 
 
@@ -130,7 +129,6 @@ def validate_rehearsal_tasks(games: Sequence[Task], source: str, config: Config)
 
 
 def select_unused(games: Sequence[Task], config: Config) -> list[Task]:
-    """Select the games that `config` neither trains on nor evaluates."""
     used = [task for own in load_used_tasks(config).values() for task in own] + _load_panel_if_any(config)
     taken = {task.id for task in find_shared_tasks(used, games)}
     return [task for task in games if task.id not in taken]

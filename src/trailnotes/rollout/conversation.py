@@ -189,7 +189,6 @@ def select_unseen_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, 
 
 
 def build_system_prompt(rollout: RolloutConfig) -> str:
-    """Build the system message's text; '' for none."""
     if rollout.system_prompt is not None:
         return rollout.system_prompt
     return "" if rollout.style == "terse" else f"{_ROLE} {_FORMAT[rollout.action_format]}"
@@ -288,14 +287,12 @@ class Conversation:
         self.shown = self.shown[: len(self.shown) - len(tips)]
 
     def act(self, text: str, token_ids: TokenIds | None = None) -> None:
-        """Add the policy's text, with the sampled ids, to both contexts."""
         message = Message("assistant", text, token_ids or None)
         self.acting.append(message)
         self.plain.append(message)
         self._turns.append(Turn(message, message))
 
     def format_turn(self, observation: Observation, tips: Sequence[Tip] = ()) -> str:
-        """Format the user turn that would come next."""
         if observation.request is not None:
             head = _find_head(observation)
             return "\n".join([*([head] if head else ()), *(self._introduce(tips) if tips else ()), observation.text])
@@ -355,7 +352,6 @@ class Conversation:
         return f'- "{text}"' + (f" ({'; '.join(facts)})" if facts else "")
 
     def cap_text(self, text: str) -> str:
-        """Cut a text of the environment to its cap."""
         return truncate(text, self._rollout.max_observation_tokens, self._count_tokens)
 
 
@@ -397,7 +393,6 @@ def build_memory_query(
 
 
 def get_instruction(trajectory: Trajectory) -> str:
-    """Return the instruction given at reset, '' if there was none."""
     first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
     return first.instruction or ""
 

@@ -38,11 +38,9 @@ class AsyncEnv(Protocol):
     """An environment behind a lease; both methods raise `EnvError` when it fails."""
 
     async def reset(self, task: Task) -> Observation:
-        """Start an episode of `task`."""
         ...
 
     async def step(self, action: str) -> Observation:
-        """Take one action there."""
         ...
 
 
@@ -80,7 +78,6 @@ class EpisodeContext:
     config: Config
 
     def build_sampling(self, step: int) -> Sampling:
-        """Build the sampling of the action at `step`."""
         return build_action_sampling(self.config, derive_seed(self.seed, self.task.id, self.member, step))
 
 
@@ -99,7 +96,6 @@ class Actor(Protocol):
     """One agent in one episode. It asks the policy under `EpisodeContext.episode`, one request at a time."""
 
     def start(self, observation: Observation) -> None:
-        """Begin after a reset; only this observation holds instruction and briefing."""
         ...
 
     async def act(self, observation: Observation) -> Decision | None:
@@ -182,12 +178,10 @@ class TipsActor:
         self.first_seen = 0  # tokens of the first observation
 
     def start(self, observation: Observation) -> None:
-        """Open the conversation of the episode."""
         self.conversation.start(observation.instruction or "")
         self.first_seen = self.context.policy.count_tokens(self.conversation.cap_text(observation.text))
 
     async def find(self, observation: Observation) -> list[Tip]:
-        """Find the tips for this turn."""
         context = self.context
         if context.mode == "plain":
             return []
@@ -265,7 +259,6 @@ def count_prompt_tokens(policy: Policy, messages: Sequence[Message]) -> int:
 
 
 def build_action_sampling(config: Config, seed: int) -> Sampling:
-    """Build the sampling of actions from the settings."""
     rollout = config.rollout
     return Sampling(
         rollout.temperature, rollout.top_p, max_tokens=rollout.max_action_tokens, stop=rollout.stop, seed=seed

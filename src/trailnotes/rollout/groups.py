@@ -42,7 +42,6 @@ class EpisodeSlot:
 
     @property
     def episode_key(self) -> tuple[str, int]:
-        """Return task and member, which identify an episode."""
         return self.task.id, self.member
 
 
@@ -155,7 +154,6 @@ def count_replayed(trajectory: Trajectory) -> int:
 
 
 def select_from_start(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """Select the groups that began at the start of the game."""
     return [group for group in groups if not any(map(count_replayed, group.trajectories))]
 
 

@@ -127,7 +127,6 @@ def compute_tip_metrics(written: Sequence[WrittenTip]) -> dict[str, float]:
 
 
 def select_usable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Select the episodes that have steps and no error."""
     return [t for t in trajectories if t.steps and t.outcome != "error"]
 
 

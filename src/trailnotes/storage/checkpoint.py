@@ -70,7 +70,6 @@ def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[st
 
 
 def load_meta(path: Path) -> dict[str, Any]:
-    """Read the `meta` that `save` was given."""
     return read_json(path / META)
 
 
@@ -145,12 +144,10 @@ def verify(path: Path, contents: bool = True) -> list[str]:
 
 
 def mark_best(root: Path, path: Path, score: float) -> None:
-    """Remember `path` as the best checkpoint, with its score."""
     write_json(root / BEST, {"checkpoint": path.name, "score": score})
 
 
 def load_best(root: Path) -> tuple[Path, float] | None:
-    """Return the best checkpoint and its score, or None if there is none."""
     if not (root / BEST).is_file():
         return None
     try:

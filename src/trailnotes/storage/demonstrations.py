@@ -25,7 +25,6 @@ class Demonstration:
 
 
 def list_assistant_turns(messages: Iterable[Message]) -> frozenset[int]:
-    """List the indices of all assistant turns."""
     return frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
 
 
@@ -73,7 +72,6 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
 
 
 def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
-    """Convert a demonstration to one line of such a file."""
     turns = [{"role": m.role, "content": m.content} for m in demonstration.messages]
     kept = zip(turns, demonstration.messages, strict=True)
     record: dict[str, Any] = {"messages": [t | ({"token_ids": m.token_ids} if m.token_ids else {}) for t, m in kept]}

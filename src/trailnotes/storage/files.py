@@ -159,7 +159,6 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file or a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -168,7 +167,6 @@ def fsync_path(path: Path) -> None:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Write UTF-8 text as `write_bytes_atomic` does."""
     write_bytes_atomic(path, text.encode())
 
 

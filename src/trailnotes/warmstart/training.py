@@ -228,7 +228,6 @@ class SupervisedTrainer:
 
     @property
     def recent_loss(self) -> float:
-        """Return the mean loss of the last steps."""
         return sum(self._recent) / len(self._recent)
 
     def train_step(self, batch: Sequence[EncodedDemonstration]) -> dict[str, float]:

@@ -91,7 +91,6 @@ def build_advice_messages(present: Situation, examples: Sequence[Example], style
 
 
 def join_actions(actions: Sequence[str], style: Style) -> str:
-    """Join actions into one text."""
     return _WORDS[style]["separator"].join(actions)
 
 

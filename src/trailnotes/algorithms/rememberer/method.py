@@ -67,7 +67,6 @@ async def rememberer(run: AdaptationRun) -> None:
 
 
 def load_training_tasks(config: Config) -> list[Task]:
-    """Return the games whose experience fills the table."""
     if not config.section(RemembererConfig).epochs:
         return []
     return panel(tasks_of(config, config.train.split), config.section(RemembererConfig).num_tasks)
@@ -128,7 +127,6 @@ class AdvisedActor:
         self.num_turns, self.earned = 0, 0.0
 
     def start(self, observation: Observation) -> None:
-        """Store the task and the facts of the briefing."""
         self.task = observation.instruction or ""
         self.facts = tuple(line for line in self.words.format_briefing(observation.briefing or {}) if line)
 

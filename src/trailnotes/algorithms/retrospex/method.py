@@ -101,7 +101,6 @@ class RescoringActor:
         self.num_steps = 0
 
     def start(self, observation: Observation) -> None:
-        """Open the conversation with the instruction."""
         self.instruction = observation.instruction or ""
         self.conversation.start(self.instruction)
 

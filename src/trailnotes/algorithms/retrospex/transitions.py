@@ -116,7 +116,6 @@ def read_transitions(places: Iterable[str | Path], reward: RewardRule, failure: 
 
 
 def build_transitions(episode: Trajectory, number: int, reward: RewardRule, failure: FailureRule) -> list[Transition]:
-    """Build the transitions of one episode; `number` identifies the episode."""
     if not episode.steps:
         return []
     observations = [step.observation.text for step in episode.steps] + [episode.final_observation.text]

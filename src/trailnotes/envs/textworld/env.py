@@ -100,7 +100,6 @@ class TextWorldEnv:
         return [Task(f"{family}/{split}-{seed}", "textworld", seed, split, chosen, family) for seed in seeds]
 
     def reset(self, task: Task) -> Observation:
-        """Start `task`, compiling its game if it is not in the cache."""
         path = self._resolve_path(task)
         objective, self._max_score = _load_game_info(path)
         self.close()
@@ -132,7 +131,6 @@ class TextWorldEnv:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Forget the episode, and close its game."""
         if self._game:
             self._game.close()
         self._game = None

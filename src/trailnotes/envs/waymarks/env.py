@@ -110,7 +110,6 @@ def _draw_spare_rule(kind: Kind, excluded: Collection[Rule], size: int, seed: in
 
 
 def make_task(spec: GameSpec, name: str, split: str = "train") -> Task:
-    """Make the task ``waymarks/<name>`` that plays `spec`."""
     options = {"kind": spec.kind, "family": spec.family, "rule": list(spec.rule)}
     return Task(f"waymarks/{name}", "waymarks", spec.seed, split, options, f"waymarks/{spec.kind}/{spec.family}")
 
@@ -235,7 +234,6 @@ class _WaymarksBase:
     tasks = staticmethod(make_tasks)
 
     def close(self) -> None:
-        """Forget the episode; open games stay for the next one."""
         self._scene = None
         self._steps_left = 0
 
@@ -269,14 +267,12 @@ class WaymarksEnv(_WaymarksBase):
     _position: GamePosition | None = None
 
     def reset(self, task: Task) -> Observation:
-        """Start an episode of `task`."""
         spec = parse_spec(task)
         self._position = open_interpreter(compile_game(spec, self._folder)).start
         scene = make_first_scene(spec) if self._offers_actions else None
         return self._start_episode(spec, self._position.answer.text.lower(), scene)
 
     def step(self, action: str) -> Observation:
-        """Say one line to the game. ``info["action_refused"]``: see `parse_command`."""
         self._count_step()
         assert self._position is not None
         command, refused = parse_command(action)
@@ -291,16 +287,13 @@ class WaymarksSimulator(_WaymarksBase):
     """The same games without TextWorld: observations equal those of `WaymarksEnv` byte for byte."""
 
     def reset(self, task: Task) -> Observation:
-        """Start an episode of `task`."""
         return self.reset_spec(parse_spec(task))
 
     def reset_spec(self, spec: GameSpec) -> Observation:
-        """Start a game that belongs to no task."""
         scene = make_first_scene(spec)
         return self._start_episode(spec, scene.text, scene)
 
     def step(self, action: str) -> Observation:
-        """Say one line to the game."""
         self._count_step()
         assert self._scene is not None
         command, refused = parse_command(action)

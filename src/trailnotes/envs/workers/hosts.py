@@ -92,12 +92,10 @@ class LocalHost(Host):
         return self._slots.run(operation, slot, argument)
 
     def drop(self, slot: int) -> None:
-        """Close an instance, ignoring its errors."""
         with suppress(TrailnotesError):
             self._slots.run("drop", slot)
 
     def close(self) -> None:
-        """Close all instances here."""
         self._slots.close()
 
 
@@ -131,7 +129,6 @@ class RemoteHost(Host):
         return await answer
 
     def drop(self, slot: int) -> None:
-        """Close an instance, after the call that it may still be in."""
         if not self.failure:
             self._request(encode(["drop", slot, None]), None)
 
@@ -224,14 +221,12 @@ class Slots:
         return None
 
     def drop(self, slot: int) -> None:
-        """Close the instance `slot`, if it was opened."""
         env = self._envs.pop(slot, None)
         if env is not None:
             with wrap_env_errors(f"close of {self._name}"):
                 env.close()
 
     def close(self) -> None:
-        """Close all instances, ignoring their errors."""
         for slot in list(self._envs):
             with suppress(Exception):
                 self.drop(slot)

@@ -77,6 +77,5 @@ class EnvServer:
         return self._slots.run(operation, slot, unpack_task(argument) if operation == "reset" else argument)
 
     def close(self) -> None:
-        """Close all environments of the process."""
         if self._slots:
             self._slots.close()

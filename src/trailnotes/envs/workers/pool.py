@@ -37,7 +37,6 @@ class Lease:
         return await self._call("step", action)
 
     def release(self) -> None:
-        """Give the environment back."""
         self._host.load -= 1
         if not self._failure:
             self._host.give_back(self._slot, healthy=self._healthy)

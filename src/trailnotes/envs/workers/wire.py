@@ -75,7 +75,6 @@ def pack(value: Task | Observation | str | None) -> Any:
 
 
 def unpack_task(values: list[Any]) -> Task:
-    """Unpack a task from its fields."""
     return Task(*values)
 
 
@@ -88,7 +87,6 @@ def unpack_observation(values: list[Any]) -> Observation:
 
 
 def pack_error(error: TrailnotesError) -> list[str]:
-    """Pack an error as an answer."""
     return ["error", type(error).__name__, str(error)]
 
 

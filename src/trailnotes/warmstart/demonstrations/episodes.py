@@ -19,7 +19,6 @@ Script = Generator[str, Observation, None]  # is sent the newest observation and
 
 
 def replay_actions(actions: Sequence[str], _: Observation) -> Script:
-    """Take `actions` whatever the observations are."""
     for action in actions:  # noqa: UP028 (a list cannot be sent the observations)
         yield action
 
@@ -45,12 +44,10 @@ def play_script(env: Env, task: Task, script: Callable[[Observation], Script], m
 
 
 def get_actions(trajectory: Trajectory) -> list[str]:
-    """Return the actions of an episode."""
     return [step.action for step in trajectory.steps]
 
 
 def apply_rehearsal_options(config: Config) -> Config:
-    """Apply `rehearsal.options` over those of the environment."""
     options = {**config.env.options, **config.rehearsal.options}
     return config.model_copy(update={"env": config.env.model_copy(update={"options": options})})
 

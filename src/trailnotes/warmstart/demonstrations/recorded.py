@@ -31,7 +31,6 @@ class RecordedGame:
 
     @property
     def all_episodes(self) -> tuple[Trajectory, ...]:
-        """Return all episodes of the game."""
         return (*self.wandered, self.gold) if self.gold else self.wandered
 
 
@@ -68,7 +67,6 @@ class RecordedDemonstrator(Demonstrator):
         return tuple(self.build_tip(t, t.score) for t in chosen)[: self.config.memory.top_k]
 
     def build_tip(self, trajectory: Trajectory, score: float) -> Tip:
-        """Build the tip of an episode that ended with `score`."""
         return Tip(
             trajectory.task.id, self.write_note(trajectory, score), key="", score=score, max_score=trajectory.max_score
         )

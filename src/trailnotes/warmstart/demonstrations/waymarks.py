@@ -102,7 +102,6 @@ class WaymarksDemonstrator:
         return ws.make_spec(kind, family, self.draw_rule(kind, family, size), self.rng.getrandbits(40))
 
     def draw_rule(self, kind: ws.Kind, family: str, size: int) -> ws.Rule:
-        """Draw a rule for `family` that no panel gives it."""
         while (kind, family, rule := ws.draw_rule(kind, self.rng, size)) in self.forbidden:
             pass
         return rule
@@ -122,7 +121,6 @@ class WaymarksDemonstrator:
         return pair_demonstrations(tuple(conversation.acting) if tips else None, written, trajectory.task)
 
     def draw_lesson(self, spec: ws.GameSpec) -> tuple[tuple[Tip, ...], tuple[str, ...]]:
-        """Draw the tips of an episode, and the actions that follow from them."""
         if self.rng.random() < self.config.warmstart.p_follow_tip:
             return self.draw_tips(spec, knowing=True), ws.gold_actions(spec)
         tips = self.draw_tips(spec, knowing=False) if self.rng.random() < 0.5 else ()
@@ -146,15 +144,12 @@ class WaymarksDemonstrator:
         return self.write_correct_note(spec, trajectory)
 
     def write_correct_note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
-        """Write the note of a good writer about an episode."""
         return format_outcome_note(spec, trajectory)
 
     def write_wrong_note(self, spec: ws.GameSpec) -> str:
-        """Write the tip of some other rule of the family."""
         return format_rule_note(spec.family, self.draw_rule(spec.kind, spec.family, spec.size))
 
     def explore(self, spec: ws.GameSpec) -> tuple[str, ...]:
-        """Read the archive, or try a way drawn at random."""
         if self.rng.random() < self.config.warmstart.p_explore:
             return ws.archive_actions(spec)
         guess = self.draw_rule(spec.kind, spec.family, spec.size)
@@ -244,7 +239,6 @@ class WaymarksDemonstrator:
                 return tuple(ws.format_unlock(box, gem) for box, gem in zip(spec.boxes, guess, strict=False))
 
     def build_situation(self, spec: ws.GameSpec, done: tuple[str, ...]) -> Situation:
-        """Build the situation after the actions `done`."""
         observation = self.env.reset_spec(spec)
         for action in done:
             observation = self.env.step(action)
@@ -315,10 +309,8 @@ def format_outcome_note(spec: ws.GameSpec, trajectory: Trajectory) -> str:
 
 
 def has_read(spec: ws.GameSpec, trajectory: Trajectory) -> bool:
-    """Return whether the episode went to the archive at once."""
     return tuple(step.action for step in trajectory.steps) == ws.archive_actions(spec)
 
 
 def build_demonstration_task(spec: ws.GameSpec) -> Task:
-    """Build the task of a demonstration, under a unique id."""
     return make_task(spec, f"demonstration/{spec.kind}/{spec.family}/{spec.seed}")

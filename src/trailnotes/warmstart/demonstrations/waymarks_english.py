@@ -72,12 +72,10 @@ class EnglishWaymarks(WaymarksDemonstrator):
         return self.rank_tips(tips), ws.gold_actions(spec) if knowing else self.explore_after(spec, failures)
 
     def rank_tips(self, tips: list[Tip]) -> tuple[Tip, ...]:
-        """Rank tips by score, then at random, without repeated texts."""
         self.rng.shuffle(tips)
         return tuple({tip.text: tip for tip in sorted(tips, key=lambda tip: -tip.score)}.values())
 
     def build_rule_tip(self, spec: ws.GameSpec, rule: ws.Rule, *, won: bool) -> Tip:
-        """Build a tip that tells `rule` for the family of `spec`."""
         return Tip(
             spec.family, format_rule_tip(spec.kind, spec.family, rule, self.rng, won=won), key="", score=float(won)
         )
@@ -99,7 +97,6 @@ class EnglishWaymarks(WaymarksDemonstrator):
         return tried, tips
 
     def draw_unrelated_tip(self, spec: ws.GameSpec) -> Tip:
-        """Draw a tip about another family, mostly of the same kind."""
         while (other := self.draw_spec()).family == spec.family or (
             other.kind != spec.kind and len(self.names) > 1 and self.rng.random() < 0.8
         ):
@@ -112,7 +109,6 @@ class EnglishWaymarks(WaymarksDemonstrator):
         return self.build_rule_tip(other, other.rule, won=self.rng.random() < 0.5)
 
     def explore_after(self, spec: ws.GameSpec, failures: Sequence[ws.Rule]) -> tuple[str, ...]:
-        """Read the archive, or try a way that no failure excludes."""
         if self.rng.random() < self.config.warmstart.p_explore:
             return ws.archive_actions(spec)
         while True:
@@ -122,7 +118,6 @@ class EnglishWaymarks(WaymarksDemonstrator):
                 return ws.gold_actions(other)
 
     def write_wrong_note(self, spec: ws.GameSpec) -> str:
-        """Write the archive's words for some other rule of the family."""
         rule = self.draw_rule(spec.kind, spec.family, spec.size)
         return format_rule_tip(spec.kind, spec.family, rule, self.rng, won=False)
 
@@ -142,5 +137,4 @@ def truncate_guess(spec: ws.GameSpec, guess: ws.Rule) -> ws.Rule:
 
 
 def compare_with_rule(spec: ws.GameSpec, tried: ws.Rule) -> tuple[bool, ...]:
-    """Compare each part of an attempt with the rule."""
     return tuple(word == right for word, right in zip(tried, spec.rule, strict=False))
