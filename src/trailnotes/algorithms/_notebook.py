@@ -9,21 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
+from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
-from trailnotes.rollout.conversation import Conversation, build_opening_messages, quoted, replay_conversation, truncate
+from trailnotes.rollout.conversation import (
+    Conversation,
+    CountTokens,
+    build_opening_messages,
+    quoted,
+    replay_conversation,
+    truncate,
+)
 from trailnotes.rollout.episode import EpisodeContext, TipsActor, count_prompt_tokens
 from trailnotes.rollout.tips import CompletionRequest
+from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.seeds import derive_seed
-from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory, strip_thinking
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
-    from trailnotes.rollout.conversation import CountTokens
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import TrajectoryGroup
+from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory, TrajectoryGroup, strip_thinking
 
 
 class NotebookConfig(Section):

@@ -7,18 +7,17 @@ each settled choice, and where this departs from the paper.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import Method
+from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.learner.credit.episodes import group_advantages
 from trailnotes.learner.samples import replace_behavior_logprobs
+from trailnotes.types import Mode
 
 if TYPE_CHECKING:
-    import random
-
-    from trailnotes.config.methods_schema import AlgorithmConfig
     from trailnotes.training.iteration import Iteration
-    from trailnotes.types import Mode
 
 
 def draw_modes(algorithm: AlgorithmConfig, num_tasks: int, group_size: int, rng: random.Random) -> list[list[Mode]]:

@@ -8,27 +8,23 @@ docs/algorithms/lamer.md for every metric, what the source settles, and where th
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import Method
+from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
 from trailnotes.learner.credit.episodes import discount_across_episodes, group_advantages, group_relative
 from trailnotes.learner.samples import anchor_sample
-from trailnotes.memory import open_memory
-from trailnotes.rollout.tips import compute_tip_metrics
-from trailnotes.types import TrajectoryGroup
+from trailnotes.memory import TipMemory, open_memory
+from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics
+from trailnotes.types import Mode, Sample, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.memory import TipMemory
-    from trailnotes.rollout.tips import WrittenTip
     from trailnotes.training.iteration import Iteration
-    from trailnotes.types import Mode, Sample
 
 LAMER = "LaMer, arXiv 2512.16848"
 

@@ -5,12 +5,8 @@ Few-shot examples come through `rollout.num_examples`, where the environment bri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trailnotes.config.methods import Method
-
-if TYPE_CHECKING:
-    from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.runs.adaptation import AdaptationRun
 
 
 async def naive(run: AdaptationRun) -> None:

@@ -8,6 +8,7 @@ where this departs from it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,15 +16,12 @@ from trailnotes.algorithms.opsd import OpsdConfig, build_lessons, distillation_m
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
 from trailnotes.learner.credit.episodes import group_advantages
-from trailnotes.memory import open_memory
+from trailnotes.memory import TipMemory, open_memory
+from trailnotes.rollout.tips import WrittenTip
+from trailnotes.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.memory import TipMemory
-    from trailnotes.rollout.tips import WrittenTip
     from trailnotes.training.iteration import Iteration
-    from trailnotes.types import Trajectory, TrajectoryGroup
 
 
 class OpidConfig(Section):

@@ -8,6 +8,7 @@ docs/algorithms/opsd.md for each formula, its origin, and where this departs fro
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
@@ -17,22 +18,18 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import model_validator
 
 from trailnotes.config.methods import Method
+from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
 from trailnotes.learner.credit.episodes import group_advantages
 from trailnotes.learner.samples import build_samples
+from trailnotes.memory.base import Memory
+from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import EpisodeContext, TipsActor
 from trailnotes.rollout.groups import gather_or_cancel
-from trailnotes.types import TrajectoryGroup
+from trailnotes.types import Completion, Message, Mode, Sample, Sampling, Step, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.memory.base import Memory
-    from trailnotes.policies.base import Policy
     from trailnotes.training.iteration import Iteration
-    from trailnotes.types import Completion, Message, Mode, Sample, Sampling, Step, Trajectory
-
 
 BETA = 5.0  # sdar: steepness of the sigmoid (SDAR release)
 

@@ -7,26 +7,27 @@ Source: "ReasoningBank: Scaling Agent Self-Evolving with Reasoning Memory" (arXi
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.algorithms._notebook import (
+    Ask,
+    NotebookConfig,
+    Question,
+    adapt_by_notebook,
+    describe_outcome,
+    read_lines,
+)
 from trailnotes.config.methods import Method
-from trailnotes.memory import embedder_of
+from trailnotes.memory import Embedder, embedder_of
 from trailnotes.rollout.conversation import get_instruction
 from trailnotes.rollout.tips import select_usable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from trailnotes.algorithms._notebook import Ask
-    from trailnotes.memory import Embedder
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Task, TrajectoryGroup
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.types import Task, TrajectoryGroup
 
 MAX_ITEMS: Final = 3  # of an episode (release)
 _PART: Final = re.compile(r"^(title|description|content)\s*(?:[:\u2013-]\W*(.*))?$", re.IGNORECASE)

@@ -8,6 +8,7 @@ See docs/algorithms/ucob.md for the formula, every metric, and where this depart
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,17 +19,12 @@ from trailnotes.algorithms.gigpo import GigpoConfig, compute_two_level_advantage
 from trailnotes.algorithms.opsd import Array, log_ratio, rebuild_with_tips
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
-from trailnotes.learner.credit.steps import collect_visits
+from trailnotes.learner.credit.steps import Visits, collect_visits
 from trailnotes.learner.samples import anchor_sample
-from trailnotes.types import NO_OP
+from trailnotes.types import NO_OP, Completion, Sample, TokenIds, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.learner.credit.steps import Visits
     from trailnotes.training.iteration import Iteration
-    from trailnotes.types import Completion, Sample, TokenIds, TrajectoryGroup
-
 
 # Of the release's ALFWorld script (d38292c)
 MARGIN = 0.05  # least gap of returns, as a share of the highest score

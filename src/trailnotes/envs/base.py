@@ -49,8 +49,7 @@ class Env(Protocol):
         """Take one action, any string; after the end it raises `EnvError`."""
         ...
 
-    def close(self) -> None:
-        ...
+    def close(self) -> None: ...
 
 
 @contextmanager

@@ -37,11 +37,9 @@ MAX_ACTION_SHOWN = 200  # characters of the action that an error names
 class AsyncEnv(Protocol):
     """An environment behind a lease; both methods raise `EnvError` when it fails."""
 
-    async def reset(self, task: Task) -> Observation:
-        ...
+    async def reset(self, task: Task) -> Observation: ...
 
-    async def step(self, action: str) -> Observation:
-        ...
+    async def step(self, action: str) -> Observation: ...
 
 
 @runtime_checkable
@@ -95,8 +93,7 @@ class Decision:
 class Actor(Protocol):
     """One agent in one episode. It asks the policy under `EpisodeContext.episode`, one request at a time."""
 
-    def start(self, observation: Observation) -> None:
-        ...
+    def start(self, observation: Observation) -> None: ...
 
     async def act(self, observation: Observation) -> Decision | None:
         """Answer the newest observation, the first one included; None if the next turn does not fit."""

@@ -9,14 +9,12 @@ and Kolter 2023, arXiv 2305.09828), and trained like all others.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from trailnotes.config.schema import WarmstartConfig
+from trailnotes.config.schema import WarmstartConfig
 
 END = "<|end|>"
 PAD = "<|pad|>"

@@ -9,13 +9,15 @@ import math
 import random
 import shutil
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS
 from trailnotes.envs.tasks import validate_learning_tasks
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
@@ -29,14 +31,9 @@ from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import write_text_atomic
+from trailnotes.types import StrPath
 from trailnotes.warmstart.demonstrations import Demonstration, read_demonstrations, require_demonstrator
 from trailnotes.warmstart.small_model import build_model, train_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.types import StrPath
 
 PATIENCE = 1000  # how many demonstrations in a row may be too long before the search for one that fits ends
 GRAD_CLIP = 1.0

@@ -10,13 +10,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer import situations as arithmetic
 from trailnotes.algorithms.rememberer.situations import Experience, ExperienceRecord, SituationIndex, SituationKey
+from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.index import decode_vectors
@@ -25,9 +26,6 @@ from trailnotes.memory.schema import EmbedderIdentity, MemoryFile, translate_err
 from trailnotes.memory.tips import MAX_KEY_CHARS
 from trailnotes.storage.files import parse_json
 from trailnotes.types import replace_surrogates
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
 
 COLUMNS = ("task", "observation", "history", "admissible", "last_reward", "total_reward", "visits", "age")
 

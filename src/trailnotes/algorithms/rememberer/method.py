@@ -7,31 +7,23 @@ docs/algorithms/rememberer.md for every metric, each settled choice, and departu
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer import advice as words
 from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction
-from trailnotes.algorithms.rememberer.experience import open_experience
-from trailnotes.algorithms.rememberer.situations import Experience
+from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
+from trailnotes.algorithms.rememberer.situations import Experience, ExperienceRecord
+from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory.controls import require_own_tips
 from trailnotes.rollout.conversation import Conversation, get_instruction, quoted
-from trailnotes.rollout.episode import Decision, count_prompt_tokens
+from trailnotes.rollout.episode import Decision, EpisodeContext, count_prompt_tokens
+from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.seeds import derive_seed
-from trailnotes.types import NO_OP, Sampling
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.algorithms.rememberer.experience import ExperienceTable
-    from trailnotes.algorithms.rememberer.situations import ExperienceRecord
-    from trailnotes.config.schema import Config
-    from trailnotes.rollout.episode import EpisodeContext
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Message, Observation, Task, Trajectory, TrajectoryGroup
+from trailnotes.types import NO_OP, Message, Observation, Sampling, Task, Trajectory, TrajectoryGroup
 
 MAX_TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit the context
 

@@ -8,7 +8,7 @@ settled choice, and where this departs from the paper and its release.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,19 +20,14 @@ from trailnotes.errors import ConfigError
 from trailnotes.memory.controls import require_own_tips
 from trailnotes.memory.retrieval import Embedder, embedder_of
 from trailnotes.rollout.conversation import Conversation, parse_action
-from trailnotes.rollout.episode import Decision, TipsActor, compute_prompt_limit, observe_within_limit
+from trailnotes.rollout.episode import Decision, EpisodeContext, TipsActor, compute_prompt_limit, observe_within_limit
+from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
-from trailnotes.types import NO_OP, Completion
+from trailnotes.types import NO_OP, Completion, Observation, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from trailnotes.algorithms.retrospex.critic import Critic
-    from trailnotes.memory.retrieval import Embedder
-    from trailnotes.rollout.episode import EpisodeContext
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Observation, TrajectoryGroup
 
 TEMPERATURE, TOP_P = 0.9, 0.95  # sampling of the candidates (Retrospex release 6d169a4)
 

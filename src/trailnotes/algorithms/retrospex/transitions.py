@@ -12,17 +12,15 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from trailnotes.algorithms.retrospex import RetrospexConfig
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import parse_json, read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Task, Trajectory
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
 
 RewardRule = Literal["raw", "spread"]
 FailureRule = Literal["raw", "floor0", "last_positive"]

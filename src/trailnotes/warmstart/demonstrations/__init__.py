@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration, read_demonstrations
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from trailnotes.config.schema import Config
 
 __all__ = [
     "DEMONSTRATORS",

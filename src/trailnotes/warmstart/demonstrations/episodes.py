@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from trailnotes.config.schema import Config
+from trailnotes.envs import Env
 from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import Conversation, build_reflection_messages
 from trailnotes.storage.demonstrations import Demonstration, list_assistant_turns
 from trailnotes.types import Completion, Message, Observation, Outcome, Step, Task, Tip, Trajectory
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
-    from trailnotes.envs import Env
 
 Script = Generator[str, Observation, None]  # is sent the newest observation and yields the next action
 

@@ -7,7 +7,8 @@ and advice, and to write.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Self, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self, cast
 
 from trailnotes.algorithms.reflexion import ReflexionConfig, build_plan_messages
 from trailnotes.algorithms.rememberer import RemembererConfig
@@ -18,12 +19,14 @@ from trailnotes.algorithms.rememberer.advice import (
     build_advice_messages,
     format_advice,
 )
+from trailnotes.config.schema import Config
 from trailnotes.envs import make_env
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.env import (
     COMPARE_SIZES,
     FEW_FAMILIES,
     NO_SIZES,
+    WaymarksSimulator,
     get_size,
     list_panel_rules,
     make_task,
@@ -34,13 +37,6 @@ from trailnotes.rollout.conversation import Conversation, build_reflection_messa
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Completion, Message, Step, Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import pair_demonstrations
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.envs.waymarks.env import WaymarksSimulator
-    from trailnotes.types import Task
 
 NOTHING_FOUND = "nothing found"
 FAMILY_OPTIONS = {"families": FEW_FAMILIES, "new_families": 0, "new_validation": 0}

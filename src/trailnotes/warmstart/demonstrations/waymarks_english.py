@@ -6,19 +6,14 @@ differ, and the actions follow from them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.errors import ConfigError
-from trailnotes.types import Tip
+from trailnotes.types import Tip, Trajectory
 from trailnotes.warmstart.demonstrations.waymarks import WaymarksDemonstrator, has_read
 from trailnotes.warmstart.demonstrations.waymarks_words import format_failure_tip, format_rule_tip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.types import Trajectory
 
 P_MISLED = 0.1  # of the episodes without a right tip: a wrong one is followed, and what is written says how it ended
 

@@ -6,16 +6,14 @@ format.
 
 from __future__ import annotations
 
+import random
 import re
 import tomllib
+from collections.abc import Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trailnotes.envs.waymarks import spec as ws
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Sequence
 
 # By kind of tip ("read" in the archive, "won" or "failed" by playing) and of game.
 TEMPLATES: Final[dict[str, dict[ws.Kind, list[str]]]] = tomllib.loads(
