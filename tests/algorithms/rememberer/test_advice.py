@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.algorithms.rememberer.advice import (
+    WORDS,
     Example,
     Situation,
     ValuedAction,
     build_advice_messages,
     format_advice,
-    get_stop_strings,
     join_actions,
     parse_advice,
 )
@@ -106,9 +106,9 @@ def test_what_is_written_is_read_back(valued: list[ValuedAction]) -> None:
 
 def test_an_answer_ends_where_the_discouraged_would_follow() -> None:
     (_, user) = build_advice_messages(PRESENT, [example(bad=(ValuedAction("wait", 0.0),))], "full")
-    assert get_stop_strings("full")[0] in user.content
-    assert parse_advice(f"a -> 1\n{get_stop_strings('full')[0]}\nb -> 2") == [ValuedAction("a", 1.0)]
-    assert parse_advice(f"a -> 1\n{get_stop_strings('terse')[0]}\nb -> 2") == [ValuedAction("a", 1.0)]
+    assert WORDS["full"]["not"] in user.content
+    for style in WORDS:
+        assert parse_advice(f"a -> 1\n{WORDS[style]['not']}\nb -> 2") == [ValuedAction("a", 1.0)]
 
 
 def test_actions_are_listed_as_in_a_turn() -> None:

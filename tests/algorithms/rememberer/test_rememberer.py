@@ -18,19 +18,20 @@ import pytest
 
 import caves
 from small import small_config
-from trailnotes.algorithms.rememberer import RemembererConfig
+from trailnotes.algorithms.rememberer import AdvisedActor, choose_advice, extract_experiences
 from trailnotes.algorithms.rememberer.advice import ValuedAction
-from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
-from trailnotes.algorithms.rememberer.method import AdvisedActor, choose_advice, extract_experiences
-from trailnotes.algorithms.rememberer.situations import (
+from trailnotes.algorithms.rememberer.table import (
     ActionValue,
     Experience,
     ExperienceRecord,
+    ExperienceTable,
+    RemembererConfig,
     SituationIndex,
 )
 from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError
+from trailnotes.memory import embedder_of
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import EpisodeContext
 from trailnotes.types import NO_OP, Completion, Message, Observation, Sampling, Step, Task, TokenIds, Trajectory
@@ -114,7 +115,7 @@ def test_defect_6_an_unreadable_answer_is_no_transition_and_no_reward_counts_twi
     )
     assert [(t.observation, t.action, t.reward) for t in read] == [("hall", "go", 0.75), ("room", "go", 1.0)]
     assert read[1].history == ("go",)
-    with open_experience(None, cave_config()) as table, table.transaction():
+    with open_experience(cave_config()) as table, table.transaction():
         table.learn(read)
         assert table.find("the goal", "hall").values["go"].value == 1.75
     assert extract_experiences(episode(("hall", NO_OP, -1.0))) == []
@@ -171,6 +172,10 @@ class Listener(ScriptedPolicy):
         return await super().generate(messages, sampling, episode)
 
 
+def open_experience(config: Config) -> ExperienceTable:
+    return ExperienceTable(None, embedder_of(config), config.section(RemembererConfig))
+
+
 def decide(policy: Listener, taught: ExperienceTable, config: Config, *seen: Observation) -> list[Any]:
     async def episode() -> list[Any]:
         actor = AdvisedActor(EpisodeContext(policy, TASK, "on_policy_tips", 0, 5, "e", config), taught)
@@ -185,7 +190,7 @@ def hall(text: str = "a hall", **fields: Any) -> Observation:
 
 
 def table_of(config: Config, *texts: str, action: str = "go", reward: float = 1.0) -> ExperienceTable:
-    made = open_experience(None, config)
+    made = open_experience(config)
     with made.transaction():
         for text in texts:
             made.learn([Experience("find it", text, action, reward, ("x", "y"), ("go", "wait"))])
@@ -196,7 +201,7 @@ def test_the_answers_most_valued_action_is_done_and_an_unreadable_one_is_the_no_
     config = cave_config()
     policy = Listener("wait -> 0.1\ntake cup -> 0.9\ngo -> 0.5", "no idea", "go -> 1")
     seen = (hall(), hall(reward=0.5), hall())
-    decisions = decide(policy, open_experience(None, config), config, *seen)
+    decisions = decide(policy, open_experience(config), config, *seen)
     assert [decision.action for decision in decisions] == ["take cup", NO_OP, "go"]
     assert [decision.plain_prompt_ids for decision in decisions] == [d.completion.prompt_ids for d in decisions]
     assert "did : take cup\n" in policy.asked[2][0]  # an answer that could not be read is no history
@@ -328,7 +333,5 @@ def test_a_stopped_run_goes_on_to_the_same_table_and_asks_nothing_when_it_has_en
 
 
 def test_it_needs_no_torch() -> None:
-    code = (
-        "import sys, trailnotes.algorithms.rememberer.method; assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
+    code = "import sys, trailnotes.algorithms.rememberer; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

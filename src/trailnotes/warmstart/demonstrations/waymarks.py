@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Self, cast
 
 from trailnotes.algorithms.reflexion import ReflexionConfig, build_plan_messages
-from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer.advice import (
     Example,
     Situation,
@@ -19,6 +18,7 @@ from trailnotes.algorithms.rememberer.advice import (
     build_advice_messages,
     format_advice,
 )
+from trailnotes.algorithms.rememberer.table import RemembererConfig
 from trailnotes.config.schema import Config
 from trailnotes.envs import make_env
 from trailnotes.envs.waymarks import spec as ws
