@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from trailnotes.config.schema import EnvConfig
+from trailnotes.envs.workers.hosts import Worker
 from trailnotes.envs.workers.pool import EnvPool, Lease
-from trailnotes.envs.workers.worker import Worker
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -280,6 +280,7 @@ def test_a_busy_parent_does_not_blame_its_workers() -> None:
         ("raise now", "step of odd_envs:Puppet raised ValueError: two lines now"),
         ("quit early", "step of odd_envs:Puppet raised SystemExit: early"),
         ("nonsense x", "an environment must answer with an Observation, not str"),
+        ("count", "Observation.actions must be a tuple of texts or None, not 3"),
     ],
 )
 def test_what_an_environment_raises_costs_one_episode(num_workers: int, action: str, message: str) -> None:
@@ -296,23 +297,6 @@ def test_what_an_environment_raises_costs_one_episode(num_workers: int, action: 
 def test_an_observation_that_is_no_json_is_an_error() -> None:
     with puppets(1) as pool, pytest.raises(EnvError, match="does not fit JSON: object is not JSON"):
         play(pool, "object")
-
-
-@both_kinds
-def test_actions_that_are_no_texts_are_an_error(num_workers: int) -> None:
-    with puppets(num_workers) as pool, pytest.raises(EnvError, match="must be a tuple of texts or None, not 3"):
-        play(pool, "count")
-
-
-def test_an_answer_that_cannot_be_unpacked_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(values: list[Any]) -> Observation:
-        raise TypeError("on purpose")
-
-    with puppets(1) as pool:
-        play(pool, "pid")
-        monkeypatch.setattr("trailnotes.envs.workers.hosts.unpack_observation", fail)
-        with pytest.raises(EnvError, match="sent no observation: on purpose"):
-            play(pool, "pid")
 
 
 def test_a_cancelled_call_leaves_no_answer_behind() -> None:
@@ -405,7 +389,7 @@ def test_close_ends_a_worker_in_mid_call_and_its_children() -> None:
             return pids
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trailnotes.envs.workers.worker.STOP_TIMEOUT", 0.2)
+        patch.setattr("trailnotes.envs.workers.hosts.STOP_TIMEOUT", 0.2)
         pids = asyncio.run(leave_in_mid_call(puppets(1)))
     assert wait_until(lambda: not any(alive(pid) for pid in pids))
 

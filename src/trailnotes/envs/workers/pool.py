@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
-from trailnotes.envs.workers.hosts import Host, LocalHost
-from trailnotes.envs.workers.worker import Worker
+from trailnotes.envs.workers.hosts import Host, LocalHost, Worker
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
