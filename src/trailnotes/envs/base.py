@@ -43,11 +43,9 @@ class Env(Protocol):
 
     def reset(self, task: Task) -> Observation:
         """Start `task`; the observation has the `instruction`. The same task gives the same text."""
-        ...
 
     def step(self, action: str) -> Observation:
         """Take one action, any string; after the end it raises `EnvError`."""
-        ...
 
     def close(self) -> None: ...
 
