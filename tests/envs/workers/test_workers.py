@@ -119,20 +119,6 @@ def test_leases_are_spread_evenly_and_environments_used_again() -> None:
     assert sorted(second) == sorted(first)
 
 
-def test_in_this_process_each_lease_has_an_environment_of_its_own() -> None:
-    async def two(pool: EnvPool) -> list[int]:
-        async with pool.lease() as one, pool.lease() as other:
-            await one.reset(TASK)
-            await other.reset(TASK)
-            await one.step("end")
-            return [(await other.step("pid")).info["instance"], int((await other.step("pid")).text)]
-
-    with puppets(0) as pool:
-        instance, pid = asyncio.run(two(pool))
-        assert pid == os.getpid()
-        assert instance in {asyncio.run(two(pool))[0], asyncio.run(two(pool))[0]}
-
-
 def test_more_than_a_socket_holds_waits_for_the_worker() -> None:
     async def crowd(pool: EnvPool) -> list[list[Observation]]:
         return await asyncio.gather(*[episode(pool, "sleep 0.05", "x" * 2_000_000) for _ in range(4)])
@@ -318,7 +304,7 @@ def test_what_cannot_be_started_is_a_config_error(num_workers: int) -> None:
         with EnvPool(EnvConfig(name=name, options=options, num_workers=num_workers)) as pool:
             play(pool)
 
-    with pytest.raises(ConfigError, match="no module 'no_such_module'"):
+    with pytest.raises(ConfigError, match="No module named 'no_such_module'"):
         start("no_such_module:Env")
     with pytest.raises(ConfigError, match=r"env.options.greting.*did you mean greeting"):
         start("odd_envs:Puppet", greting="hi")
@@ -343,15 +329,6 @@ def test_a_module_that_cannot_be_imported_names_its_error(tmp_path: Path, monkey
         for _ in range(2):
             with pytest.raises(ConfigError, match="importing wrong_env raised RuntimeError: half written"):
                 play(pool)
-
-
-def test_a_worker_that_cannot_start_is_done_with_however_many_wait(caplog: pytest.LogCaptureFixture) -> None:
-    async def crowd(pool: EnvPool) -> list[list[Observation] | BaseException]:
-        return await asyncio.gather(*[episode(pool) for _ in range(8)], return_exceptions=True)
-
-    with EnvPool(EnvConfig(name="no_such_module:Env", num_workers=1)) as pool:
-        assert {type(failure) for failure in asyncio.run(crowd(pool))} == {ConfigError}
-    assert not caplog.records  # nothing that the worker says afterwards is taken for an answer
 
 
 def test_a_worker_lost_between_episodes_costs_none() -> None:

@@ -74,11 +74,7 @@ class GameSpec:
 
 
 def make_spec(kind: Kind, family: str, rule: Sequence[str], seed: int) -> GameSpec:
-    """Draw the variation `seed` of a family; the length of `rule` is the size of the game.
-
-    Raises:
-        ConfigError: unknown kind, or a rule that no game of this kind can have.
-    """
+    """Draw the variation `seed` of a family; the length of `rule` is the size of the game."""
     rule = validate_rule(kind, tuple(rule))
     rng = random.Random(seed)
     if kind == "route":
@@ -129,11 +125,7 @@ def count_rules(kind: Kind, size: int | None = None) -> int:
 
 @lru_cache(maxsize=1024)
 def draw_family_rule(kind: Kind, family: str, dataset_seed: int = 0, size: int | None = None) -> Rule:
-    """Draw a family's hidden rule of a size: a pure function, without repeats within a kind if possible.
-
-    Raises:
-        ConfigError: no such family, or none of this size.
-    """
+    """Draw a family's hidden rule of a size: a pure function, without repeats within a kind if possible."""
     names = FAMILY_NAMES.get(kind, ())
     if family not in names:
         known = ", ".join(f"{k}/{name}" for k in KINDS for name in FAMILY_NAMES[k])
