@@ -30,8 +30,8 @@ def test_what_a_model_says_of_itself_becomes_a_command(opening: str) -> None:
 
 @pytest.mark.parametrize(
     "action",
-    ["", "i", "I", "i will", "inventory", "go north", "i go north", "Ill", "let go", "Insert key", "well", "first", "We",
-     "then", "now look", "my action"],
+    ["", "i", "I", "i will", "inventory", "go north", "i go north", "Ill", "let go", "Insert key", "well", "first",
+     "We", "then", "now look", "my action"],
 )  # fmt: skip
 def test_a_command_stays_as_it_is(action: str) -> None:
     assert strip_intent(action) == action

@@ -72,11 +72,7 @@ class WaymarksDemonstrator:
 
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Build a demonstrator of families that `env.options` neither trains nor evaluates.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Build a demonstrator of families that `env.options` neither trains nor evaluates."""
         options = config.env.options
         asked = (options.get(name, default) for name, default in FAMILY_OPTIONS.items())
         spare = select_families(*asked)["spare"]
@@ -140,7 +136,9 @@ class WaymarksDemonstrator:
         return self.write_correct_note(spec, trajectory)
 
     def write_correct_note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
-        return format_outcome_note(spec, trajectory)
+        """Write the rule if the episode showed all of it, else `NOTHING_FOUND`."""
+        knows = trajectory.success or has_read(spec, trajectory)
+        return format_rule_note(spec.family, spec.rule) if knows else NOTHING_FOUND
 
     def write_wrong_note(self, spec: ws.GameSpec) -> str:
         return format_rule_note(spec.family, self.draw_rule(spec.kind, spec.family, spec.size))
@@ -159,8 +157,12 @@ class WaymarksDemonstrator:
         if not self.config.warmstart.num_tips:
             return ()
         nothing = Tip(spec.family, NOTHING_FOUND, key="", score=0.0)
-        if self.rng.random() < self.config.warmstart.plans:
-            return self.draw_plans(spec, nothing, knowing=knowing)
+        if self.rng.random() < self.config.warmstart.plans:  # in the order of trials, the right one anywhere
+            plans = [nothing] * self.rng.randint(1, min(MAX_PLANS, self.config.warmstart.num_tips))
+            if knowing:
+                right_plan = Tip(spec.family, format_rule_note(spec.family, spec.rule), key="", score=0.0)
+                plans[self.rng.randrange(len(plans))] = right_plan
+            return tuple(plans)
         if not knowing:
             return (nothing,)
         right = Tip(spec.family, format_rule_note(spec.family, spec.rule), key="", score=float(self.rng.random() < 0.5))
@@ -169,14 +171,6 @@ class WaymarksDemonstrator:
         if self.rng.random() < 0.7 and self.config.warmstart.num_tips > 1:  # or the right one might be cut below
             tips.insert(self.rng.randint(int(right.score), len(tips)), nothing)
         return tuple(tips[: self.config.warmstart.num_tips])
-
-    def draw_plans(self, spec: ws.GameSpec, nothing: Tip, *, knowing: bool) -> tuple[Tip, ...]:
-        """Draw plans in the order of trials: mostly empty ones, and the right one anywhere."""
-        plans = [nothing] * self.rng.randint(1, min(MAX_PLANS, self.config.warmstart.num_tips))
-        if knowing:
-            right = format_rule_note(spec.family, spec.rule)
-            plans[self.rng.randrange(len(plans))] = Tip(spec.family, right, key="", score=0.0)
-        return tuple(plans)
 
     def play(
         self, spec: ws.GameSpec, tips: tuple[Tip, ...], actions: tuple[str, ...]
@@ -295,13 +289,6 @@ def format_rule_note(family: str, rule: ws.Rule) -> str:
     A model that writes the name also looks for it in every tip, and so learns to tell families apart.
     """
     return f"{family} : {ws.note_text(rule).partition(': ')[2]}"
-
-
-def format_outcome_note(spec: ws.GameSpec, trajectory: Trajectory) -> str:
-    """Format the tip of a good writer: the rule if the episode showed all of it, else `NOTHING_FOUND`."""
-    return (
-        format_rule_note(spec.family, spec.rule) if trajectory.success or has_read(spec, trajectory) else NOTHING_FOUND
-    )
 
 
 def has_read(spec: ws.GameSpec, trajectory: Trajectory) -> bool:

@@ -1,20 +1,29 @@
 """Scripted Waymarks episodes in the full wording, for language models that know English but not the game.
 
 Beside the right tip there may be tips of failures, wrong tips, and tips of other families. Only their words and scores
-differ, and the actions follow from them.
+differ, and the actions follow from them. Each tip names its family, since it may turn up where another one is played,
+and is drawn from several wordings, which teach a reader words and not one format.
 """
 
 from __future__ import annotations
 
+import random
+import tomllib
 from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Final
 
 from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.errors import ConfigError
 from trailnotes.types import Tip, Trajectory
 from trailnotes.warmstart.demonstrations.waymarks import WaymarksDemonstrator, has_read
-from trailnotes.warmstart.demonstrations.waymarks_words import format_failure_tip, format_rule_tip
 
+# By kind of tip ("read" in the archive, "won" or "failed" by playing) and of game.
+TEMPLATES: Final[dict[str, dict[ws.Kind, list[str]]]] = tomllib.loads(
+    files("trailnotes.warmstart.demonstrations").joinpath("waymarks_words.toml").read_text(encoding="utf-8")
+)
+PAIR_TEMPLATES: Final = ("{box} with {gem}", "{gem} for the {box}", "{gem} in the {box}", "{box} {gem}")
 P_MISLED = 0.1  # of the episodes without a right tip: a wrong one is followed, and what is written says how it ended
 
 
@@ -133,3 +142,40 @@ def truncate_guess(spec: ws.GameSpec, guess: ws.Rule) -> ws.Rule:
 
 def compare_with_rule(spec: ws.GameSpec, tried: ws.Rule) -> tuple[bool, ...]:
     return tuple(word == right for word, right in zip(tried, spec.rule, strict=False))
+
+
+def format_rule_tip(kind: ws.Kind, family: str, rule: ws.Rule, rng: random.Random, *, won: bool) -> str:
+    """Format a tip that tells a whole rule, as it was read in the archive or played to the end."""
+    return _format_sentence(TEMPLATES["won" if won else "read"][kind], rng, family=family, way=_format_rule(rule, rng))
+
+
+def format_failure_tip(spec: ws.GameSpec, tried: ws.Rule, rng: random.Random) -> str:
+    """Format a tip about a guess that failed.
+
+    `tried` has the moves up to the dead end, or the gem for each box.
+    """
+    opened = [f"the {box}" for box, gem, key in zip(spec.boxes, tried, spec.rule, strict=False) if gem == key]
+    return _format_sentence(
+        TEMPLATES["failed"][spec.kind], rng, family=spec.family, way=_format_rule(tried, rng),
+        fit=f"only {_join_words(opened, ' and ')} opened" if opened else "nothing opened",
+    )  # fmt: skip
+
+
+def _format_sentence(wordings: Sequence[str], rng: random.Random, **words: str) -> str:
+    text = rng.choice(wordings).format(**words)
+    return text[0].upper() + text[1:]
+
+
+def _format_rule(rule: ws.Rule, rng: random.Random) -> str:
+    words = [*rule]
+    if rule[0] in ws.GEMS:
+        pair = rng.choice(PAIR_TEMPLATES)
+        words = [pair.format(box=box, gem=gem) for box, gem in zip(ws.BOXES, rule, strict=False)]
+    return _join_words(words, rng.choice((", ", " then ", " and ", ", then ")))
+
+
+def _join_words(words: Sequence[str], last: str) -> str:
+    """Join words by commas and `last` before the last one, or by " then " everywhere."""
+    if last == " then ":
+        return last.join(words)
+    return last.join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
