@@ -120,10 +120,8 @@ def build_tip_samples(
 ) -> list[Sample]:
     """Build a training row for each tip of a trial of K groups of N members.
 
-    `credit` (K - 1, N) holds the advantages of the tips after each episode: those of the episodes after them. `hold` is
-    the coefficient of their KL to the reference model. With
-    `rollout.max_async_iterations` the ratio is to the weights that wrote the tip: these rows keep their
-    log-probabilities.
+    `credit` (K - 1, N) holds the advantages of the episodes after each tip, `hold` the coefficient of its KL. With
+    `rollout.max_async_iterations` the ratio is to the weights that wrote the tip.
     """
     return [
         anchor_sample(written[id(author)].completion, "tip", hold, advantage)
@@ -141,7 +139,6 @@ def success_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def validate_lamer(config: Config) -> None:
-    """Refuse what would keep a member from playing its task again, or from writing the tip that it is credited for."""
     if config.algorithm.dynamic_sampling:
         raise ConfigError("lamer plays tasks from the start: set algorithm.dynamic_sampling = 0")
     if config.algorithm.author != "policy" or config.algorithm.author_credit:

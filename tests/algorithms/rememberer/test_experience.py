@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from trailnotes.algorithms.rememberer.table import (
     compare_texts,
     prepare_text,
 )
-from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
 
@@ -169,12 +167,6 @@ def test_defect_8_an_unknown_state_is_not_valued_by_the_record_that_is_updated()
 # -- learning
 
 
-def test_a_value_in_the_exact_record_beats_a_more_valued_neighbour() -> None:
-    taught = teach(table(n_step=1), episode(9.0, states="hall with a lamp"), episode(1.0, states="hall with a lamb"))
-    teach(taught, [Experience("g", "start", "go", 0.0), Experience("g", "hall with a lamb", "go", 0.0)])
-    assert value(taught, "start", "go") == 1.0
-
-
 def test_context_to_print_again_is_kept_and_averaged() -> None:
     first = Experience("g", "s", "a", 0.0, ("x", "y"), ("a", "b"), 1.0, 3.0)
     second = Experience("g", "s", "a", 0.0, ("z", "w"), (), 0.0, 1.0)  # as short: it replaces
@@ -182,11 +174,6 @@ def test_context_to_print_again_is_kept_and_averaged() -> None:
     record = teach(table(), [first], [second], [longer]).find("g", "s")
     assert (record.history, record.admissible) == (("z", "w"), ("c",))
     assert (record.last_reward, record.total_reward, record.visits) == (1.0, 2.0, 3)
-
-
-def test_goals_do_not_share_records() -> None:
-    taught = teach(table(), episode(1.0, goal="fetch"), episode(0.0, goal="drop"))
-    assert (value(taught, "s0", "a0", "fetch"), value(taught, "s0", "a0", "drop")) == (1.0, 0.0)
 
 
 # -- ranking
@@ -292,11 +279,6 @@ def test_similarities_of_pairs_follow_each_replacement() -> None:
     assert kept.find(("g", "a b c")) is None
 
 
-def test_a_table_of_one_record_holds_the_latest() -> None:
-    taught = teach(table(record_capacity=1), *[episode(1.0, states=f"room {i}") for i in range(3)])
-    assert [record.observation for record in all_records(taught)] == ["room 2"]
-
-
 # -- the file
 
 
@@ -373,13 +355,3 @@ def test_an_empty_table_has_nothing_to_say() -> None:
     assert list(empty.iter_nearest("g", "s")) == []
     assert empty.find("g", "s") is None
     assert empty.stats() == {"records": 0, "actions": 0, "updates": 0, "q_max": 0, "q_min": 0}
-
-
-def test_what_is_prepared_is_not_embedded_again() -> None:
-    counting = CountingEmbedder()
-    config = Config(rememberer=RemembererConfig())
-    with ExperienceTable(None, CachedEmbedder(counting), config.rememberer) as experience:
-        asyncio.run(experience.prefetch_embeddings("goal", "a hall"))
-        prepared = list(counting.texts)
-        list(experience.iter_nearest("goal", "a hall"))
-        assert counting.texts == prepared != []

@@ -6,8 +6,6 @@ import asyncio
 import json
 import random
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import pairwise
@@ -26,7 +24,6 @@ from trailnotes.algorithms.rememberer.table import (
     ExperienceRecord,
     ExperienceTable,
     RemembererConfig,
-    SituationIndex,
 )
 from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
@@ -77,17 +74,6 @@ def test_defect_4_success_keeps_rising_when_the_table_is_full(tmp_path: Path, mo
     assert curve[0] == 0.0
     assert sum(after > before for before, after in pairwise(curve)) >= 4
     assert curve[-1] == 1.0
-
-
-def test_with_an_eviction_that_refuses_new_keys_it_does_not(tmp_path: Path, monkeypatch) -> None:
-    def first_come(self: SituationIndex, situation: Any, vectors: Any) -> int | None:
-        return len(self.records) if len(self.records) < self._capacity else None
-
-    monkeypatch.setattr(SituationIndex, "choose_row", first_come)
-    monkeypatch.setattr(RemembererConfig, "record_capacity", 40)
-    curve = successes(run(tmp_path, monkeypatch, epochs=8), 40)
-    assert len(curve) == 8
-    assert max(curve) < 0.2
 
 
 # -- experiences
@@ -236,38 +222,6 @@ def test_actions_are_done_in_their_own_spelling_though_examples_quote_them() -> 
     assert decision.action == "click[buy now]"
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"max_write_tokens": 50},
-        {"temperature": 0.7},
-    ],
-)
-def test_defect_3_no_setting_of_the_actor_is_without_effect(changed) -> None:
-    def asked(**keys: Any) -> list[tuple[str, Sampling]]:
-        config = cave_config(**keys)
-        policy = Listener("go -> 1")
-        taught = table_of(config, "a hall", "a big hall")
-        with taught.transaction():
-            taught.learn([Experience("find it", "a hall", "wait", 0.0, ("x", "y"), ("go", "wait", "run"))])
-            taught.learn([Experience("find it", "a hall", "go", 0.2, ("x", "y"))])
-            taught.learn([Experience("find it", "a big hall", "go", -1.0 - 1.0, ("x", "y"), ("go", "run"))])
-        decide(policy, taught, config, hall(actions=("go", "run", "wait")))
-        return policy.asked
-
-    assert asked() == asked()
-    assert asked() != asked(**changed)
-
-
-def test_a_policy_without_token_ids_is_advised_as_well() -> None:
-    config = cave_config()
-    policy = Listener("go -> 1", ids=False)
-    (decision,) = decide(policy, table_of(config, "a hall"), config, hall(actions=("go",)))
-    assert decision.action == "go"
-    assert "example 1 :" in policy.asked[0][0]
-    assert "actions : go" in policy.asked[0][0]
-
-
 # -- the whole method
 
 
@@ -330,8 +284,3 @@ def test_a_stopped_run_goes_on_to_the_same_table_and_asks_nothing_when_it_has_en
     run(tmp_path / "parts", monkeypatch, again)
     assert again.asked == []
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
-
-
-def test_it_needs_no_torch() -> None:
-    code = "import sys, trailnotes.algorithms.rememberer; assert not {'torch', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -112,13 +112,6 @@ def test_runs_evaluations_adaptations_and_files_are_read_and_failed_episodes_are
     assert [step.episode for step in read_transitions(places, "raw", "raw")] == [0, 1, 2, 3, 4]
 
 
-def test_a_cut_last_line_is_skipped(tmp_path: Path) -> None:
-    run = write(tmp_path, episode([0.0]), episode([1.0]))
-    file = run / "trajectories.jsonl"
-    file.write_bytes(file.read_bytes()[:-20])
-    assert [t.episode_return for t in read_episodes([run])] == [0.0]
-
-
 def test_a_place_without_episodes_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trajectories"):
         find_episode_files(tmp_path)

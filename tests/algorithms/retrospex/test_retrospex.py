@@ -230,14 +230,6 @@ def test_repeats_are_one_candidate_and_a_single_one_is_taken_unasked() -> None:
     assert journal[0]["actions"] == ["north"]
 
 
-def test_unreadable_answers_count_only_where_there_is_nothing_else() -> None:
-    episode, journal = play(Talker("", "north", ""), Taste({}))
-    assert journal[0]["actions"] == ["north"]
-    assert episode.steps[0].action == "north"
-    episode, _ = play(Talker(""), Taste({}))
-    assert episode.steps[0].action == ""
-
-
 def test_candidates_are_drawn_as_the_settings_say_each_with_a_seed_of_its_own() -> None:
     policy = Talker("north", "south")
     play(policy, Taste({}), candidates=4)
@@ -317,11 +309,6 @@ def test_a_policy_without_log_probabilities_is_refused_before_anything_is_played
     with pytest.raises(ConfigError, match=r"retrospex weighs actions by their log-probabilities, and .* gives none"):
         adapt(config, model, method="retrospex", out=tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
-def test_without_data_or_critic_the_keys_are_named(start_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"retrospex\.data.*retrospex\.critic"):
-        adapt(config_of(start_model), start_model, method="retrospex", out=tmp_path)
 
 
 def test_a_critic_that_learned_from_the_panel_is_refused_before_a_model_is_loaded(
