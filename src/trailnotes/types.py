@@ -101,7 +101,6 @@ class Observation:
 
     @property
     def done(self) -> bool:
-        """Tell whether the episode ends here, for whichever reason."""
         return self.terminated or self.truncated
 
 
@@ -198,7 +197,6 @@ def find_answer_start(text: str) -> int:
 
 
 def strip_thinking(text: str) -> str:
-    """Remove a model's thinking; returns "" where nothing follows it."""
     return text[find_answer_start(text) :]
 
 
@@ -241,12 +239,10 @@ class Completion:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Count the tokens that were read."""
         return len(self.prompt_ids) if self.usage is None else self.usage[0]
 
     @property
     def num_tokens(self) -> int:
-        """Count the tokens that were sampled."""
         return len(self.token_ids) if self.usage is None else self.usage[1]
 
 
@@ -290,12 +286,10 @@ class Trajectory:
 
     @property
     def episode_return(self) -> float:
-        """Sum the extrinsic rewards, undiscounted."""
         return math.fsum(step.reward for step in self.steps)
 
     @property
     def num_tokens(self) -> int:
-        """Count the sampled tokens of all steps, including candidates that were not taken."""
         return sum(step.completion.num_tokens + step.other_tokens for step in self.steps)
 
 
@@ -362,7 +356,6 @@ class Sample:
 
 
 def count_common_prefix(one: Sequence[int], other: Sequence[int], most: int) -> int:
-    """Count the tokens that both begin with, at most `most`."""
     most = min(len(one), len(other), most)
     if tuple(one[:most]) == tuple(other[:most]):
         return most

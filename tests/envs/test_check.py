@@ -204,18 +204,6 @@ def test_what_cannot_be_checked_is_said() -> None:
     assert check_env(bad(tasks=None), [task]) == ("the class lists no tasks: splits were not checked",)
 
 
-def test_tasks_may_be_given() -> None:
-    seen = []
-
-    class Watching(Good):
-        def reset(self, task: Task) -> Observation:
-            seen.append(task.id)
-            return super().reset(task)
-
-    check_env(Watching, [Task("mine", "x")])
-    assert set(seen) == {"mine"}
-
-
 def test_the_global_generator_is_left_as_it_was() -> None:
     random.seed(5)
     state = random.getstate()

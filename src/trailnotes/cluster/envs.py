@@ -12,8 +12,7 @@ import ray
 
 from trailnotes.cluster.waiting import Bundle, extract_cause
 from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
-from trailnotes.envs.workers.main import EnvServer
-from trailnotes.envs.workers.wire import HEADER
+from trailnotes.envs.workers.main import HEADER, EnvServer
 from trailnotes.errors import ClusterError
 
 if TYPE_CHECKING:

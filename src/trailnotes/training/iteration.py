@@ -19,8 +19,13 @@ from trailnotes.learner.credit.episodes import compute_valid_share, score_group
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
 from trailnotes.memory.base import TipEffectMemory
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
-from trailnotes.rollout.dynamic import replace_equal_groups, sample_further_tasks
-from trailnotes.rollout.groups import compute_rollout_metrics, run_groups, select_from_start
+from trailnotes.rollout.groups import (
+    compute_rollout_metrics,
+    replace_equal_groups,
+    run_groups,
+    sample_further_tasks,
+    select_from_start,
+)
 from trailnotes.rollout.tips import compute_tip_metrics, write_tips
 from trailnotes.seeds import derive_seed
 from trailnotes.training.authors import compute_author_credit, compute_author_metrics
