@@ -81,7 +81,7 @@ def test_a_score_that_is_none_leaves_the_session_open(score: float, most: float)
 
 
 def test_attempts_travel_with_snapshots_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes.memory.sessions.KEPT", 2)
+    monkeypatch.setattr("trailnotes.memory.tips.KEPT_ATTEMPTS", 2)
     with memory_at(tmp_path / "memory.db") as memory:
         old, *later = [memory.session("door", "a door") for _ in range(3)]
         with pytest.raises(MemoryStoreError, match="no session"):

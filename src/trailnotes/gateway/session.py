@@ -5,22 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
-from trailnotes.gateway.requests import (
-    ChatPrompt,
-    ChatTurn,
-    ModelCall,
-    ModelReply,
-    RequestRefused,
-    identify,
-    make_reply,
-)
-from trailnotes.gateway.requests import render_conversation as render
+from trailnotes.gateway import requests
+from trailnotes.gateway.requests import ChatPrompt, ChatTurn, ModelCall, ModelReply, RequestRefused
 from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Task
 
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
@@ -44,7 +36,7 @@ class Report(BaseModel):
 
 
 def parse_report(body: Mapping[str, Any]) -> Report:
-    """Parse a report. Raises `RequestRefused` for a field that is none or of another type."""
+    """Parse a report; raises `RequestRefused` for an unknown field or one of another type."""
     try:
         return Report.model_validate({name: value for name, value in body.items() if value is not None})
     except ValidationError as error:
@@ -52,15 +44,7 @@ def parse_report(body: Mapping[str, Any]) -> Report:
         raise RequestRefused(f"this is no report ({faults[:MAX_FAULT_CHARS]})") from None
 
 
-class Agent(Protocol):
-    """A running agent, which its session ends."""
-
-    def stop(self) -> None:
-        """End it, soon if it has reported, else now."""
-        ...
-
-
-StartAgent = Callable[["Session"], Agent | None]
+StartAgent = Callable[["Session"], Any]  # returns the running agent, which `close` stops
 Score = Callable[[Task, list[dict[str, str]]], Any]
 
 
@@ -82,7 +66,7 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.num_answered = 0
         self._timeout, self._start, self._scorer = timeout, start, scorer
-        self._agent: Agent | None = None
+        self._agent: Any = None
         self._waiting: asyncio.Queue[tuple[ChatPrompt, asyncio.Future[Completion]] | None] = asyncio.Queue()
         self._now: asyncio.Future[Completion] | None = None  # the request that the run answers
         self._asked: dict[ChatPrompt, asyncio.Future[Completion]] = {}
@@ -93,7 +77,6 @@ class Session:
 
     @property
     def has_reported(self) -> bool:
-        """Whether the agent has said how it ended."""
         return self._report.done
 
     # the agent's side
@@ -104,7 +87,7 @@ class Session:
         Raises:
             RequestRefused: the conversation is none, or the episode is over.
         """
-        said = render(call, self._sampled)
+        said = requests.render_conversation(call, self._sampled)
         self._require_live()
         future = self._asked.get(said) if again else None
         if future is None:
@@ -113,10 +96,10 @@ class Session:
             future = self._asked[said] = self.loop.create_future()
             self._waiting.put_nowait((said, future))
         completion = await asyncio.shield(future)
-        reply = make_reply(call, completion)
+        reply = requests.make_reply(call, completion)
         before = tuple(turn for turn in said.turns if turn[0] != "system")
         for place in (before, None):
-            self._sampled[place, identify(reply.message)] = completion.text
+            self._sampled[place, requests.identify(reply.message)] = completion.text
         return reply
 
     def report(self, report: Report) -> None:

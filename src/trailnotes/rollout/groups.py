@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from trailnotes.config.schema import Config
-from trailnotes.memory.base import FeedbackMemory, Memory, ScopedMemory
+from trailnotes.memory.base import FeedbackMemory, Memory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import MakeActor, Pool, run_episode
 from trailnotes.seeds import derive_seed
@@ -124,8 +124,8 @@ def _make_slots(
             ]
         )
     for memory in {id(slot.memory): slot.memory for row in rows for slot in row}.values():
-        if isinstance(memory, ScopedMemory):
-            memory.register_tasks(tasks)
+        if register_tasks := getattr(memory, "register_tasks", None):  # of a memory whose tasks share tips
+            register_tasks(tasks)
     return rows
 
 

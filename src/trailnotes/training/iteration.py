@@ -17,7 +17,6 @@ from trailnotes.envs.tasks import select_batch
 from trailnotes.errors import RunError
 from trailnotes.learner.credit.episodes import compute_valid_share, score_group
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
-from trailnotes.memory.base import TipEffectMemory
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
 from trailnotes.rollout.groups import (
     compute_rollout_metrics,
@@ -243,9 +242,9 @@ class Iteration:
     ) -> None:
         """Measure the effect of tips on actions; arguments as of `estimate_tip_effects`."""
         self.add_metrics("tips", {"reliance": estimate_reliance(off_policy, tip_free)})
-        if isinstance(self.run.prompt_memory, TipEffectMemory):
+        if record_effects := getattr(self.run.prompt_memory, "record_effects", None):
             effects = estimate_tip_effects(groups, off_policy, tip_free)
-            self.run.prompt_memory.record_effects(effects)
+            record_effects(effects)
             mean = sum(effect.nats for effect in effects) / max(1, len(effects))
             self.add_metrics("tips", {"lead": mean, "measured": float(len(effects))})
 
