@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from trailnotes.config.section import Section, key
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import Conversation, build_opening_messages, quoted, replay_conversation, truncate
 from trailnotes.rollout.episode import EpisodeContext, TipsActor, count_prompt_tokens
 from trailnotes.rollout.tips import CompletionRequest
-from trailnotes.seeds import derive_seed
 from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory, strip_thinking
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import random
 
     from trailnotes.config.methods_schema import AlgorithmConfig
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
     from trailnotes.types import Mode
 
 

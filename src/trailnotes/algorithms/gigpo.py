@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from trailnotes.learner.credit.episodes import Scores
     from trailnotes.learner.credit.steps import Visits
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 GIGPO = "GiGPO, arXiv 2505.10978"
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.memory import TipMemory
     from trailnotes.rollout.tips import WrittenTip
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
     from trailnotes.types import Mode, Sample
 
 LAMER = "LaMer, arXiv 2512.16848"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trailnotes.memory import TipMemory
     from trailnotes.rollout.tips import WrittenTip
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
     from trailnotes.types import Trajectory, TrajectoryGroup
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trailnotes.config.schema import Config
     from trailnotes.memory.base import Memory
     from trailnotes.policies.base import Policy
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
     from trailnotes.types import Completion, Message, Mode, Sample, Sampling, Step, Trajectory
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.memory.controls import TipSource, blank_tips, pick_other_namespace
@@ -22,7 +23,6 @@ from trailnotes.memory.tips import normalize_tip, utc_now
 from trailnotes.rollout.conversation import Conversation, build_opening_messages, quoted, replay_conversation, truncate
 from trailnotes.rollout.episode import EpisodeContext, TipsActor
 from trailnotes.rollout.tips import CompletionRequest, WrittenTip, compute_tip_metrics, select_usable
-from trailnotes.seeds import derive_seed
 from trailnotes.types import Message, Observation, Sampling, Tip, Trajectory, replace_surrogates
 
 if TYPE_CHECKING:

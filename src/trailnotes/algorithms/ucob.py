@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trailnotes.learner.credit.steps import Visits
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
     from trailnotes.types import Completion, Sample, TokenIds, TrajectoryGroup
 
 

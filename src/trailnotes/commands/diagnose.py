@@ -20,15 +20,15 @@ def _run(args: Namespace) -> None:
         return
     if any(getattr(args, name) for name in ("config", "out", "start", "trials", "settings")):
         raise ConfigError("without --roles nothing is played, and no setting has an effect: add --roles")
-    from trailnotes.diagnose.checks import diagnose
+    from trailnotes.runs.diagnose.checks import diagnose
 
     print(diagnose(args.run_dir))
 
 
 def _run_role_exchange(args: Namespace) -> None:
-    from trailnotes.diagnose.roles import DEFAULT_TRIALS, exchange_roles
     from trailnotes.reporting.tables import print_table, print_text
     from trailnotes.runs.console import ProgressBar
+    from trailnotes.runs.diagnose.roles import DEFAULT_TRIALS, exchange_roles
 
     config = load_command_config(str(args.run_dir), args.config, args.settings)
     trials = DEFAULT_TRIALS if args.trials is None else args.trials

@@ -16,11 +16,11 @@ from trailnotes.algorithms.rememberer import advice as words
 from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction
 from trailnotes.algorithms.rememberer.experience import open_experience
 from trailnotes.algorithms.rememberer.situations import Experience
+from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory.controls import require_own_tips
 from trailnotes.rollout.conversation import Conversation, get_instruction, quoted
 from trailnotes.rollout.episode import Decision, count_prompt_tokens
-from trailnotes.seeds import derive_seed
 from trailnotes.types import NO_OP, Sampling
 
 if TYPE_CHECKING:

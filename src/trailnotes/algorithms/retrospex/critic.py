@@ -29,11 +29,11 @@ from trailnotes.algorithms.retrospex.network import CriticNetworks, Vocabulary
 from trailnotes.algorithms.retrospex.transitions import Transition
 from trailnotes.config.schema import Config
 from trailnotes.config.section import drop_removed_keys
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.learner.states import MasterAdamW
 from trailnotes.reporting.intervals import Interval, compute_percentile_interval
 from trailnotes.runs.console import ProgressBar
-from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import parse_json
 from trailnotes.storage.records import task_to_json
