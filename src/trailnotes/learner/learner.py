@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.learner import losses
 from trailnotes.learner.logprobs import Batch, TokenScorer
@@ -34,7 +35,6 @@ from trailnotes.learner.states import (
     save_state,
 )
 from trailnotes.policies.hf.decoder import evaluation_mode, trim_heap, update_mode
-from trailnotes.seeds import derive_seed
 from trailnotes.types import Sample
 
 

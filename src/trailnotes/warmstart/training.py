@@ -28,7 +28,6 @@ from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model, require_context_length, require_trainable, resolve_device
 from trailnotes.runs.directory import RunDir, has_begun
 from trailnotes.runs.signals import request_stop_on_signals
-from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import StrPath
