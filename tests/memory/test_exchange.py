@@ -301,7 +301,8 @@ def test_import_from_another_memory(memory: TipMemory, tmp_path: Path, name: str
         *("{", "[1]", json.dumps(record())[:-5]), pytest.param("[" * 100_000, id="nested"),
         *(json.dumps(record(**fields)) for fields in (
             {"mood": "good"}, {"text": 7}, {"text": "\x00 ..."}, {"score": "high"}, {"score": True},
-            {"score": float("nan")}, {"max_score": float("inf")}, {"score": 10**400}, {"version": 2**63}, {"enabled": 1},
+            {"score": float("nan")}, {"max_score": float("inf")}, {"score": 10**400}, {"version": 2**63},
+            {"enabled": 1},
         )),
         json.dumps({"namespace": "cellar", "text": "t", "key": "k"}), '"\udcff"',
     ],

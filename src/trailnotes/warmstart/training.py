@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.config.toml import RUNTIME_KEYS
 from trailnotes.envs.tasks import validate_learning_tasks
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError

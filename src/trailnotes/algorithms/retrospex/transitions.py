@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_json, read_jsonl
 from trailnotes.storage.records import trajectory_from_json
