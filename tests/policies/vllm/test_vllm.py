@@ -26,6 +26,7 @@ from trailnotes.types import Completion, Message, Sampling
 
 pytestmark = pytest.mark.vllm
 
+VLLM = os.environ.get("TRAILNOTES_TEST_VLLM", "")
 TALK = [Message("user", "A hall. A door leads north.")]
 CLOSE = 2e-5  # nats on average, in float32 on a CPU
 HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}  # of 32 channels
@@ -45,7 +46,7 @@ def config_of(path: Path, lora: dict[str, Any] | None = None, **engine: Any) -> 
     return Config(
         run={"deterministic": False},
         model={"path": str(path), "device": "cpu", "lora": lora or {}},
-        engine={"name": "vllm", "python": os.environ.get("TRAILNOTES_TEST_VLLM", ""), "max_concurrent": 8, **engine},
+        engine={"name": "vllm", "python": VLLM, "max_concurrent": 8, "start_timeout": 1800.0, **engine},
     )
 
 

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -117,18 +117,18 @@ class EngineClient:
             event = await self._parse_event(line)
             for choice in event["choices"]:
                 reason = choice["finish_reason"] or reason
-                tokens = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
-                for token, logprob in tokens if choice["token_ids"] and not completion else ():
+                for token, logprob in () if completion else _read_tokens(choice):
                     ids.append(token)
-                    logprobs.append(math.nan if logprob is None else logprob)
+                    logprobs.append(logprob)
                     if end := endings.find_end(ids, sampling):
                         completion = Completion(prompt_ids, tuple(ids), tuple(logprobs), *end)
                         break
-            if not all(map(math.isfinite, logprobs)):
-                raise PolicyError("the engine's log-probabilities are not finite: its weights broke")
-            if completion and (not reason or event["usage"]):
-                usage = event["usage"] or {}
-                return completion, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0) if reason else -1
+            if completion and not reason:
+                return completion, -1
+            if completion and (usage := event["usage"]):
+                return completion, (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        if completion:
+            return completion, -1
         raise await asyncio.to_thread(self._refuse, 500, f"it ended a completion too early ({reason})")
 
     async def _parse_event(self, line: str) -> dict[str, Any]:
@@ -236,3 +236,12 @@ class EngineClient:
                 if self._watch:
                     self._watch.close()
         return EngineLostError(self.failure)
+
+
+def _read_tokens(choice: dict[str, Any]) -> Iterator[tuple[int, float]]:
+    """Read the newest tokens of a completion, with their log-probabilities; the last event may have none."""
+    tokens = choice["token_ids"] or ()
+    for token, logprob in zip(tokens, choice["logprobs"]["token_logprobs"] if tokens else (), strict=True):
+        if logprob is None or not math.isfinite(logprob):
+            raise PolicyError("the engine's log-probabilities are not finite: its weights broke")
+        yield token, logprob
