@@ -130,7 +130,7 @@ def test_a_win_more_takes_no_room_away(random: Random, seeds: int, families: int
         values = {seed: {game: float((seed, game) in cells[:wins]) for game in names} for seed in range(seeds)}
         found = estimate(values, names, RATE_BOUNDS).beyond
         assert found is not None
-        return found
+        return Interval(found.mean, round(found.low, 9), round(found.high, 9))
 
     none, every = interval(0), interval(len(cells))
     for wins in (1, 2, 5, len(cells) // 2, len(cells) - 5, len(cells) - 1):
