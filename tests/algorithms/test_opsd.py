@@ -32,10 +32,10 @@ from trailnotes.algorithms.opsd import (
     distillation_metrics,
     rebuild_with_tips,
 )
-from trailnotes.commands.eval import evaluate
 from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory.controls import EMPTY_TEXT
+from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.iteration import Iteration
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Sample, Task, Trajectory, TrajectoryGroup

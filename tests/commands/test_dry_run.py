@@ -11,13 +11,14 @@ from transformers import Qwen2Config
 from small import save_start_model, small_config
 from tinyrun import episodes, metrics, tiny_config
 from trailnotes.commands import main
-from trailnotes.commands.train import dry_run, train
 from trailnotes.config.builtin import find_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
+from trailnotes.runs.dry_run import dry_run
 from trailnotes.runs.estimate.footprint import Footprint, estimate_footprint
 from trailnotes.runs.rehearsal import validate_rehearsal
+from trailnotes.runs.train import train
 
 OWN_MODEL = find_config("own-model")
 
@@ -48,7 +49,7 @@ def test_environment_steps_bound_the_estimate(start_model: Path, elsewhere: Path
 
 
 def test_a_disk_that_is_too_small_is_named(start_model: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes.commands.train.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    monkeypatch.setattr("trailnotes.runs.dry_run.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     assert "the disk is too small: lower train.keep_last" in dry_run(tiny_config(start_model))
 
 

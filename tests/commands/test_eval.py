@@ -14,15 +14,14 @@ import pytest
 
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.commands.eval import evaluate
-from trailnotes.commands.rollout import rollout
-from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory.store import TipStore
-from trailnotes.runs import evaluation
+from trailnotes.runs import evaluate as evaluation
+from trailnotes.runs.evaluate import evaluate, rollout
 from trailnotes.runs.panels import JOURNAL_FILE, PanelResult
+from trailnotes.runs.train import train
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Trajectory
@@ -179,7 +178,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Any:
     def after(number: int) -> list[Trajectory]:
         kept.clear()
 
-        def stopping(journal: evaluation.Journal, episode: Trajectory) -> None:
+        def stopping(journal: evaluation.EpisodeJournal, episode: Trajectory) -> None:
             keep(journal, episode)
             kept.append(episode)
             if len(kept) == number:

@@ -28,7 +28,6 @@ from tinyrun import (
     weights,
 )
 from trailnotes.commands import main
-from trailnotes.commands.train import train
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
@@ -36,9 +35,10 @@ from trailnotes.errors import ConfigError, Interrupted, RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.runs import training as run_module
+from trailnotes.runs import iteration as run_module
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import open_evaluated_model
+from trailnotes.runs.train import train
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 

@@ -19,8 +19,6 @@ import trailnotes
 from adaptrun import NEVER, Gate, Guesser, adapt_by, gate_config, run_process, seeds_asked, seeds_on_disk
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.commands.adapt import CHANGEABLE_KEYS, adapt
-from trailnotes.commands.eval import evaluate
 from trailnotes.config.methods import list_methods
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within, load_config, to_toml
@@ -28,8 +26,10 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import BudgetError, ConfigError, RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.rollout.tips import CompletionRequest
+from trailnotes.runs.adapt import CHANGEABLE_KEYS, adapt
 from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.panels import PanelResult
 from trailnotes.storage.files import read_jsonl

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from small import small_config
 from tinyrun import tiny_config, train_in_process
-from trailnotes.commands.rollout import rollout
-from trailnotes.commands.train import train
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.errors import ConfigError, PolicyError, RunError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import Conversation, parse_listed_actions
+from trailnotes.runs.evaluate import rollout
 from trailnotes.runs.load_policy import RANDOM, EvaluatedModel, build_random_policy, load_policy, open_evaluated_model
+from trailnotes.runs.train import train
 from trailnotes.runs.usage import TABLE_FIELDS, build_usage_columns
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Message, Observation, Sampling, Task

@@ -22,7 +22,7 @@ from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
 from trailnotes.rollout.tips import complete_requests
-from trailnotes.runs.evaluation import EPISODE_KEYS
+from trailnotes.runs.evaluate import EPISODE_KEYS
 from trailnotes.runs.panels import PanelResult, build_eval_config, build_panel_result, write_evaluation, write_table
 from trailnotes.runs.usage import ENDPOINT_COST, USAGE_FIELDS, Usage
 from trailnotes.storage.files import append_jsonl, find_free_path, read_jsonl, split_after

@@ -19,9 +19,14 @@ from trailnotes.config.schema import Config, EvalConfig, TrainConfig
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
 from trailnotes.envs.tasks import load_panel, tasks_of, validate_rehearsal_tasks
 from trailnotes.errors import ConfigError
+from trailnotes.gateway.pool import open_pool
 from trailnotes.rollout.conversation import build_reflection_messages, replay_conversation
 from trailnotes.rollout.tips import select_usable
-from trailnotes.runs.directory import load_run_config
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.runs.console import ProgressBar
+from trailnotes.runs.directory import RunDir, has_begun, load_run_config
+from trailnotes.runs.load_policy import open_evaluated_model, open_policy
+from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.signals import explain_interrupt
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.demonstrations import (
@@ -37,7 +42,6 @@ from trailnotes.types import Message, Sample, Trajectory
 if TYPE_CHECKING:
     from trailnotes.policies.chat import ChatFormat
     from trailnotes.rollout.conversation import CountTokens
-    from trailnotes.runs.console import ProgressBar
 
 REHEARSAL_DIR, REHEARSAL_FILE = "rehearsal", "rehearsal.jsonl"
 CHANGEABLE_KEYS = (*RUNTIME_KEYS, "run.name", "run.trackers")
@@ -157,6 +161,14 @@ def build_recording_config(config: Config) -> Config:
     return played
 
 
+def prepare_rehearsal(config: Config, run_dir: Path) -> None:
+    """Record the rehearsal of a run if it needs one: what a run has begun with stays, whatever may change."""
+    path = find_rehearsal(config, run_dir)
+    if path is not None and not config.rehearsal.path and not (path.is_file() and has_begun(run_dir)):
+        with ProgressBar(1.0, "rehearsal") as bar:
+            record_rehearsal(config, path.parent, bar)
+
+
 def record_rehearsal(config: Config, out: Path, progress: ProgressBar | None = None) -> Path:
     """Let the initial model play `rehearsal.split`, trial after trial with its own tips, and record it.
 
@@ -178,12 +190,6 @@ def record_rehearsal(config: Config, out: Path, progress: ProgressBar | None = N
 
 
 def _play_recording(config: Config, out: Path, path: Path, progress: ProgressBar | None) -> None:
-    from trailnotes.gateway.pool import open_pool
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.load_policy import open_evaluated_model, open_policy
-    from trailnotes.runs.loop import run_to_end
-
     with (
         open_evaluated_model(config.model.path) as subject,
         RunDir.open(out, config, allow_change=CHANGEABLE_KEYS) as directory,

@@ -28,11 +28,11 @@ from trailnotes.algorithms.rememberer.situations import (
     ExperienceRecord,
     SituationIndex,
 )
-from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import EpisodeContext
+from trailnotes.runs.adapt import adapt
 from trailnotes.types import NO_OP, Completion, Message, Observation, Sampling, Step, Task, TokenIds, Trajectory
 
 TASK = Task("t", "caves:Caves")

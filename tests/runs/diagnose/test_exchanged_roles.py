@@ -14,10 +14,10 @@ import pytest
 from adaptrun import Gate, Guesser, gate_config, guess
 from tinyrun import tiny_config, train_in_process
 from trailnotes.commands import main
-from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import BudgetError, ConfigError, Interrupted, RunError
+from trailnotes.runs.adapt import adapt
 from trailnotes.runs.diagnose.roles import ROLES_BY_ROW, RoleAnalysis, exchange_roles
 from trailnotes.runs.training import Counters
 from trailnotes.storage import checkpoint

@@ -35,11 +35,11 @@ def run_small_demo(out: Path, settings: Sequence[str] = ()) -> dict[str, PanelRe
         MissingExtraError: the extra `train` is not installed.
         RunError: `out` holds a demo of other settings.
     """
-    from trailnotes.commands.adapt import adapt
-    from trailnotes.commands.eval import evaluate
-    from trailnotes.commands.train import train
     from trailnotes.config.toml import load_config
+    from trailnotes.runs.adapt import adapt
     from trailnotes.runs.console import ProgressBar, format_duration
+    from trailnotes.runs.evaluate import evaluate
+    from trailnotes.runs.train import train
 
     started = time.monotonic()
     configs = {name: load_config(CONFIG, ["--algorithm.name", name, *settings]) for name in LABELS}

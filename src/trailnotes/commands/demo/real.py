@@ -38,9 +38,9 @@ def run_real_demo(out: Path, settings: Sequence[str] = (), config_name: str = CO
         ConfigError: the environment is not installed, or a setting cannot work.
         RunError: `out` holds a demo of other settings.
     """
-    from trailnotes.commands.train import train
     from trailnotes.config.toml import load_config
     from trailnotes.runs.console import ProgressBar, format_duration
+    from trailnotes.runs.train import train
 
     started = time.monotonic()
     config = load_config(config_name, settings)
@@ -65,7 +65,7 @@ def run_real_demo(out: Path, settings: Sequence[str] = (), config_name: str = CO
 
 def load_or_play(config: Config, model: StrPath, directory: Path, bar: ProgressBar) -> list[Trajectory]:
     """Load the episodes of a finished evaluation in a directory, or evaluate the model there."""
-    from trailnotes.commands.eval import evaluate
+    from trailnotes.runs.evaluate import evaluate
     from trailnotes.storage.files import read_jsonl
     from trailnotes.storage.records import trajectory_from_json
 
