@@ -260,7 +260,9 @@ def with_trials(path: Path, body: Any, **sections: dict[str, Any]) -> Any:
         config = gate_config(**sections)
         with RunDir.open(path, config) as directory, EnvPool(config.env) as pool:
             return await body(
-                AdaptationRun(config, directory, Guesser(), pool, EvaluatedModel("guesser", "start"), None)
+                AdaptationRun(
+                    config, directory, Roles(*[Guesser()] * 3), pool, EvaluatedModel("guesser", "start"), None
+                )
             )
 
     return asyncio.run(run())
@@ -325,7 +327,7 @@ def test_adapt_on_the_command_line_with_a_model(start_model: Path, tmp_path: Pat
     assert main([*words, "--method", "naive"]) == 2
     assert "algorithm.name" in capsys.readouterr().err
     assert main([*words[:-1], "-1", "--method", "naive"]) == 2
-    assert "--trials -1 is none: name 0 or more" in capsys.readouterr().err
+    assert "--trials must be 0 or more" in capsys.readouterr().err
     assert main([*words[:-1], "1", "--method", "magic"]) == 2
     assert "no method is called 'magic': choose one of ace, " in capsys.readouterr().err
 

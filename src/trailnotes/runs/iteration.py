@@ -298,7 +298,7 @@ class Iteration:
         line = {"iteration": self.number, "mode": "+".join(sorted({t.mode for t in trajectories})), **usage}
         line |= self._metrics
         run.directory.append_metrics(line | {f"seconds/{name}": took for name, took in self._timings.items()})
-        run.progress.update(line)
+        run.progress.update_metrics(line)
         is_best = count.best_iteration == count.iteration
         if is_best or count.iteration % self.config.train.save_every == 0 or run.is_finished:
             save_checkpoint(run)
@@ -308,10 +308,13 @@ class Iteration:
     async def _validate(self) -> None:
         """Evaluate the policy on the validation tasks without memory, and remember the best score."""
         run, config, count = self.run, self.config, self.run.count
-        async with run.weights.use_policy() as policy:
+        await run.weights.acquire()
+        try:
             with self._time_section("validate"):
                 tasks = load_validation_tasks(config)
-                episodes = await play_panel(policy, run.pool, tasks, config, seed=config.run.seed)
+                episodes = await play_panel(self.policy, run.pool, tasks, config, seed=config.run.seed)
+        finally:
+            run.weights.release()
         success = sum(t.success for t in episodes) / max(1, len(episodes))
         value = sum(t.episode_return for t in episodes) / max(1, len(episodes))
         self.add_metrics("validation", {"success": success, "return": value})

@@ -88,18 +88,18 @@ def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[f
     games: dict[str, list[float]] = {}
     for t in episodes:
         games.setdefault(t.task.id, []).append(get_metric_value(t, metric))
-    found = estimate({0: {game: fmean(own) for game, own in games.items()}}, families, bounds, confidence)
+    crossed = estimate({0: {game: fmean(own) for game, own in games.items()}}, families, bounds, confidence)
     num_families = len(set(families.values()))
-    kind = "Wilson's" if bounds else "Student's t"
+    kind = ("Wilson's" if bounds else "Student's t") + f", {confidence:.0%}"
     if num_families >= MIN_FAMILIES:
-        said = f"beyond this panel, of this one model: its {num_families} families are a sample"
-        return found.mean, found.beyond, f"{said}, {kind}, {confidence:.0%}"
+        scope = f"beyond this panel, of this one model: its {num_families} families are a sample"
+        return crossed.mean, crossed.beyond, f"{scope}, {kind}"
     sizes = Counter(families.values())  # games of each family
     weights = [1 / (num_families * sizes[families[game]] * len(own)) for game, own in games.items() for _ in own]
     values = [value for own in games.values() for value in own]
     once_more = compute_sample_interval(np.array(values), np.array(weights), bounds, confidence)
-    said = f"on this panel, of this one model: the same games played again, {kind}, {confidence:.0%}"
-    return found.mean, once_more, f"{said}; for other games it takes {MIN_FAMILIES} families (here: {num_families})"
+    scope = f"on this panel, of this one model: the same games played again, {kind}"
+    return crossed.mean, once_more, f"{scope}; for other games it takes {MIN_FAMILIES} families (here: {num_families})"
 
 
 def build_panel_result(
@@ -221,19 +221,12 @@ def build_panel_table(rows: Sequence[PanelResult], figures: Sequence[str] | None
     head = ["algorithm" if figures is None else "figure", "memory", "panel", "metric", "mean", "interval", "env steps"]
     head += ["seeds"] if figures is None else []  # a run has one
     names = [row.algorithm for row in rows] if figures is None else figures
-    return head, [[name, *_format_cells(row)][: len(head)] for name, row in zip(names, rows, strict=True)]
-
-
-def _format_cells(row: PanelResult) -> tuple[str, ...]:
-    return (
-        "with" if row.memory else "without",
-        f"{row.panel} ({row.num_tasks})",
-        row.metric,
-        f"{row.mean:.3f}",
-        row.format_interval(3),
-        f"{row.env_steps:,}",
-        str(row.seeds),
-    )
+    cells = [
+        [name, "with" if row.memory else "without", f"{row.panel} ({row.num_tasks})", row.metric, f"{row.mean:.3f}",
+         row.format_interval(3), f"{row.env_steps:,}", str(row.seeds)]
+        for name, row in zip(names, rows, strict=True)
+    ]  # fmt: skip
+    return head, [line[: len(head)] for line in cells]
 
 
 def write_episodes(episodes: Sequence[Trajectory], path: Path) -> None:

@@ -148,7 +148,7 @@ def open_run(
     """
     with ExitStack() as opened:
         pool = opened.enter_context(open_pool(config.env, make_host=cluster.make_env_host if cluster else None))
-        progress = opened.enter_context(TrainingProgress(config, directory))
+        progress = opened.enter_context(TrainingProgress(config, directory.path))
         if not has_begun(directory.path):
             discard_empty_start(directory.memory_path, directory.path / "memory.start.db")
         embedder = cache(partial(embedder_of, config))
