@@ -176,18 +176,6 @@ def test_a_tip_that_holds_a_key_is_named_and_nothing_published(
     assert not hub.repositories
 
 
-def test_an_evaluation_that_is_a_link_out_of_the_run_is_left_out(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "whole", tmp_path / "run")
-    (tmp_path / "diary.txt").write_text("dear diary")
-    (tmp_path / "run" / "eval" / "table.md").unlink()
-    (tmp_path / "run" / "eval" / "table.md").symlink_to(tmp_path / "diary.txt")
-    words = ["export", str(tmp_path / "run"), "--push-to-hub", "me/run", "--dry-run", "--out", str(tmp_path / "model")]
-    assert main(words) == 0
-    assert "dear diary" not in (tmp_path / "model" / "README.md").read_text()
-    (tmp_path / "run" / "run.json").write_text("{}")
-    assert main([*words[:-1], str(tmp_path / "other")]) == 2
-
-
 def test_a_card_that_would_hold_a_key_is_not_published(
     hub: Hub, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,14 +194,6 @@ def test_a_table_without_a_panel_is_no_evaluation(runs: Path, tmp_path: Path) ->
     card = push_dry(tmp_path / "run", tmp_path / "model")
     assert "of an adaptation" not in card
     assert (runs / "whole" / "eval" / "table.md").read_text() in card
-
-
-def test_a_panel_that_is_a_link_out_of_the_run_is_not_read(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "whole", tmp_path / "run")
-    (tmp_path / "diary.txt").write_text("no JSON, which would be an error")
-    (tmp_path / "run" / "eval" / "panel.json").unlink()
-    (tmp_path / "run" / "eval" / "panel.json").symlink_to(tmp_path / "diary.txt")
-    assert "No evaluation of this checkpoint" in push_dry(tmp_path / "run", tmp_path / "model")
 
 
 @pytest.mark.parametrize(

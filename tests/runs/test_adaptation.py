@@ -27,7 +27,7 @@ from trailnotes.errors import BudgetError, ConfigError, RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.rollout.tips import CompletionRequest
 from trailnotes.runs.adapt import CHANGEABLE_KEYS, adapt
-from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun
+from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, Roles
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.load_policy import EvaluatedModel

@@ -19,7 +19,7 @@ from trailnotes.config.methods import get_label
 from trailnotes.config.model_schema import LOCAL_PREFIXES
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, flatten_config, format_toml_value, is_within
-from trailnotes.errors import ConfigError, PolicyError, RunError
+from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.memory.tipfile import write_tips
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.storage.checkpoint import read_json, write_json
@@ -32,12 +32,8 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _SECRET = re.compile(  # a key of the well-known kinds, or an address with a password
     r"\b(?:(?:sk|pk|rk)-[\w-]{16}|(?:hf|gh[opsu]|gsk|xai)_\w{16}|AKIA\w{16}|eyJ[\w-]+\.eyJ)|://[^\s/@]*:[^\s/@]*@"
 )
-_LOCAL_KEYS = (
-    *RUNTIME_KEYS,
-    "run.trackers",
-    "model.device",
-    "model.base",
-)  # of the author's machine
+_ABSOLUTE_PATH = re.compile(r'"[/~][^"]*"')
+_LOCAL_KEYS = (*RUNTIME_KEYS, "run.trackers", "model.device", "model.base")  # of the author's machine
 
 
 def write_model_card(folder: Path, repo: str, subject: EvaluatedModel, base: str = "", licence: str = "") -> None:
@@ -52,7 +48,6 @@ def write_model_card(folder: Path, repo: str, subject: EvaluatedModel, base: str
 
     Raises:
         ConfigError: there is no run, the adapters' base is a directory, or the card would hold a secret.
-        RunError: files of the run are damaged.
     """
     from huggingface_hub import ModelCardData
 
@@ -75,26 +70,26 @@ def write_model_card(folder: Path, repo: str, subject: EvaluatedModel, base: str
         base_model=named if on_hub else None, tags=["trailnotes", "agents", config.env.name, *lora],
     )  # fmt: skip
     run = Path(subject.model).parents[2]
-    try:
-        start, evaluations = _describe_start(run), _describe_evaluations(run, Path(subject.model))
-    except (AttributeError, LookupError, OSError, TypeError, UnicodeDecodeError) as error:
-        raise RunError(
-            f"{run} holds a run.json or an evaluation that Trailnotes did not write: move it away"
-        ) from error
+    about = read_json(run / "run.json")
+    versions = ", ".join(f"{name} {version}" for name, version in about["starts"][-1]["packages"].items())
+    data = json.dumps(about["environment"]) if "environment" in about else ""
     rows = {
         "method": f"{get_label(config.algorithm.name)} (`{config.algorithm.name}`)",
         "environment": f"`{config.env.name}`, split `{config.train.split}`",
         "initial model": f"`{initial}`" if initial else "one that is not on the hub",
         "trained for": f"{subject.spent.get('iteration', 0):,} iterations, {subject.spent.get('env_steps', 0):,} "
         f"environment steps, {subject.spent.get('tokens_generated', 0):,} generated tokens; seed {config.run.seed}",
-        **start,
+        **({"data of the environment": f"`{_hide_paths(data)}`"} if data else {}),
+        "versions": versions,
     }
+    changed = [name for name in diff_configs(Config(), config) if not is_within(name, _LOCAL_KEYS)]
+    values = flatten_config(config) | {"model.path": initial or "PATH OF THE INITIAL MODEL"}
     lines = [
         f"# {repo.partition('/')[2]}", "",
         "A language model that acts in a text environment, trained by Trailnotes.", "",
-        *_format_rows(rows), "", "## Success", "", *evaluations, "",
+        *_format_rows(rows), "", "## Success", "", *_describe_evaluations(run, Path(subject.model)), "",
         "## Reproduce", "", "Save these settings as `config.toml`:", "",
-        "```toml", *_list_settings(config, initial or "PATH OF THE INITIAL MODEL"), "```", "",
+        "```toml", *(f"{name} = {_hide_paths(format_toml_value(values[name]))}" for name in changed), "```", "",
         "```", "trailnotes train config.toml --run-dir runs/again",
         f"trailnotes eval {repo} --config config.toml", "```",
     ]  # fmt: skip
@@ -106,29 +101,25 @@ def write_tips_and_card(folder: Path, repo: str, file: Path, licence: str = "") 
 
     Raises:
         ConfigError: a tip holds what looks like a secret; the text names the ids.
-        RunError: the file is damaged.
     """
     from huggingface_hub import DatasetCardData
 
     header, *records = read_jsonl(file)
     read = [Tip(**record) for record in records]
-    tips = [replace(tip, model=tip.run) if _is_absolute(tip.model) else tip for tip in read]
+    tips = [replace(tip, model=tip.run) if tip.model.startswith(("/", "~")) else tip for tip in read]
     texts = {tip.id: "\n".join(value for value in asdict(tip).values() if isinstance(value, str)) for tip in tips}
     if found := [tip_id for tip_id, text in texts.items() if _SECRET.search(text)]:
         raise ConfigError(f"tips {', '.join(map(str, found[:10]))} hold what looks like a key or a password, and "
                           "nothing was published: `trailnotes memory edit` or `delete` mends them")  # fmt: skip
     write_tips(folder / TIPS, tips, memory=header["memory"])
-    names = {"model": "written by", "run": "in the run"}
-    counted = {told: Counter(getattr(tip, name) for tip in tips) for name, told in names.items()}
     rows = {
         "a tip": "its text, task, score, author and date, and what the author saw last (`key`)",
         "tips": f"{len(tips):,}, of which {sum(tip.enabled for tip in tips):,} are enabled",
         "tasks": f"{len({tip.namespace for tip in tips}):,}",
-        **{
-            told: ", ".join(f"`{name}` ({number:,})" for name, number in c.most_common(10))
-            for told, c in counted.items()
-        },
     }
+    for name, title in {"model": "written by", "run": "in the run"}.items():
+        most = Counter(getattr(tip, name) for tip in tips).most_common(10)
+        rows[title] = ", ".join(f"`{value}` ({number:,})" for value, number in most)
     lines = [
         f"# {repo.partition('/')[2]}", "",
         "Tips that language models wrote for their own later attempts in text environments.", "",
@@ -173,26 +164,23 @@ def publish(folder: Path, repo: str, kind: Literal["model", "dataset"], *, priva
         url = api.create_repo(repo, repo_type=kind, private=private or None, exist_ok=True)
         if private and not api.repo_info(repo, repo_type=kind).private:
             raise ConfigError(f"{url} is public: leave --private out, or change that on its page first")
-        ours = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-        left = [name for name in api.list_repo_files(repo, repo_type=kind) if _is_weights(name) and name not in ours]
-        if left:
-            raise ConfigError(f"{url} holds {left[0]}, which belongs to another model than {', '.join(sorted(ours))}: "
-                              "name another repository, or delete it there first")  # fmt: skip
+        weights = re.compile(r".*(\.safetensors|\.safetensors\.index\.json|\.bin)|adapter_config\.json")
+        own = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+        for name in api.list_repo_files(repo, repo_type=kind):
+            if weights.fullmatch(name) and name not in own:
+                raise ConfigError(f"{url} holds {name}, which belongs to another model: name another repository, or "
+                                  "delete it there first")  # fmt: skip
         api.upload_folder(repo_id=repo, repo_type=kind, folder_path=folder, commit_message="Upload by trailnotes")
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
-        fix = (
-            "log in (hf auth login), or set HF_TOKEN to a token that may write" if status in {401, 403} else "try again"
-        )
+        fix = "try again"
+        if status in {401, 403}:
+            fix = "log in (hf auth login), or set HF_TOKEN to a token that may write"
         raise PolicyError(f"the hub refuses {repo} (status {status}): {fix}") from error
     except (*unreachable, OSError, RuntimeError) as error:
         cause = f": {error.__cause__}" if error.__cause__ else ""  # of one file
         raise PolicyError(f"{repo} was not published: {' '.join(f'{error}{cause}'.split())}") from error
     return str(url)
-
-
-def _is_weights(name: str) -> bool:
-    return name.endswith((".safetensors", ".safetensors.index.json", ".bin")) or name == "adapter_config.json"
 
 
 def _write_card(folder: Path, facts: Any, lines: Sequence[str]) -> None:
@@ -203,57 +191,26 @@ def _write_card(folder: Path, facts: Any, lines: Sequence[str]) -> None:
 
 
 def _format_rows(rows: Mapping[str, str]) -> list[str]:
-    return [
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in rows.items()),
-    ]
-
-
-def _describe_start(run: Path) -> dict[str, str]:
-    """Describe the versions of the run's last start, and the data of its environment."""
-    about = read_json(run / "run.json")
-    versions = ", ".join(f"{name} {version}" for name, version in about["starts"][-1]["packages"].items())
-    if "environment" not in about:
-        return {"versions": versions}
-    return {"data of the environment": f"`{json.dumps(_hide_paths(about['environment']))}`", "versions": versions}
+    cells = {name: value.replace("|", "\\|") for name, value in rows.items()}
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells.items())]
 
 
 def _describe_evaluations(run: Path, model: Path) -> list[str]:
     """Copy the tables of this checkpoint's evaluations inside the run, each with its panel."""
-    found: list[str] = []
+    lines: list[str] = []
     for file in sorted(run.glob("*/panel.json")):
-        table = file.with_name("table.md")
-        # a link could publish any file of this machine
-        is_inside = all(path.resolve().is_relative_to(run.resolve()) for path in (file, table))
-        if not is_inside or not table.is_file():
-            continue
-        panel = read_json(file)
-        if Path(panel["model"]).parts[-2:] != model.parts[-2:]:
+        table, panel = file.with_name("table.md"), read_json(file)
+        if not table.is_file() or Path(panel["model"]).parts[-2:] != model.parts[-2:]:
             continue
         digest = hashlib.sha256(json.dumps(panel["tasks"]).encode()).hexdigest()[:16]
-        games = (
-            f"{len(panel['tasks'])} tasks of `{panel['env']}`, split `{panel['split']}`, sha256 of their ids {digest}"
-        )
-        found += [table.read_bytes().decode(), f"Panel: {games}; episodes of each: {panel['num_samples']}.", ""]
-    return found or ["No evaluation of this checkpoint is in its run (`trailnotes eval RUN --out RUN/eval` makes one)."]
+        games = f"{len(panel['tasks'])} tasks of `{panel['env']}`, split `{panel['split']}`"
+        lines += [
+            table.read_text(encoding="utf-8"),
+            f"Panel: {games}, sha256 of their ids {digest}; episodes of each: {panel['num_samples']}.", "",
+        ]  # fmt: skip
+    return lines or ["No evaluation of this checkpoint is in its run (`trailnotes eval RUN --out RUN/eval` makes one)."]
 
 
-def _list_settings(config: Config, model: str) -> list[str]:
-    """List the settings that differ from the defaults, but for those of the machine."""
-    values = flatten_config(config) | {"model.path": model}
-    changed = [name for name in diff_configs(Config(), config) if not is_within(name, _LOCAL_KEYS)]
-    return [f"{name} = {format_toml_value(_hide_paths(values[name]))}" for name in changed]
-
-
-def _is_absolute(text: str) -> bool:
-    return text.startswith(("/", "~"))
-
-
-def _hide_paths(value: Any) -> Any:
-    """Replace each absolute path anywhere in a value by PATH."""
-    if isinstance(value, Mapping):
-        return {name: _hide_paths(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_hide_paths(inner) for inner in value]
-    return "PATH" if isinstance(value, str) and _is_absolute(value) else value
+def _hide_paths(text: str) -> str:
+    """Replace each quoted absolute path by "PATH"."""
+    return _ABSOLUTE_PATH.sub('"PATH"', text)
