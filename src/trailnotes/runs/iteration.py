@@ -27,6 +27,7 @@ from trailnotes.rollout.dynamic import replace_equal_groups, sample_further_task
 from trailnotes.rollout.groups import SelectMemory, compute_rollout_metrics, run_groups, select_from_start
 from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics, write_tips
 from trailnotes.runs.authors import compute_author_credit, compute_author_metrics
+from trailnotes.runs.exploration import ReturningPool
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.staleness import MAX_STALENESS_WEIGHT, Correction, correct_samples
 from trailnotes.runs.training import TrainingRun, save_checkpoint
@@ -115,7 +116,7 @@ class Iteration:
             pool, own_modes = run.pool, rows[: len(own)]
             if run.archive is not None:
                 own, own_modes = run.archive.plan(own, own_modes, self.rng(f"archive-{phase}"))
-                pool = run.archive.wrap_pool(pool)
+                pool = ReturningPool(pool, run.archive)
             groups = await run_groups(
                 self.policy, pool, own, own_modes, self.prompt_memory, self.config, seed=self.seed(phase),
                 progress=ended.append, on_error=self._errors.append, memory_of=memory_of,

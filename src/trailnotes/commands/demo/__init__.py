@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +15,6 @@ from trailnotes.commands.command import Command, argument
 from trailnotes.errors import MissingExtraError, find_missing_module, format_install_command, format_sibling_command
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Mapping, Sequence
-
     from trailnotes.runs.panels import PanelResult
 
 CONFIG = "demo-small"
