@@ -55,7 +55,6 @@ episodes under new ones. The device and the engine may change where that is allo
 
 
 def build_adaptation_config(config: Config, method: str, subject: EvaluatedModel, trials: int) -> Config:
-    """Build the settings of an adaptation: with the method, the model and the number of trials."""
     own = {"algorithm": {"name": method}, "model": {"path": subject.model}, "eval": {"trials": trials}}
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=values) for name, values in own.items()}
@@ -267,7 +266,6 @@ class AdaptationRun:
         return result
 
     def write_table(self) -> None:
-        """Write the rows of `report` to `table.json` and `table.md`."""
         write_table([row.result for row in self.figures], self.directory.path, [row.name for row in self.figures])
 
     # -- details
@@ -294,7 +292,6 @@ class AdaptationRun:
 
 
 def _read_episodes(journal: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Read the journal's episodes of `tasks`, by task and member, attempts in their order."""
     places = {task.id: index for index, task in enumerate(tasks)}
     records = [record for record in read_jsonl(journal) if record["task"]["id"] in places]
     return sorted(records, key=lambda record: (places[record["task"]["id"]], record["member"]))

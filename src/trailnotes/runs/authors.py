@@ -137,7 +137,6 @@ def _build_single_tip_view(trajectory: Trajectory, text: str | None, policy: Pol
 
 
 def compute_author_metrics(credit: Mapping[TipKey, float], rows: Sequence[Sample]) -> dict[str, float]:
-    """Compute the mean credit of the texts, the share of positive ones, and the number of credited tips."""
     values = list(credit.values())
     return {
         "credit": sum(values) / max(1, len(values)),

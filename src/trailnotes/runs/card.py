@@ -25,16 +25,7 @@ _LOCAL_KEYS = (*RUNTIME_KEYS, "run.trackers", "model.device", "model.base")  # o
 
 
 def write_model_card(folder: Path, subject: EvaluatedModel, base: str = "") -> None:
-    """Write the card of an exported model into its `folder`, from the run that trained it.
-
-    Args:
-        folder: the exported model.
-        subject: the checkpoint that it was copied from.
-        base: hub name of the adapters' base; by default the one that they name.
-
-    Raises:
-        ConfigError: there is no run.
-    """
+    """Write the card of an exported model into its `folder`, from the run that trained it."""
     from huggingface_hub import ModelCardData
 
     config, model = subject.trained, Path(subject.model)

@@ -62,7 +62,6 @@ class ProgressBar:
             self._printed, self._pending = now, ""
 
     def note(self, text: str) -> None:
-        """Print one line above the bar."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
@@ -78,7 +77,6 @@ class TrainingProgress(ProgressBar):
         self._previous: tuple[float, Mapping[str, Any]] | None = None
 
     def update_metrics(self, line: Mapping[str, Any]) -> None:
-        """Show the metrics of one iteration."""
         iterations, steps = self._train.iterations, self._train.max_env_steps
         done, taken = line["iteration"] + 1, line.get("env_steps", 0)
         share, count = done / iterations, f"iteration {done}/{iterations}"

@@ -16,15 +16,7 @@ def require_dependencies(
 ) -> None:
     """Require the optional packages and the engines of the settings.
 
-    Args:
-        config: of a start.
-        model: the model that plays, where that is not `config.model.path`.
-        plays_only: whether nothing is trained.
-        memory: whether tips may be retrieved.
-
-    Raises:
-        ConfigError: `engine.python` or `engine.urls` cannot be used.
-        MissingExtraError: one line with each package, the setting that needs it, and the command that installs all.
+    `model` plays, by default `config.model.path`. `plays_only`: nothing is trained. `memory`: tips may be retrieved.
     """
     if config.run.trackers:
         load_trackers()

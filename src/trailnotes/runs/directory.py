@@ -126,12 +126,10 @@ class RunDir:
         self._notify_trackers()
 
     def append_trajectories(self, iteration: int, trajectories: Iterable[Trajectory]) -> None:
-        """Append whole episodes, with the failed ones."""
         records = [{"iteration": iteration, **trajectory_to_json(t)} for t in trajectories]
         append_jsonl(self.trajectories_path, records)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Read all lines of metrics.jsonl."""
         return list(read_jsonl(self.metrics_path))
 
     def move_lines_after(self, iterations: int) -> list[Path]:
@@ -228,7 +226,6 @@ class RunLock:
         os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
 
     def release(self) -> None:
-        """Free the lock; a second call changes nothing."""
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # forked children may hold a copy of the descriptor
             os.close(self._descriptor)
@@ -236,11 +233,7 @@ class RunLock:
 
 
 def load_run_config(path: Path) -> Config:
-    """Load the settings of the run in directory `path`.
-
-    Raises:
-        RunError: there is no run, or its config cannot be read by this version.
-    """
+    """Load the settings of the run in directory `path`."""
     file = path / "config.toml"
     if not file.exists():
         raise RunError(f"{path} holds no run: there is no config.toml in it")

@@ -21,23 +21,7 @@ from trailnotes.types import StrPath
 def dry_run(
     config: Config, *, memory: StrPath | None = None, show: Callable[[str], object] = lambda _table: None
 ) -> str:
-    """Estimate the memory of the device, then train one iteration in a temporary directory, and extrapolate.
-
-    The estimates are rough; the first iteration also compiles games. A model that is not on this machine is not
-    downloaded, and nothing is played. For a server of the Tinker API the report is of tokens and cost, and the server
-    is not asked.
-
-    Args:
-        config: the whole configuration.
-        memory: tips to begin with, as for `train`.
-        show: receives the table of the device's memory before anything is played.
-
-    Returns:
-        A report for people: time, memory and disk.
-
-    Raises:
-        ConfigError: a setting that cannot work, or a device that is too small; so do all early errors of a real run.
-    """
+    """Estimate the memory of the device, then train one iteration in a temporary directory, and extrapolate."""
     run_preflight(config, None if memory is None else read_tips(memory), machine=False)
     if config.is_hosted:
         from trailnotes.runs.estimate.hosted import estimate_hosted
@@ -57,7 +41,6 @@ def dry_run(
 
 
 def _extrapolate(config: Config, path: Path, memory: StrPath | None) -> str:
-    """Train one iteration in `path`, and report what the whole run takes."""
     from trailnotes.runs.estimate import forecast
 
     copy = forecast.shrink_config(config)

@@ -89,11 +89,7 @@ def evaluate(
 
 
 def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath | None = None) -> list[Trajectory]:
-    """Play `rollout.num_tasks` tasks of the training split once each; optionally write them as JSONL.
-
-    Raises:
-        ConfigError: not one of them could be played.
-    """
+    """Play `rollout.num_tasks` tasks of the training split once each; optionally write them as JSONL."""
     panel = config.eval.model_copy(update={"split": config.train.split, "num_tasks": config.rollout.num_tasks})
     with open_evaluated_model(model_or_run or config.model.path) as subject:
         episodes, _ = evaluate_model(config.model_copy(update={"eval": panel}), subject)
@@ -179,7 +175,6 @@ class EpisodeJournal:
                 raise
 
     def append_episode(self, episode: Trajectory) -> None:
-        """Append a finished episode, synced to disk."""
         if self.path:
             append_jsonl(self.path, [trajectory_to_json(episode)], sync=True)
         self.episodes.append(episode)
@@ -250,7 +245,6 @@ def _lock_directory(directory: Path) -> Iterator[None]:
 
 
 def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: TipMemory, config: Config) -> str:
-    """Describe how many episodes were shown a tip; where none was, the reason and the fix."""
     shown = sum(any(step.tips for step in episode.steps) for episode in episodes)
     if shown:
         return f"Tips were shown in {shown} of {len(episodes)} episodes"

@@ -40,10 +40,6 @@ def open_evaluated_model(model_or_run: StrPath) -> Iterator[EvaluatedModel]:
     """Open a run directory (its last whole checkpoint), a checkpoint, or any `model.path`.
 
     The checkpoint stays inside the block, even if the run trains on and keeps fewer.
-
-    Raises:
-        ConfigError: "openai:" without a name.
-        RunError: the run has no checkpoint yet, or a damaged one.
     """
     require_model_name(str(model_or_run))
     path = Path(model_or_run)
@@ -74,7 +70,6 @@ def _read_checkpoint(path: Path) -> EvaluatedModel:
 
 @contextmanager
 def open_policy(config: Config, subject: EvaluatedModel, directory: Path | None = None) -> Iterator[Policy]:
-    """Load a policy, and close its engines after the block."""
     with closing(load_policy(config, subject, directory)) as policy:
         yield policy
 
@@ -107,12 +102,8 @@ def build_model_policy(
 ) -> TrainedPolicy:  # fmt: skip
     """Build the policy of `model.path` with the engine of the config.
 
-    Args:
-        config: of the run.
-        model: a model in this process, which acts here whatever the engine.
-        trains: whether a learner hands over its weights before the first sample.
-        connects: how to reach engines on a cluster; see `make_vllm_policy`.
-        directory: of the run, where a server's completions and tokens are kept, and weights for engines elsewhere.
+    A given `model` acts in this process, whatever the engine. With `trains` a learner hands over its weights before the
+    first sample. `connects` leads to engines on a cluster; a server's completions are kept in `directory`.
     """
     if config.is_hosted and model is None:
         from trailnotes.policies.tinker import TinkerPolicy

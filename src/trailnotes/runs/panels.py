@@ -59,7 +59,6 @@ class PanelResult:
         return f"{self.mean:.2f} {self.format_interval(2)}"
 
     def format_interval(self, places: int) -> str:
-        """Format the interval for tables."""
         if self.ci_low is None or self.ci_high is None:
             return "no interval"
         return f"[{self.ci_low:.{places}f}, {self.ci_high:.{places}f}]"
@@ -71,7 +70,6 @@ def get_family(task: Task) -> str:
 
 
 def get_metric_value(trajectory: Trajectory, metric: str) -> float:
-    """Return the episode's value of `metric` in tables and curves."""
     return float(trajectory.success) if metric == "success" else trajectory.episode_return
 
 
@@ -105,7 +103,6 @@ def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[f
 def build_panel_result(
     episodes: Sequence[Trajectory], config: Config, subject: EvaluatedModel, *, memory: bool
 ) -> PanelResult:
-    """Build the table row of the `episodes` of `subject`."""
     if not episodes:
         raise ConfigError(f"no episode of split {config.eval.split!r} could be played; see the log for the reason")
     mean, interval, method = estimate_interval(episodes, config)
@@ -122,7 +119,6 @@ def build_panel_result(
 
 
 def build_eval_config(config: Config) -> Config:
-    """Build the settings of a panel: those of the rollouts, at the evaluation temperature."""
     rollout = config.rollout.model_copy(update={"temperature": config.eval.temperature})
     return config.model_copy(update={"rollout": rollout})
 
@@ -151,10 +147,7 @@ async def play_panel(  # noqa: PLR0913 (see `run_episode`)
 
 
 def build_panel_record(config: Config, model: str, trained: Config | None = None) -> dict[str, Any]:
-    """Record the model, tasks, samples and identities that a panel's numbers depend on.
-
-    An environment's identity is that of the panel, and that of the tasks that `model` was trained on.
-    """
+    """Record the model, tasks, samples and identities that a panel's numbers depend on."""
     chosen = {name: getattr(config.eval, name) for name in ("split", "num_samples", "temperature")}
     tasks = [task.id for task in load_panel(config)]
     record = {"model": model, "seed": config.run.seed, "env": config.env.name, **chosen, "tasks": tasks}
@@ -217,7 +210,6 @@ def format_markdown_table(rows: Sequence[PanelResult], figures: Sequence[str] | 
 
 
 def build_panel_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = None) -> Table:
-    """Build the table of the rows, named as in `write_table`."""
     head = ["algorithm" if figures is None else "figure", "memory", "panel", "metric", "mean", "interval", "env steps"]
     head += ["seeds"] if figures is None else []  # a run has one
     names = [row.algorithm for row in rows] if figures is None else figures
@@ -230,11 +222,7 @@ def build_panel_table(rows: Sequence[PanelResult], figures: Sequence[str] | None
 
 
 def write_episodes(episodes: Sequence[Trajectory], path: Path) -> None:
-    """Write whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run.
-
-    Raises:
-        ConfigError: there are none; an empty file would pass for a panel that was played.
-    """
+    """Write whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run."""
     if not episodes:
         raise ConfigError(f"no episode could be played, so {path} was not written; see the log for the reason")
     write_bytes_atomic(path, b"".join(encode_line(trajectory_to_json(t)) for t in episodes))

@@ -82,17 +82,7 @@ CHECKS: tuple[tuple[Callable[[Config], object], bool], ...] = (
 
 
 def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine: bool = True) -> None:
-    """Run all checks of a training's settings, in order.
-
-    Args:
-        config: of the training.
-        tips: to begin with; None without `--memory`.
-        machine: whether packages and model files must be on this machine.
-
-    Raises:
-        ConfigError: a setting that cannot work.
-        MissingExtraError: a package that the settings need is not installed.
-    """
+    """Run all checks of a training's settings, in order."""
     for check, of_machine in CHECKS:
         if machine or not of_machine:
             check(config)

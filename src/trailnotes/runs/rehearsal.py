@@ -101,7 +101,6 @@ def read_rehearsal(config: Config, path: Path) -> list[Demonstration]:
 
 
 def validate_rehearsal(config: Config) -> None:
-    """Refuse games to rehearse that are trained on or evaluated, and unreadable files."""
     path = find_rehearsal(config, Path())
     if path is not None and config.rehearsal.path:
         read_rehearsal(config, path)
@@ -157,16 +156,7 @@ def prepare_rehearsal(config: Config, run_dir: Path) -> None:
 
 
 def record_rehearsal(config: Config, out: Path, progress: ProgressBar | None = None) -> Path:
-    """Let the initial model play `rehearsal.split`, trial after trial with its own tips, and record it.
-
-    `out` becomes the run directory of an adaptation, with the returned file. The same call continues after a stop.
-
-    Raises:
-        ConfigError: the split has a game that is trained on or evaluated, no episode could be played, or `out` holds a
-            recording with other settings.
-        RunError: `out` is in use, or holds something else.
-        Interrupted: a `KeyboardInterrupt`, which says that finished work is kept.
-    """
+    """Let the initial model play `rehearsal.split`, trial after trial with its own tips, and record it."""
     path, played = out / REHEARSAL_FILE, build_recording_config(config)
     if (out / "config.toml").is_file():
         changed = diff_configs(load_run_config(out), played)
@@ -228,17 +218,12 @@ def iter_recorded_demonstrations(config: Config, run_dir: Path, count_tokens: Co
 
 
 def read_recording_usage(out: Path) -> dict[str, float]:
-    """Read the environment steps, tokens and seconds of a recording; {} where there is none."""
     lines = [*read_jsonl(out / "metrics.jsonl")]
     return {name: lines[-1][name] for name in TABLE_FIELDS} if lines else {}
 
 
 def require_remaining_budget(train: TrainConfig, spent: Mapping[str, float]) -> None:
-    """Refuse a recording that leaves nothing to train.
-
-    Raises:
-        ConfigError: nothing is left of a limit of the run.
-    """
+    """Refuse a recording that leaves nothing to train."""
     if train.compute_progress(spent) >= 1.0:
         raise ConfigError(
             f"recording the rehearsal takes {spent['env_steps']:,.0f} environment steps and "

@@ -33,7 +33,6 @@ class Correction(NamedTuple):
     above: Literal["truncate", "mask"] = "truncate"  # above `most` it counts as that, or the token teaches nothing
 
     def compute_log_ratios(self, tokens: Sequence[TokenLogprobs]) -> list[float]:
-        """Compute log(pi_now / pi_then) for each token of an episode, by `unit`."""
         logs = [token.now - token.then for token in tokens]
         return logs if self.unit == "token" else [sum(logs)] * len(logs)
 
@@ -42,7 +41,6 @@ class Correction(NamedTuple):
         return log > math.log(self.most)
 
     def bound(self, log: float) -> float:
-        """Compute the weight of a token from its log-ratio."""
         if not self.is_above(log):
             return math.exp(log)
         return self.most if self.above == "truncate" else 0.0

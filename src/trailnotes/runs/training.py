@@ -97,7 +97,6 @@ class TrainingRun:
 
     @property
     def is_finished(self) -> bool:
-        """Tell whether the last iteration has ended, or a stop was requested."""
         return self.stop_requested or self.config.train.compute_progress(asdict(self.count)) >= 1.0 or self.is_spent
 
     @property
@@ -219,7 +218,6 @@ def _make_learner(config: Config, directory: RunDir, policy: Any, initial: Any, 
 
 
 def _make_author(config: Config, directory: RunDir, initial: Any) -> Policy | None:
-    """Make the policy that writes the tips, where that is another one than the trained."""
     if config.has_separate_author:
         return build_model_policy(config, initial)
     if resolve_method(config.algorithm.name).writes_tips:
@@ -270,11 +268,7 @@ def _restore(run: TrainingRun, tips: Sequence[Tip]) -> None:
 
 
 def save_checkpoint(run: TrainingRun) -> None:
-    """Write a checkpoint, whole or not at all, and delete old ones by `train.keep_last`.
-
-    Raises:
-        RunError: the disk is full or not writable; earlier checkpoints are as they were.
-    """
+    """Write a checkpoint, whole or not at all, and delete old ones by `train.keep_last`."""
     root, count = run.directory.checkpoints, run.count
     try:
         run.saved = checkpoint.save(root, count.iteration, partial(_write_state, run), meta=asdict(count))
@@ -287,11 +281,7 @@ def save_checkpoint(run: TrainingRun) -> None:
 
 
 def delete_optimizer_state(root: Path) -> None:
-    """Delete the optimizer's state from all checkpoints of a finished run; models and tips stay.
-
-    Raises:
-        RunError: they are not writable.
-    """
+    """Delete the optimizer's state from all checkpoints of a finished run; models and tips stay."""
     try:
         for saved in checkpoint.scan(root, contents=False):  # the newest last: until then the run can be opened again
             if not saved.problems:
@@ -302,11 +292,7 @@ def delete_optimizer_state(root: Path) -> None:
 
 
 def find_final_model(config: Config, run_dir: Path) -> Path | None:
-    """Find the last model of a finished run without an optimizer's state; None where it can be opened.
-
-    Raises:
-        RunError: the settings ask for more than it has been trained for, or its last checkpoint is damaged.
-    """
+    """Find the last model of a finished run without an optimizer's state; None where it can be opened."""
     root = run_dir / "checkpoints"
     checkpoints = checkpoint.scan(root, contents=False)
     if not checkpoints or (checkpoints[-1].path / REST).is_file():
@@ -322,11 +308,7 @@ def find_final_model(config: Config, run_dir: Path) -> Path | None:
 
 
 def load_checkpoint(run: TrainingRun, path: Path) -> None:
-    """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds.
-
-    Raises:
-        RunError: it is the state of another model or of another embedder.
-    """
+    """Restore the state of a checkpoint directory, except for the memory, which `open_run` rewinds."""
     run.count = Counters(**checkpoint.load_meta(path))
     novelty = load_numpy(path / "novelty.safetensors")
     try:

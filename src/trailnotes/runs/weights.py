@@ -75,7 +75,6 @@ class WeightSync:
         self._seconds += time.monotonic() - began
 
     def release(self) -> None:
-        """End the policy's turn of `acquire`."""
         self._turn.release()
 
     @asynccontextmanager

@@ -23,17 +23,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def run_small_demo(out: Path, settings: Sequence[str] = ()) -> dict[str, PanelResult]:
-    """Play with tips, train GRPO and EMPO2 without a compiler or a GPU, and print a table, the curves and a tip.
-
-    The same call resumes an interrupted demo. `settings` are further ``--section.key value`` overrides.
-
-    Returns:
-        The result of each row of the table on the same unseen games, as in `out/table.md`.
-
-    Raises:
-        MissingExtraError: the extra `train` is not installed.
-        RunError: `out` holds a demo of other settings.
-    """
+    """Play with tips, train GRPO and EMPO2 without a compiler or a GPU, and print a table, the curves and a tip."""
     from trailnotes.config.toml import load_config
     from trailnotes.runs.adapt import adapt
     from trailnotes.runs.console import ProgressBar, format_duration

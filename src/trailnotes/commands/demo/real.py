@@ -28,22 +28,7 @@ WIDTH = 58  # characters of an episode beside another
 
 
 def run_real_demo(out: Path, settings: Sequence[str] = (), config_name: str = CONFIG) -> dict[str, list[Trajectory]]:
-    """Evaluate a pretrained model on unseen games, train it by GRPO, evaluate it again, and print what changed.
-
-    The same call resumes an interrupted demo. Where `make qwen` has not fetched the model, it comes from the hub.
-
-    Args:
-        out: its directory.
-        settings: further ``--section.key value`` overrides.
-        config_name: of the training.
-
-    Returns:
-        The episodes of the initial and of the trained model, on the same games.
-
-    Raises:
-        ConfigError: the environment is not installed, or a setting cannot work.
-        RunError: `out` holds a demo of other settings.
-    """
+    """Evaluate a pretrained model on unseen games, train it by GRPO, evaluate it again, and print what changed."""
     from trailnotes.runs.console import ProgressBar
 
     started = time.monotonic()
@@ -74,7 +59,6 @@ def load_or_play(config: Config, model: StrPath, directory: Path, bar: ProgressB
 
 
 def report(config: Config, episodes: dict[str, list[Trajectory]], out: Path) -> None:
-    """Print table and one game before and after, draw the curve, and write all three to files."""
     rows: list[list[str]] = []
     points: dict[str, Interval] = {}
     scope = ""
@@ -102,7 +86,6 @@ def report(config: Config, episodes: dict[str, list[Trajectory]], out: Path) -> 
 
 
 def find_largest_gain(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[Trajectory, Trajectory]:
-    """Find the game whose return grew most, as its two episodes."""
     later = {episode.task.id: episode for episode in after}
     pairs = [(episode, later[episode.task.id]) for episode in before if episode.task.id in later]
     return max(pairs, key=lambda pair: pair[1].episode_return - pair[0].episode_return)
