@@ -279,7 +279,7 @@ def test_the_command_line_shows_how_far_it_is_and_what_is_kept(
 
 def test_two_at_a_time_do_not_write_into_one_directory(start_model: Path, tmp_path: Path) -> None:
     journal = evaluation.EpisodeJournal(tmp_path, 1, None)
-    with journal.resume({}), pytest.raises(RunError, match="in use by another evaluation"):
+    with journal.resume({}), pytest.raises(RunError, match="in use by process"):
         evaluate(a_config(start_model), start_model, out=tmp_path)
     evaluate(a_config(start_model), start_model, out=tmp_path)
 
@@ -323,7 +323,7 @@ def test_an_empty_memory_and_one_that_is_switched_off_are_told_apart(growing: Pa
         for tip in store.load_tips():
             store.update(replace(tip, enabled=False))
     sign(memory)
-    assert "they are switched off (`trailnotes memory enable`)" in evaluate(config, growing, memory=True).remark
+    assert "switched off (`trailnotes memory enable`)" in evaluate(config, growing, memory=True).remark
     with TipStore(memory) as store, store.transaction():
         store.delete([tip.id for tip in store.load_tips()])
     sign(memory)

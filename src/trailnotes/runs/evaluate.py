@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -18,12 +16,13 @@ from trailnotes.config.section import RENAMED_KEYS, has_former_default
 from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
 from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import describe_tip_overlap, describe_training_overlap, load_panel, tasks_of
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import ConfigError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.runs.console import ProgressBar
 from trailnotes.runs.dependencies import require_dependencies
+from trailnotes.runs.directory import RunLock
 from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.panels import (
@@ -231,17 +230,12 @@ def _build_fingerprint(config: Config, subject: EvaluatedModel, use_memory: bool
 def _lock_directory(directory: Path) -> Iterator[None]:
     """Lock `directory` for one evaluation, without leaving a file behind."""
     directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory, os.O_RDONLY)
+    lock = RunLock(directory / "eval.lock")
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{directory} is in use by another evaluation: wait for it, or choose another") from None
-        except OSError as error:  # a file system without locks on directories
-            logger.debug("%s is not locked: %s", directory, error)
         yield
     finally:
-        os.close(descriptor)
+        (directory / "eval.lock").unlink()
+        lock.release()
 
 
 def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: TipMemory, config: Config) -> str:
@@ -253,13 +247,9 @@ def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memo
     namespaces = sorted({tip.namespace for tip in memory.store.load_tips()})
     if not namespaces:
         return f"{none}, since the memory holds no tip"
-    if known := len({*namespaces} & {*panel}):
-        return (f"{none}, though the memory has tips of {known} of the panel's {len(panel)} tasks: they are switched "
-                "off (`trailnotes memory enable`), less similar to the turns than memory.threshold, or without room "
-                "beside the turns that are left (memory.leave_room, rollout.max_context_tokens)")  # fmt: skip
-    return (
-        f"{none}, since the memory has tips of {len(namespaces)} tasks ({namespaces[0]}, ...) and the panel asks for "
-        f"{len(panel)} others ({panel[0]}, ...); a tip belongs to the task that it was written about. `trailnotes "
-        f"adapt` writes tips about the panel itself and reads them; --eval.split {config.train.split} plays the tasks "
-        "of the training"
-    )
+    if {*namespaces} & {*panel}:
+        return (f"{none}: tips of the panel's tasks are switched off (`trailnotes memory enable`), less similar to the "
+                "turns than memory.threshold, or without room in the context (memory.leave_room)")  # fmt: skip
+    return (f"{none}, since the memory has tips of {len(namespaces)} tasks ({namespaces[0]}, ...) and the panel asks "
+            f"for {len(panel)} others ({panel[0]}, ...): `trailnotes adapt` writes tips about the panel itself, and "
+            f"--eval.split {config.train.split} plays the tasks of the training")  # fmt: skip
