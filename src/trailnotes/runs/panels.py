@@ -25,7 +25,7 @@ from trailnotes.reporting.tables import Table
 from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import OnTrajectory, run_groups
 from trailnotes.runs.load_policy import EvaluatedModel
-from trailnotes.runs.usage import build_usage_columns
+from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
@@ -106,12 +106,14 @@ def build_panel_result(
     if not episodes:
         raise ConfigError(f"no episode of split {config.eval.split!r} could be played; see the log for the reason")
     mean, interval, method = estimate_interval(episodes, config)
+    usage: dict[str, Any] = {name: round(subject.spent.get(name, 0)) for name in TABLE_FIELDS}
+    usage["seconds"] = float(subject.spent.get("seconds", 0.0))
     return PanelResult(
         algorithm=subject.name, memory=memory, panel=config.eval.split, metric=config.eval.metric, mean=mean,
         ci_low=interval.low if interval else None, ci_high=interval.high if interval else None, seeds=1,
         num_tasks=len({t.task.id for t in episodes}), num_episodes=len(episodes), interval=method,
         episodes_with_tips=sum(any(step.tips for step in t.steps) for t in episodes),
-        **build_usage_columns(subject.spent),
+        **usage,
     )  # fmt: skip
 
 
