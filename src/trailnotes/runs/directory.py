@@ -18,7 +18,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -48,7 +47,6 @@ from trailnotes.errors import ConfigError, MissingExtraError, RunError, Trailnot
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import (
     append_jsonl,
-    open_no_follow,
     parse_json,
     read_jsonl,
     split_after,
@@ -211,10 +209,9 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._descriptor: int | None = open_no_follow(path)
+            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            fix = "delete that link" if error.errno == errno.ELOOP else "fix the permissions, or choose another"
-            raise RunError(f"cannot write {path} ({error.strerror}): {fix}") from error
+            raise RunError(f"cannot write {path} ({error.strerror}): fix the permissions, or choose another") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

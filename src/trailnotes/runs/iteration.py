@@ -112,24 +112,13 @@ class Iteration:
         ended: list[Trajectory] = []
         rows = modes or [["plain"] * self.config.rollout.group_size] * len(tasks)
 
-        async def play(own: Sequence[Task], phase: str) -> list[TrajectoryGroup]:
-            pool, own_modes = run.pool, rows[: len(own)]
-            if run.archive is not None:
-                own, own_modes = run.archive.plan(own, own_modes, self.rng(f"archive-{phase}"))
-                pool = ReturningPool(pool, run.archive)
-            groups = await run_groups(
-                self.policy, pool, own, own_modes, self.prompt_memory, self.config, seed=self.seed(phase),
-                progress=ended.append, on_error=self._errors.append, memory_of=memory_of,
-            )  # fmt: skip
-            return run.archive.regroup(groups) if run.archive else groups
-
         async def play_further(number: int, num: int) -> list[TrajectoryGroup]:
             further = sample_further_tasks(run.tasks, ids, num, self.rng(f"further-{number}"))
             ids.extend(task.id for task in further)
-            return await play(further, f"{purpose}-{number}")
+            return await self._play(further, rows, f"{purpose}-{number}", memory_of, ended)
 
         with self._time_section("rollout"):
-            groups = await play(tasks, purpose)
+            groups = await self._play(tasks, rows, purpose, memory_of, ended)
             if rounds := self.config.algorithm.dynamic_sampling:
                 groups, replaced = await replace_equal_groups(groups, rounds, play_further)
                 success = sum(t.success for t in ended) / max(1, len(ended))
@@ -142,6 +131,20 @@ class Iteration:
                 f"no episode could be played in {run.empty} iterations; the last error was: {self._errors[-1].error}"
             )
         return groups
+
+    async def _play(
+        self, tasks: Sequence[Task], rows: Sequence[Sequence[Mode]], phase: str, memory_of: SelectMemory | None,
+        ended: list[Trajectory],
+    ) -> list[TrajectoryGroup]:  # fmt: skip
+        pool, archive, modes = self.run.pool, self.run.archive, rows[: len(tasks)]
+        if archive is not None:
+            tasks, modes = archive.plan(tasks, modes, self.rng(f"archive-{phase}"))
+            pool = ReturningPool(pool, archive)
+        groups = await run_groups(
+            self.policy, pool, tasks, modes, self.prompt_memory, self.config, seed=self.seed(phase),
+            progress=ended.append, on_error=self._errors.append, memory_of=memory_of,
+        )  # fmt: skip
+        return archive.regroup(groups) if archive else groups
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup], purpose: str = "tips") -> list[WrittenTip]:
         """Have the policy write about every episode; the memory of the run gets what it wrote when learning begins.
