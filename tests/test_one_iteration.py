@@ -16,7 +16,7 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.config import methods
 
 SRC = str(Path(trailnotes.__file__).parent)
-WORKER = {"envs/workers/main.py", "envs/workers/wire.py"}  # entered in processes of their own
+WORKER = {"envs/workers/main.py"}  # entered in processes of its own
 
 
 def is_importing(frame: FrameType | None) -> bool:

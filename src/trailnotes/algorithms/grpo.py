@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 async def grpo(iteration: Iteration) -> None:
-    """Run one iteration of GRPO."""
     algorithm = iteration.config.algorithm
     groups = await iteration.rollout(iteration.tasks())
     async with iteration.learning():

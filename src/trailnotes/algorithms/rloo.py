@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 async def rloo(iteration: Iteration) -> None:
-    """Run one iteration of RLOO."""
     groups = await iteration.rollout(iteration.tasks())
     async with iteration.learning():
         groups = iteration.add_novelty(groups)

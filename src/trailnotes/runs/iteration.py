@@ -21,10 +21,15 @@ from trailnotes.envs.tasks import load_validation_tasks, select_batch
 from trailnotes.errors import RunError
 from trailnotes.learner.credit.episodes import Scores, compute_valid_share, score_group
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
-from trailnotes.memory.base import TipEffectMemory
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
-from trailnotes.rollout.dynamic import replace_equal_groups, sample_further_tasks
-from trailnotes.rollout.groups import SelectMemory, compute_rollout_metrics, run_groups, select_from_start
+from trailnotes.rollout.groups import (
+    SelectMemory,
+    compute_rollout_metrics,
+    replace_equal_groups,
+    run_groups,
+    sample_further_tasks,
+    select_from_start,
+)
 from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics, write_tips
 from trailnotes.runs.authors import compute_author_credit, compute_author_metrics
 from trailnotes.runs.exploration import ReturningPool
@@ -232,9 +237,9 @@ class Iteration:
     ) -> None:
         """Measure the effect of tips on actions; arguments as of `estimate_tip_effects`."""
         self.add_metrics("tips", {"reliance": estimate_reliance(off_policy, tip_free)})
-        if isinstance(self.run.prompt_memory, TipEffectMemory):
+        if record_effects := getattr(self.run.prompt_memory, "record_effects", None):
             effects = estimate_tip_effects(groups, off_policy, tip_free)
-            self.run.prompt_memory.record_effects(effects)
+            record_effects(effects)
             mean = sum(effect.nats for effect in effects) / max(1, len(effects))
             self.add_metrics("tips", {"lead": mean, "measured": float(len(effects))})
 

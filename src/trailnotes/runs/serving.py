@@ -18,7 +18,6 @@ from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Session
 from trailnotes.memory import TipMemory
-from trailnotes.memory.sessions import record_attempt, report_attempt
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import run_episode
 from trailnotes.rollout.tips import write_tips
@@ -127,8 +126,8 @@ class OpenGateway:
 
         def report() -> None:
             tips = {tip.id: tip for step in episode.steps for tip in step.tips}
-            attempt = record_attempt(memory, episode.task.id, [*tips.values()])
-            report_attempt(memory, attempt, episode.score, max_score=episode.max_score, success=episode.success)
+            attempt = memory.record_attempt(episode.task.id, [*tips.values()])
+            memory.report_attempt(attempt, episode.score, max_score=episode.max_score, success=episode.success)
 
         await asyncio.to_thread(report)  # waits for the disk
         group = TrajectoryGroup(episode.task, (episode,))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
-from trailnotes.envs.workers.main import EnvServer
-from trailnotes.envs.workers.wire import HEADER
+from trailnotes.envs.workers.main import HEADER, EnvServer
 from trailnotes.errors import ClusterError
 from trailnotes.runs.cluster.waiting import Bundle, extract_cause
 

@@ -112,7 +112,7 @@ class ServedMemory(Closeable):
         return changed
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """Register tasks, as `ScopedMemory.register_tasks`."""
+        """Register tasks, as `TipMemory.register_tasks`."""
         new: bool = self._ask("call", "register_tasks", list(tasks))
         return new
 
@@ -121,7 +121,7 @@ class ServedMemory(Closeable):
         self._ask("call", "report", list(episodes), once=once or make_request_id())
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """Record effects, as `TipEffectMemory.record_effects`."""
+        """Record effects, as `TipMemory.record_effects`."""
         self._ask("call", "record_effects", list(readings), once=once or make_request_id())
 
     def snapshot(self, path: StrPath) -> None:

@@ -227,7 +227,7 @@ def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
     if helped and last < HARMFUL_GAIN:
         advice = ("episodes with tips now do worse than the others: the model is unlearning to follow them; train a "
                   "share of these episodes with their tips (algorithm.q_off_policy below 1), or train more slowly "
-                  "(optim.lr, optim.epochs); --roles shows which role suffered")  # fmt: skip
+                  "(optim.lr, optim.epochs)")  # fmt: skip
     else:
         advice = "tips do not help their readers: are they right (trailnotes memory list)? does the model obey them?"
     holds = _is_better(last, width)

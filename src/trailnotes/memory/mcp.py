@@ -1,27 +1,40 @@
-"""The tools that an agent may call on a memory over the protocol: their docstrings are what it reads about them.
+"""A memory over the Model Context Protocol: its tools, and their server over stdio or streamable HTTP.
 
-Arguments come from a model, so every one of them has a limit; an error says in words how to make a better call.
+The docstrings of the tools are what agents read about them. Arguments come from a model, so every one has a limit; an
+error says in words how to make a better call. Source: MCP 2026-07-28 and the versions before it that `mcp` speaks.
 """
 
 from __future__ import annotations
 
+import inspect
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import mcp_types as types
+from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
+from starlette.responses import JSONResponse
 
+from trailnotes import __version__
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.exchange import add_imported, find_similar_names, get_best_score, require_tip
+from trailnotes.memory.exchange import add_new_tip, find_similar_names
 from trailnotes.memory.scope import Scope, make_tip_filter
-from trailnotes.memory.sessions import report_attempt
-from trailnotes.memory.tips import MAX_CHARS, MAX_KEY_CHARS, MAX_TIP_WORDS, TipMemory, clean_tip, normalize_tip, utc_now
+from trailnotes.memory.tips import MAX_CHARS, MAX_KEY_CHARS, MAX_TIP_WORDS, TipMemory, clean_tip
 from trailnotes.types import Tip
+from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
 
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+PATH: Final = "/mcp"
+MAX_BODY_BYTES: Final = 256 * 1024  # bytes of a request: the longest state, escaped, and some more
+MAX_SESSIONS: Final = 64
+SESSION_IDLE_S: Final = 1800.0  # after which a session is forgotten
 MAX_NAME_CHARS: Final = 64  # of a client's name
 SHOWN_KEY_CHARS: Final = 400  # of a tip among others; `read_tip` gives all
 AUTHOR_PREFIX: Final = "mcp: "  # before the client's name, as the author of a tip
@@ -64,12 +77,10 @@ class Toolbox:
 
     @property
     def readers(self) -> list[Callable[..., Answer]]:
-        """Return the tools that change nothing."""
         return [self.list_tasks, self.search_tips, self.read_tip]
 
     @property
     def writers(self) -> list[Callable[..., Answer]]:
-        """Return the tools that write to the memory: none where the rules forbid it."""
         return [self.add_tip, self.memory_open, self.memory_report] if self.rules.write else []
 
     def list_tasks(
@@ -128,11 +139,7 @@ class Toolbox:
             str, Field(description=f"the tip: at most {MAX_TIP_WORDS} words, on one line", max_length=MAX_CHARS)
         ],
         state: Annotated[
-            str,
-            Field(
-                description="the state that it is to be found in, as the task shows it; by default the tip itself",
-                max_length=MAX_KEY_CHARS,
-            ),
+            str, Field(description="the state that searches match; by default the tip itself", max_length=MAX_KEY_CHARS)
         ] = "",
         score: Score | None = None,
     ) -> Answer:
@@ -146,19 +153,16 @@ class Toolbox:
         client = context.session.client_params
         author = AUTHOR_PREFIX + (clean_tip(client.client_info.name if client else "")[:MAX_NAME_CHARS] or "unknown")
         self._require_served_task(task)
-        text = clean_tip(text)
-        if not text:
+        if not (text := clean_tip(text)):
             raise ToolError("a tip needs a letter or digit: write what the agent should know")
         with self._lock:
             self._require_room(task)
             score, most = self._choose_score(task, score)
-            given = Tip(task, text, state or text, score, most, model=author, enabled=self.rules.enabled)
-            tip = normalize_tip(given, utc_now)
-            assert tip is not None, "its text is clean"
-            if not add_imported(self.memory, [tip]).added:
-                raise ToolError(f"{task!r} has this tip already, found in this state: nothing was added")
-        tip_id = self.memory.store.find_duplicate(replace(tip, imported=True), same_key=True)
-        kept = _summarize_tip(require_tip(self.memory.store, tip_id or 0))
+            tip = Tip(task, text, state or text, score, most, model=author, enabled=self.rules.enabled)
+            try:
+                kept = _summarize_tip(add_new_tip(self.memory, tip))
+            except MemoryStoreError as error:
+                raise ToolError(str(error)) from None
         return kept if self.rules.enabled else {**kept, "shown": "when the memory's owner has switched it on"}
 
     def memory_open(
@@ -189,7 +193,7 @@ class Toolbox:
     ) -> Answer:
         """End the attempt of a session, once, with its score: so the memory learns which tips help."""
         try:
-            report_attempt(self.memory, session, score, max_score=max_score, success=success)
+            self.memory.report_attempt(session, score, max_score=max_score, success=success)
         except MemoryStoreError as error:
             raise ToolError(f"{error}: memory_open begins one, and each is reported once") from None
         return {"reported": session}
@@ -200,12 +204,11 @@ class Toolbox:
         # Tips that wait for their owner count where what is added waits, too.
         count = store.size(pool) if rules.enabled else sum(store.count_by_namespace(pool).values())
         if count >= rules.capacity:
-            whose = f"{task!r} has" if rules.scope == "task" else f"{task!r} and those it reads have"
-            raise ToolError(f"{whose} {rules.capacity} tips, and no room: their owner can delete some")
+            raise ToolError(f"{task!r} has no room beyond {rules.capacity} tips: their owner can delete some")
 
     def _choose_score(self, task: str, score: float | None) -> tuple[float, float]:
         """Return the score of a new tip, and the highest possible one."""
-        best, most = get_best_score(self.memory.store, task)
+        best, most = self.memory.store.get_best_score(task)
         if score is None or score <= most:
             return best if score is None else score, most
         if task in self.memory.store.count_by_namespace(make_tip_filter(task)):
@@ -226,3 +229,31 @@ def _summarize_tip(tip: Tip) -> Answer:
     state = tip.key if len(tip.key) <= SHOWN_KEY_CHARS else f"{tip.key[:SHOWN_KEY_CHARS]} ..."
     names = ("id", "text", "score", "max_score")
     return {"task": tip.namespace, **{name: getattr(tip, name) for name in names}, "state": state}
+
+
+def make_server(toolbox: Toolbox) -> MCPServer[Any]:
+    """Make a protocol server that exposes the tools of `toolbox`; other errors than theirs go to the log alone."""
+    server: MCPServer[Any] = MCPServer(
+        "trailnotes-memory", title="A memory of tips", instructions=INSTRUCTIONS, version=__version__,
+        log_level="WARNING",
+    )  # fmt: skip
+    for tool in (*toolbox.readers, *toolbox.writers):
+        hints = types.ToolAnnotations(
+            read_only_hint=tool in toolbox.readers, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+        )
+        server.add_tool(tool, description=inspect.cleandoc(tool.__doc__ or ""), annotations=hints)
+    return server
+
+
+def make_app(toolbox: Toolbox, token: str) -> ASGIApp:
+    """Make the application that serves `PATH` on this machine, and only requests with the token."""
+    app = make_server(toolbox).streamable_http_app(
+        streamable_http_path=PATH, json_response=True, max_request_body_size=MAX_BODY_BYTES,
+        max_sessions=MAX_SESSIONS, session_idle_timeout=SESSION_IDLE_S,
+    )  # fmt: skip
+    return SecurityMiddleware(BearerMiddleware(app, token, _make_refusal), LOOPBACK_NAMES, _make_refusal)
+
+
+def _make_refusal(status: int, text: str) -> ASGIApp:
+    headers = {"www-authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse({"error": text}, status, headers)
