@@ -137,8 +137,8 @@ def test_a_run_asks_the_server_of_its_config(server: EmbeddingServer, monkeypatc
     config = Config(endpoint=endpoint, memory={"embedder": "openai:small"})
     assert embedder_of(config).dim == 64
     assert server.keys == [f"Bearer {KEY}"]
-    assert "openai" in _collect_extras(config, None)
-    assert "embed" not in _collect_extras(config, None)
+    assert "openai" in _collect_extras(config, config.model.path)
+    assert "embed" not in _collect_extras(config, config.model.path)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from trailnotes.memory import open_memory
 from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import run_groups, select_from_start
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.exploration import RETURN_OPTION, Archive
+from trailnotes.runs.exploration import RETURN_OPTION, Archive, ReturningPool
 from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.preflight import run_preflight
 from trailnotes.storage.files import read_jsonl
@@ -73,7 +73,7 @@ def play(pool: Pool, archive: Archive | None, iteration: int, seed: int = 0, **o
     if archive is None:
         return asyncio.run(run_groups(policy, pool, tasks, modes, None, config, seed=derive_seed(seed, iteration)))
     tasks, modes = archive.plan(tasks, modes, random.Random(derive_seed(seed, iteration, "archive")))
-    pool = archive.wrap_pool(pool)
+    pool = ReturningPool(pool, archive)
     groups = run_groups(
         policy, pool, tasks, modes, options.get("memory"), config,
         seed=derive_seed(seed, iteration), on_error=options.get("on_error"),

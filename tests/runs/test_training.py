@@ -12,12 +12,12 @@ import pytest
 
 from paying import Paid
 from tinyrun import SAME, differences, episodes, metrics, tiny_config, train_in_process
-from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import training as run_module
+from trailnotes.runs.train import train
 from trailnotes.runs.training import Counters, TrainingRun
 from trailnotes.types import Observation
 
