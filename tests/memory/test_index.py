@@ -16,8 +16,8 @@ import pytest
 from index_workers import EXACT, NEAREST, Directions
 
 from trailnotes.memory import TipMemory, exchange, index, open_memory
+from trailnotes.memory.exchange import rewind_to_snapshot
 from trailnotes.memory.index import IndexStamp, TipIndex
-from trailnotes.memory.owner import rewind_to_snapshot
 from trailnotes.types import Task, Tip
 
 pytest.importorskip("faiss", reason="the index needs the extra index")

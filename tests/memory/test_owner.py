@@ -16,7 +16,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import exchange as p
 from trailnotes.memory import open_memory, schema
-from trailnotes.memory.owner import reconcile, rewind_to_snapshot
+from trailnotes.memory.exchange import reconcile, rewind_to_snapshot
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.tips import TipMemory

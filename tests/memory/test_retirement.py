@@ -14,7 +14,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import TipMemory, exchange, open_memory
-from trailnotes.memory.owner import rewind_to_snapshot
+from trailnotes.memory.exchange import rewind_to_snapshot
 from trailnotes.memory.tip_stats import ReaderStats, TipEffect, TipExposure, mean_gain
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.types import Task, Tip

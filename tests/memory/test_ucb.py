@@ -20,8 +20,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import open_memory
-from trailnotes.memory.exchange import edit_tip
-from trailnotes.memory.owner import rewind_to_snapshot
+from trailnotes.memory.exchange import edit_tip, rewind_to_snapshot
 from trailnotes.memory.tip_stats import compute_ucb_scores, mean_gain, normalize_score
 from trailnotes.memory.tips import TipMemory
 from trailnotes.rollout.groups import run_groups

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
-from trailnotes.memory.retrieval import BM25Index, Doubles, fuse_reciprocal_ranks
+from trailnotes.memory.index import BM25Index, Doubles, fuse_reciprocal_ranks
 from trailnotes.types import Tip
 
 KEYS = {"a": "red door red", "b": "red gate", "c": "blue gate by the sea", "d": "nothing"}

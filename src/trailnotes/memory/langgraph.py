@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -101,12 +100,9 @@ class TipStore(BaseStore):
     def _put(self, op: PutOp, tip: Tip | None) -> None:
         store, namespace = self.memory.store, json.dumps(op.namespace)
         before = next((row.tip for row in store.load_items(namespace, op.key)), None)
-        if op.value is None:
-            store.delete_item(namespace, op.key)
-        else:
-            tip_id = store.find_duplicate(tip, same_key=False) if tip else None
-            store.put_item(namespace, op.key, json.dumps(op.value), tip_id, time.time())
-        if before is not None and not store.is_item_tip(before):
+        tip_id = store.find_duplicate(tip, same_key=False) if tip else None
+        store.put_item(namespace, op.key, None if op.value is None else json.dumps(op.value), tip_id)
+        if before is not None and before not in {row.tip for row in store.load_items()}:
             old = store.get_tip(before)
             store.delete([before] if old and old.model == AUTHOR else [])  # it may be another's, in the same words
 

@@ -104,7 +104,6 @@ def roll_back(connection: sqlite3.Connection) -> None:
 
 
 def read_identity(connection: sqlite3.Connection) -> EmbedderIdentity:
-    """Read the identity of the embedder: the model alone, without the address of its server."""
     return EmbedderIdentity(
         normalize_embedder_name(read_meta(connection, "embedder")), int(read_meta(connection, "dim"))
     )
@@ -120,18 +119,15 @@ def require_identity(held: EmbedderIdentity, wanted: EmbedderIdentity, path: Pat
 
 
 def read_meta(connection: sqlite3.Connection, name: str) -> str:
-    """Return a fact that a file states about itself; "" if it does not."""
     row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
     return str(row[0]) if row else ""
 
 
 def read_sequence(connection: sqlite3.Connection) -> int:
-    """Read the number of writes to the file."""
     return int(read_meta(connection, "sequence"))
 
 
 def read_version(connection: sqlite3.Connection) -> int:
-    """Read the number of migrations that the file has seen."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
@@ -196,17 +192,12 @@ def translate_errors(path: Path | None) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, OSError) as error:
-        raise MemoryStoreError(f"{path or 'the memory'}: {_suggest_fix(str(error))}") from error
-
-
-def _suggest_fix(error: str) -> str:
-    if "locked" in error or "busy" in error:
-        return f"{error}: another process holds the memory file; end it or wait"
-    if any(sign in error for sign in ("malformed", "not a database", "no such table")):
-        return f"damaged ({error}): {REPAIR_HINT}"
-    return (
-        f"{error}: check that the folder may be written and that the disk has room; everything written before is kept"
-    )
+        fix = "check the folder's rights and the room on the disk; everything written before is kept"
+        if "locked" in str(error) or "busy" in str(error):
+            fix = "another process holds the memory file; end it or wait"
+        elif any(sign in str(error) for sign in ("malformed", "not a database", "no such table")):
+            fix = f"it is damaged: {REPAIR_HINT}"
+        raise MemoryStoreError(f"{path or 'the memory'}: {error}: {fix}") from error
 
 
 def _connect(database: str) -> sqlite3.Connection:
@@ -313,7 +304,7 @@ class MemoryFile(Closeable):
 
     @property
     def sequence(self) -> int:
-        """Return the number of writes so far: the age of the tip that was written last."""
+        """Return the number of writes so far, which is the age of the newest tip."""
         with self._lock, translate_errors(self.path):
             return read_sequence(self._connection)
 
@@ -353,7 +344,7 @@ class MemoryFile(Closeable):
             fsync_path(path.parent)
 
     def mark_first_time(self, name: str) -> bool:
-        """Return whether `name` is new, and mark it as part of the transaction."""
+        """Return whether `name` is new, and mark it within the transaction."""
         return bool(self._write("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
 
     def _write(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
@@ -368,8 +359,6 @@ class MemoryFile(Closeable):
         sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
         return int(self._write(sql).fetchone()[0])
 
-    def _on_rollback(self) -> None:
-        """React to a transaction that was rolled back."""
+    def _on_rollback(self) -> None: ...
 
-    def _on_transaction_end(self) -> None:
-        """React to the end of a transaction, either way."""
+    def _on_transaction_end(self) -> None: ...
