@@ -66,40 +66,6 @@ def test_a_file_of_tips_is_no_damaged_memory(tmp_path: Path) -> None:
             p.open_store(path)
 
 
-def test_editing(memory: TipMemory) -> None:
-    store = memory.store
-    memory.search("cellar", "q", 1)  # a page is cached
-    assert p.edit_tip(store, 3, ' turn "left" \n').text == "turn 'left'"
-    assert memory.search("cellar", "q", 1)[0] == p.require_tip(store, 3)
-    for tip_id, text, message in [(3, "\x00!", "needs a letter"), (9, "text", "no tip 9")]:
-        with pytest.raises(MemoryStoreError, match=message):
-            p.edit_tip(store, tip_id, text)
-
-
-def test_unknown_names_are_refused(memory: TipMemory, tmp_path: Path) -> None:
-    store = memory.store
-    for ask in (
-        lambda: p.list_tips(store, "celler"),
-        lambda: p.search_tips(store, "celler", "q"),
-        lambda: p.export_tips(store, tmp_path / "tips.jsonl", "celler"),
-    ):
-        with pytest.raises(MemoryStoreError, match="no tip of 'celler': it has tips of cellar, attic"):
-            ask()
-    with open_memory(tmp_path / "empty.db", ANY) as empty, pytest.raises(MemoryStoreError, match="no tip of 'cellar'"):
-        p.list_tips(empty.store, "cellar")
-
-
-def test_a_corrected_tip_may_get_a_better_score(memory: TipMemory) -> None:
-    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [3, 2, 1]
-    assert p.edit_tip(memory.store, 1, "the key is under the mat", score=9).score == 9.0
-    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [1, 3, 2]
-    assert p.edit_tip(memory.store, 1, score=-1).text == "the key is under the mat"
-    with pytest.raises(MemoryStoreError, match="nothing to change"):
-        p.edit_tip(memory.store, 1)
-    with pytest.raises(MemoryStoreError, match="finite number"):
-        p.edit_tip(memory.store, 1, score=float("nan"))
-
-
 def test_a_tip_of_ones_own(memory: TipMemory) -> None:
     tip = p.add_tip(memory.store, "cellar", '- look "up" \n')
     assert (tip.text, tip.key, tip.score, tip.imported, tip.model) == (
@@ -133,13 +99,6 @@ def test_switching_off_and_on(memory: TipMemory) -> None:
     assert not p.require_tip(memory.store, 3).enabled, "all or none"
 
 
-def test_deleting(memory: TipMemory) -> None:
-    with pytest.raises(MemoryStoreError, match="no tip 9"):
-        p.delete_tips(memory.store, [1, 9])
-    assert p.delete_tips(memory.store, [1, 3, 1]) == 2
-    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [2]
-
-
 # --- export and import --------------------------------------------------------------------------------------------
 
 
@@ -170,12 +129,6 @@ def test_imported_tips_are_marked_and_wait(memory: TipMemory, tmp_path: Path) ->
     assert imported[0].support == 4
     p.enable_tips(memory.store, [tip.id for tip in imported])
     assert {tip.text for tip in memory.search("cellar", "q", 9)} == {"tip 0", "tip 1", "tip 2", "from afar", "another"}
-
-
-def test_import_enabled_at_capacity(memory: TipMemory, tmp_path: Path) -> None:
-    path = lines(tmp_path / "in.jsonl", record(text="one"), record(text="two"))
-    assert p.import_tips(memory.store, path, enable=True, config=MemoryConfig(capacity=3)) == (2, 0)
-    assert [tip.text for tip in p.list_tips(memory.store, "cellar")] == ["two", "one", "tip 2"]
 
 
 def test_an_import_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

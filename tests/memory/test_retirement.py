@@ -154,16 +154,6 @@ def test_what_made_room_comes_back_when_it_is_written_again_with_its_readers() -
         assert marks(memory).keys() == {2}
 
 
-def test_its_owner_brings_it_back_as_the_newest_or_keeps_it_away(path: Path) -> None:
-    with memory_of(path, capacity=2) as memory:
-        exchange.enable_tips(memory.store, [1])
-        write(memory, "four")
-        assert found(memory) == {"one", "four"}, "those that are older go"
-        exchange.enable_tips(memory.store, [2], enabled=False)
-        write(memory, "two")
-        assert "two" not in found(memory), "whoever writes it again"
-
-
 def test_a_run_that_goes_back_has_the_marks_of_then_and_its_owner_s_wishes(path: Path, tmp_path: Path) -> None:
     with memory_of(path, capacity=2) as memory:
         memory.snapshot(tmp_path / "saved.db")

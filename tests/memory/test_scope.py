@@ -13,17 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptrun import Gate, Guesser, adapt_by
-from tinyrun import SAME, differences, tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.memory.scope import Scope
-from trailnotes.runs.directory import RunDir
-from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Task, Tip
 
 Wider = Literal["family", "env", "all"]
@@ -204,20 +200,3 @@ def test_games_met_before_help_on_one_that_was_never_met(scope: Scope, success: 
 def test_a_family_must_be_said() -> None:
     with memory_of("family") as memory, pytest.raises(ConfigError, match=r"a says no family: set Task\.family where"):
         memory.register_tasks([task("a", family="")])
-
-
-def test_a_training_reads_within_its_family_and_a_resumed_run_is_the_same(start_model: Path, tmp_path: Path) -> None:
-    def config(iterations: int) -> Config:
-        memory = {"scope": "family", "threshold": -1}
-        own = {"env": {"name": "waymarks-simulator"}, "train": {"iterations": iterations}}
-        return tiny_config(start_model, memory=memory, algorithm={"p_memory": 0.5}, **own)
-
-    train_in_process(config(3), tmp_path / "whole")
-    for iterations in (2, 3):
-        with RunDir.open(tmp_path / "parts", config(iterations), allow_change=["train"]):
-            pass
-        train_in_process(config(iterations), tmp_path / "parts")
-    assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
-    records = [record for record in read_jsonl(tmp_path / "whole" / "trajectories.jsonl") if record["steps"]]
-    shown = {(r["task"]["id"], tip["namespace"]) for r in records for step in r["steps"] for tip in step["tips"]}
-    assert any(reader != writer for reader, writer in shown)

@@ -60,18 +60,6 @@ def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
     assert found == Tip(*[getattr(tip, f) if f != "id" else 1 for f in Tip.__dataclass_fields__])
 
 
-def test_an_older_file_is_migrated_and_keeps_its_rows(memory: TipMemory, path: Path, monkeypatch) -> None:
-    memory.add(tips(2))
-    memory.close()
-    added = ("ALTER TABLE tips ADD COLUMN mood TEXT NOT NULL DEFAULT 'calm'",)
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, added))
-    for _ in range(2):  # the second opening has nothing to do
-        with closing(open_store(path)) as store:
-            assert [tip.text for tip in store.load_tips()] == ["tip 0", "tip 1"]
-            assert store._query("SELECT DISTINCT mood FROM tips") == [("calm",)]
-            assert store._query("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
-
-
 @pytest.mark.parametrize("version", range(1, len(schema.MIGRATIONS)))
 def test_files_of_all_versions_open(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their tips are enabled, and nobody has read, retired or registered anything."""

@@ -1,4 +1,4 @@
-"""What readers did with tips: who counts, what is kept, the orders and measures that follow from it."""
+"""What readers did with tips: who counts, what is kept, the orders that follow; attempts of other agents."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from tinyrun import SAME, differences, metrics, tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config
+from trailnotes.errors import MemoryStoreError
 from trailnotes.learner.samples import build_samples
-from trailnotes.memory import open_memory
+from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.exchange import edit_tip, rewind_to_snapshot
 from trailnotes.memory.tip_stats import (
     TipEffect,
@@ -28,8 +29,8 @@ from trailnotes.memory.tip_stats import (
     mean_gain,
     normalize_score,
 )
-from trailnotes.memory.tips import TipMemory
 from trailnotes.runs.directory import RunDir
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory, TrajectoryGroup
 
 UCB = MemoryConfig(threshold=-1, order=("ucb",))
@@ -191,13 +192,10 @@ def test_training_counts_and_a_resumed_run_is_the_same(
     monkeypatch.setattr("trailnotes.memory.tip_stats.SUCCESS_THRESHOLD", 0.0)  # a random model does nothing well
 
     def config(iterations: int) -> Config:
-        memory = {"order": ["ucb"], "capacity": 3, "retire": "least_worth", "distilled": 0.1}
-        return tiny_config(
-            start_model,
-            memory=memory,
-            algorithm={"p_memory": 0.5, "q_off_policy": 1.0},
-            train={"iterations": iterations},
-        )
+        memory = {"order": ["ucb"], "capacity": 3, "retire": "least_worth", "distilled": 0.1, "scope": "family"}
+        own = {"env": {"name": "waymarks-simulator"}, "train": {"iterations": iterations}}
+        algorithm = {"p_memory": 0.5, "q_off_policy": 1.0}
+        return tiny_config(start_model, memory=memory | {"threshold": -1}, algorithm=algorithm, **own)
 
     train_in_process(config(3), tmp_path / "whole")
     for iterations in (2, 3):
@@ -212,6 +210,9 @@ def test_training_counts_and_a_resumed_run_is_the_same(
     assert math.isfinite(last["update/loss"])
     assert last["memory/retired"] > 0
     assert sum(line["tips/measured"] for line in metrics(tmp_path / "whole")) > 0
+    records = [record for record in read_jsonl(tmp_path / "whole" / "trajectories.jsonl") if record["steps"]]
+    shown = {(r["task"]["id"], tip["namespace"]) for r in records for step in r["steps"] for tip in step["tips"]}
+    assert any(reader != writer for reader, writer in shown), "tips of the family are read"
 
 
 TASK = Task("task", "numbers")
@@ -267,3 +268,86 @@ def test_reliance_is_the_divergence_of_a_token() -> None:
     said = [tuple({20: ACTED - 1, 21: ACTED}.get(token, 0.0) for token in row.token_ids) for row in rows]
     assert estimate_reliance(rows, said) == pytest.approx(math.exp(-1) / 2)
     assert estimate_reliance([], []) == 0.0
+
+
+HELPS, MISLEADS = "take the red key", "jump"
+
+
+def memory_at(path: Path | None) -> TipMemory:
+    memory = open_memory(path, MemoryConfig(threshold=-1.0, top_k=1, order=("worth",)))
+    if not memory.stats()["tips"]:
+        memory.add([Tip("door", HELPS, "a door", 0.0), Tip("door", MISLEADS, "a door", 0.0)])
+    return memory
+
+
+def worth_of(memory: TipMemory) -> dict[str, float]:
+    stats = memory.store.load_reader_stats()
+    return {tip.text: stats[tip.id].worth for tip in memory.store.load_tips() if tip.id}
+
+
+def test_worth_by_hand() -> None:
+    with memory_at(None) as memory:
+        memory.session("door", "a door", show_tips=False).report(0.25)
+        first = memory.session("door", "a door")
+        assert [tip.text for tip in first.tips] == [MISLEADS], "of equal worth the newest"
+        first.report(0.0)
+        assert worth_of(memory) == {HELPS: 0.0, MISLEADS: -0.25 / 2}
+        second = memory.session("door", "a door")
+        assert [tip.text for tip in second.tips] == [HELPS]
+        second.report(2.0, max_score=2.0)
+        # earned 1, where those without it earned 0.25 and 0
+        assert worth_of(memory)[HELPS] == (1 - 0.125) / 2
+        assert HELPS in second.text
+        assert memory.session("door", "a door", show_tips=False).text == ""
+
+
+def test_a_report_may_come_from_another_process_and_comes_once(tmp_path: Path) -> None:
+    with memory_at(tmp_path / "memory.db") as memory:
+        session = memory.session("door", "a door")
+    with memory_at(tmp_path / "memory.db") as memory:
+        session.memory = memory
+        session.report(1.0, success=False)
+        with pytest.raises(MemoryStoreError, match="waits for its report"):
+            session.report(1.0)
+        (stats,) = [stats for stats in memory.store.load_reader_stats().values() if stats.shown]
+        assert (stats.shown, stats.earned, stats.compared) == (1, 1.0, 0)
+
+
+def test_an_author_of_ones_choice_writes_from_the_transcript() -> None:
+    asked: list[str] = []
+
+    def author(request: str) -> str:
+        asked.append(request)
+        return "the door wants <b>both</b> keys"
+
+    with memory_at(None) as memory:
+        memory.session("door", "a door", author=author).report(0.5, transcript="you push {the} door")
+        assert "you push {the} door" in asked[0]
+        assert "0.5 of 1" in asked[0]
+        written = memory.store.load_tips("door")[-1]
+        assert (written.text, written.score, written.key) == ("the door wants both keys", 0.5, "a door")
+        memory.session("door", "a door", author=author).report(0.5)
+        assert len(asked) == 1, "nothing happened that could be told"
+
+
+@pytest.mark.parametrize(("score", "most"), [(float("nan"), 1.0), (1.0, 0.0), (1.0, float("inf"))])
+def test_a_score_that_is_none_leaves_the_session_open(score: float, most: float) -> None:
+    with memory_at(None) as memory:
+        session = memory.session("door", "a door")
+        with pytest.raises(ValueError, match="must be finite"):
+            session.report(score, max_score=most)
+        session.report(1.0)
+
+
+def test_attempts_travel_with_snapshots_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trailnotes.memory.tips.KEPT_ATTEMPTS", 2)
+    with memory_at(tmp_path / "memory.db") as memory:
+        old, *later = [memory.session("door", "a door") for _ in range(3)]
+        with pytest.raises(MemoryStoreError, match="no session"):
+            old.report(1.0)
+        memory.snapshot(tmp_path / "copy.db")
+        with memory_at(None) as other:
+            other.restore(tmp_path / "copy.db")
+            for session in later:
+                session.memory = other
+                session.report(1.0)

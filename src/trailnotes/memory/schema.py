@@ -123,10 +123,6 @@ def read_meta(connection: sqlite3.Connection, name: str) -> str:
     return str(row[0]) if row else ""
 
 
-def read_sequence(connection: sqlite3.Connection) -> int:
-    return int(read_meta(connection, "sequence"))
-
-
 def read_version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
@@ -255,10 +251,7 @@ def _check_database(connection: sqlite3.Connection, path: Path, *, every_page: b
     if application_id != APPLICATION_ID:
         raise MemoryStoreError(f"{path} is a database of another program: name another file")
     if (version := read_version(connection)) > len(MIGRATIONS):
-        raise MemoryStoreError(
-            f"{path} has version {version}, this Trailnotes knows up to {len(MIGRATIONS)}: it was written by a newer "
-            "version: upgrade Trailnotes"
-        )
+        raise MemoryStoreError(f"{path} has version {version}, above {len(MIGRATIONS)}: upgrade Trailnotes")
     if every_page and size <= MAX_FULL_CHECK_BYTES:
         (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if answer != "ok":
@@ -305,14 +298,12 @@ class MemoryFile(Closeable):
     @property
     def sequence(self) -> int:
         """Return the number of writes so far, which is the age of the newest tip."""
-        with self._lock, translate_errors(self.path):
-            return read_sequence(self._connection)
+        return int(self._query("SELECT value FROM meta WHERE name = 'sequence'")[0][0])
 
     @property
     def lineage(self) -> str:
         """Return the random name that this file shares with all its copies."""
-        with self._lock, translate_errors(self.path):
-            return read_meta(self._connection, "lineage")
+        return str(self._query("SELECT value FROM meta WHERE name = 'lineage'")[0][0])
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
