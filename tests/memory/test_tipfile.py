@@ -27,7 +27,7 @@ LINE = jsonschema.Draft202012Validator(SCHEMA)
 HEADER = {"format": "trailnotes-tips", "version": 1}
 TIPS = [
     Tip("cellar", "mind the \x1b[31mlamp", "a damp room", 1.0, 2.0, "take lamp", None, 4, 5, "m", 6, "r", "2026-01-01"),
-    Tip("attic", "caf\u00e9 \u6c34", "", -1e300, imported=True, enabled=False),
+    Tip("attic", "caf\u00e9 \u6c34", "", -1e30, imported=True, enabled=False),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -14,7 +13,7 @@ from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
 from trailnotes.gateway import requests
 from trailnotes.gateway.requests import ChatPrompt, ChatTurn, ModelCall, ModelReply, RequestRefused
-from trailnotes.types import Completion, Observation, Task
+from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Task
 
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
 MAX_REPORT_CHARS: Final = 32_768  # of the text of a report
@@ -112,8 +111,8 @@ class Session:
         known, most = before.score or 0.0, report.max_score or before.max_score or 1.0
         score = known if report.score is None else report.score
         reward = self._reward + (score - known if report.reward is None else report.reward)
-        if not math.isfinite(reward):
-            raise RequestRefused("the rewards of an episode must have a finite sum")
+        if not abs(reward) <= MAX_MAGNITUDE:
+            raise RequestRefused(f"the rewards of an episode must have a sum of at most {MAX_MAGNITUDE:g} in size")
         success = score >= most if report.success is None else report.success
         self._report = report.model_copy(update={"score": score, "max_score": most, "success": success})
         self._reward = reward

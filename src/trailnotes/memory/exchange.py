@@ -7,7 +7,6 @@ after its checkpoint, so it drops the tips that it wrote since, and replays thes
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -24,7 +23,7 @@ from trailnotes.memory.store import OwnerChange, TipStore, build_addition
 from trailnotes.memory.tipfile import is_memory_file, iter_tips, resolve_memory_file, write_tips
 from trailnotes.memory.tips import SearchHit, TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
-from trailnotes.types import StrPath, Tip
+from trailnotes.types import MAX_MAGNITUDE, StrPath, Tip
 
 MAX_NAMED_NAMESPACES = 10  # namespaces that an error spells out
 REEMBED_BATCH = 256
@@ -334,8 +333,8 @@ def _replay_change(memory: TipMemory, change: OwnerChange, late: Tip | None) -> 
 
 
 def _require_finite(score: float) -> float:
-    if not math.isfinite(score):
-        raise MemoryStoreError(f"a tip's score must be a finite number, got {score}")
+    if not abs(score) <= MAX_MAGNITUDE:
+        raise MemoryStoreError(f"a tip's score must be a finite number of at most {MAX_MAGNITUDE:g}, got {score}")
     return score
 
 

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from math import ceil, isfinite
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from trailnotes.memory.tip_stats import (
     compute_ucb_scores,
     mean_gain,
 )
-from trailnotes.types import StrPath, Task, Tip, Trajectory, replace_surrogates, strip_thinking
+from trailnotes.types import StrPath, Task, Tip, Trajectory, replace_surrogates, strip_thinking, to_finite_float
 
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32
@@ -233,9 +233,10 @@ class TipMemory(StoreBackedMemory):
     def report_attempt(
         self, attempt: str, score: float, *, max_score: float = 1.0, success: bool | None = None
     ) -> None:
-        """Record what an attempt earned and what its tips gained, as `TipSession.report`."""
-        if not (isfinite(score) and isfinite(max_score) and max_score > 0):
-            raise ValueError(f"a score must be finite and its highest above 0, got {score} of {max_score}")
+        """Record what an attempt earned, and what each of its tips gained; see `TipSession.report`."""
+        score, max_score = to_finite_float("score", score), to_finite_float("max_score", max_score)
+        if max_score <= 0:
+            raise ValueError(f"max_score must be above 0, is {max_score}")
         store, earned = self.store, compute_credit(score, max_score, success=bool(success))
         with store.transaction():
             finished = store.finish_attempt(attempt, earned)

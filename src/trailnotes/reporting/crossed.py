@@ -43,19 +43,16 @@ class VarianceComponent:
     df: Floats
 
     def __add__(self, other: VarianceComponent) -> VarianceComponent:
-        """Add independent parts, with Satterthwaite's degrees of freedom."""
         total = self.variance + other.variance
         with np.errstate(divide="ignore", invalid="ignore"):
             df = total**2 / (self.variance**2 / self.df + other.variance**2 / other.df)
         return VarianceComponent(total, np.where(total > 0, df, other.df))
 
     def squared_margin(self, confidence: float) -> Floats:
-        """Square the half-width of Student's interval."""
         squared: Floats = t_quantile(self.df, confidence) ** 2 * self.variance
         return squared
 
     def scale(self, weight: float) -> VarianceComponent:
-        """Return the component of the mean times `weight`."""
         return VarianceComponent(self.variance * weight**2, self.df)
 
 
@@ -71,11 +68,9 @@ class CrossedMoments:
 
     @property
     def variance(self) -> Floats:
-        """Return the variance of drawing seeds and families."""
         return self.seeds.variance + self.families.variance
 
     def squared_margin(self, confidence: float) -> Floats:
-        """Add the squared half-widths of drawing seeds and of drawing families."""
         return self.seeds.squared_margin(confidence) + self.families.squared_margin(confidence)
 
 
@@ -239,7 +234,6 @@ def build_estimate(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel:
 
 
 def explain_no_panel_interval(found: CrossedMoments, num_played: int) -> str:
-    """Explain a missing interval on the panel; "" where two seeds differ."""
     if found.num_seeds > 1:
         return ""
     return ONE_SEED if num_played == 1 else SEEDS_ALIKE
@@ -271,7 +265,6 @@ def find_common_games(values: Values) -> list[str]:
 
 
 def build_matrix(values: Values, games: Sequence[str]) -> Floats:
-    """Build the values as an array (seeds, games)."""
     return np.array([[own[game] for game in games] for own in values.values()], dtype=np.float64)
 
 

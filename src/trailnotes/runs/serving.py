@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import PolicyError
 from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Session
 from trailnotes.rollout.episode import run_episode
 from trailnotes.rollout.tips import write_tips
-from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, TrajectoryGroup

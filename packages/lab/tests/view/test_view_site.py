@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -13,9 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.diagnose.checks import diagnose
 from trailnotes.memory import open_memory
 from trailnotes.memory.tip_stats import TipEffect, TipExposure
+from trailnotes.runs.diagnose.checks import diagnose
 from trailnotes.types import Tip
 from trailnotes.web.guard import CROSS_SITE_MESSAGE, WRONG_HOST_MESSAGE
 from trailnotes_lab.view.app import NO_TOKEN, make_app
@@ -250,15 +249,6 @@ def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: b
         answer = person.client.get(page)
         assert answer.status_code in {200, 404, 409}, (page, answer.text)
         assert "<h1>" in answer.text
-
-
-def test_a_pipe_in_a_run_holds_no_page_up(root: Path) -> None:
-    for name in ("metrics.jsonl", "trajectories.jsonl", "run.json", "lock"):
-        (root / "first" / name).unlink(missing_ok=True)
-        os.mkfifo(root / "first" / name)
-    person = Person(root)
-    for page in ("/", "/run/first", "/run/first/episodes", "/run/first/tips"):
-        assert "<h1>" in person.look(page).html
 
 
 IMPORTED = "import pathlib; pathlib.Path(__file__).with_name('imported').touch()"
