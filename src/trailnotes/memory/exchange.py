@@ -243,15 +243,9 @@ def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_
 def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
     """Bring a run's memory to where the run continues; return whether the file is new to the run and so takes `tips`.
 
-    The tips that the run wrote after its last checkpoint move to `aside`. A file that the run has not seen before (a
-    first start, or another file in its place) stays as it is.
-
-    Args:
-        memory: the live one.
-        saved: the snapshot in the last checkpoint, if there is one.
-        start: copy of the memory as the run first found it, for rewinding before the first checkpoint.
-        aside: JSONL of the tips that were set aside; written only if there are any.
-        tips: initial tips, besides those in the file.
+    The tips that the run wrote after the snapshot `saved` in its last checkpoint move to the JSONL file `aside`; before
+    the first checkpoint it rewinds to `start`, a copy of the memory as the run first found it. A file that the run has
+    not seen before (a first start, or another file in its place) stays as it is.
     """
     store = memory.store
     for snapshot in (saved, start):

@@ -122,8 +122,7 @@ class IndexStamp(NamedTuple):
 class TipIndex:
     """An approximate index (faiss's `lists`) of tip ids by their vectors, made for `planned` tips.
 
-    Nothing is removed from it, and the old vector of an id that comes again stays. The caller knows which ids exist,
-    and rebuilds the index once it is much larger than that.
+    Nothing is removed from it: the caller knows which ids exist, and rebuilds it once it is much larger than that.
     """
 
     def __init__(self, stamp: IndexStamp, lists: Any, planned: int) -> None:

@@ -275,10 +275,7 @@ def _parse_vectors(text: str, count: int) -> Floats:
 
 
 class QueuedEmbedder:
-    """An embedder in its own thread: one call at a time, which serves all requests that wait when it begins.
-
-    A text in several requests is embedded once.
-    """
+    """An embedder in its own thread: one call at a time, which serves all requests that wait when it begins."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.name, self.dim = embedder.name, embedder.dim
@@ -385,10 +382,7 @@ def make_embedder(
 
 
 def embedder_of(config: Config) -> Embedder:
-    """Make the embedder of a run: on the device of its model, and in batches unless the run must be deterministic.
-
-    One of an endpoint is at the address of `endpoint`, and as deterministic as its server. Raises as `make_embedder`.
-    """
+    """Make the embedder of a run: on the device of its model, and in batches unless the run must be deterministic."""
     size, device = 1 if config.run.deterministic else BATCH_SIZE, config.model.device
     return make_embedder(config.memory.embedder, device=device, batch_size=size, endpoint=config.endpoint)
 

@@ -54,10 +54,7 @@ class EmbedderIdentity(NamedTuple):
 
 
 def open_database(path: Path | None, identity: EmbedderIdentity | None) -> sqlite3.Connection:
-    """Open a checked connection in autocommit mode; makes the file if it is missing and `identity` is given.
-
-    A file without write permission opens for reading only.
-    """
+    """Open a checked connection in autocommit mode; a file without write permission opens for reading only."""
     if path is None:
         if identity is None:
             raise MemoryStoreError("a memory without a file needs the identity of an embedder")
@@ -151,10 +148,7 @@ def write_identity(connection: sqlite3.Connection, identity: EmbedderIdentity) -
 
 @contextmanager
 def open_snapshot(path: Path, *, every_page: bool = True) -> Iterator[sqlite3.Connection]:
-    """Open a checked, read-only connection to a snapshot, or to the memory file of a run, live or killed.
-
-    Without `every_page` it is checked as a large file is, and so opens at once.
-    """
+    """Open a checked, read-only connection to a snapshot or memory file; without `every_page` it opens at once."""
     if not path.is_file():
         raise MemoryStoreError(f"there is no memory snapshot at {path}: name the memory.db of a checkpoint")
     with translate_errors(path), closing(_open_read_only(path, every_page=every_page)) as connection:
@@ -276,9 +270,6 @@ class MemoryFile(Closeable):
     """An open memory file: one connection behind one lock, with transactions and snapshots.
 
     Without a `path` everything is in memory. A missing file is created if the `identity` of its embedder is given.
-
-    Raises:
-        MemoryStoreError: the file is missing, damaged, of another program, or of a newer version.
     """
 
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:

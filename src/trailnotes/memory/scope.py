@@ -107,10 +107,7 @@ class TaskTable(MemoryFile):
         super()._on_rollback()
 
     def _load_readable_tasks(self, split: str, shared_split: str) -> dict[str, TaskInfo]:
-        """Load the tasks that a split may read: every id of their game is of that split or the shared one.
-
-        A game that several tasks of one split have in common identifies none of them; then the id is the game.
-        """
+        """Load the tasks that a split may read: every id of their game is of that split or the shared one."""
         sql = "SELECT name, value FROM meta WHERE name IN ('era', 'met') ORDER BY name"
         with self._lock:
             if (state := self._query(sql)) != self._tasks_of:
@@ -120,7 +117,7 @@ class TaskTable(MemoryFile):
             if (split, shared_split) not in self._readers:
                 rows = self._query("SELECT namespace, split, env, family, game FROM tasks")
                 counts = Counter((game, split) for _, split, _, _, game in rows)
-                common = {game for (game, _), count in counts.items() if count > 1}
+                common = {game for (game, _), count in counts.items() if count > 1}  # these identify no task
                 held_out = [row for row in rows if row[1] not in {split, shared_split}]
                 held_names, held_games = {row[0] for row in held_out}, {row[4] for row in held_out} - common
                 self._readers[split, shared_split] = {

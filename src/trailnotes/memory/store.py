@@ -267,10 +267,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._write(sql, (namespace, key, value, tip, time.time(), time.time()))
 
     def record_effects(self, leads: Iterable[tuple[int, float]], window: int) -> None:
-        """Record by how many nats tips made the actions of successful readers likelier.
-
-        The lead is the mean of the first `window` readers, and then a moving average, since the policy learns.
-        """
+        """Record by how many nats tips made actions likelier: a mean of `window` readers, then a moving average."""
         sql = (
             "UPDATE tips SET measured = measured + 1, lead = lead + (? - lead) / MIN(measured + 1, ?) WHERE id = ? "
             "RETURNING namespace"

@@ -20,21 +20,13 @@ import numpy as np
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
-from trailnotes.memory import retrieval
+from trailnotes.memory import retrieval, tip_stats
 from trailnotes.memory.index import Ints, fuse_reciprocal_ranks, is_faiss_installed
 from trailnotes.memory.retrieval import Embedder, Floats
 from trailnotes.memory.schema import EmbedderIdentity, require_identity
 from trailnotes.memory.scope import DISTILLED, TipFilter
 from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
-from trailnotes.memory.tip_stats import (
-    Numbers,
-    TipEffect,
-    compare_reader,
-    compute_credit,
-    compute_exposures,
-    compute_ucb_scores,
-    mean_gain,
-)
+from trailnotes.memory.tip_stats import Numbers, TipEffect
 from trailnotes.types import StrPath, Task, Tip, Trajectory, replace_surrogates, strip_thinking, to_finite_float
 
 MAX_TIP_WORDS = 100
@@ -90,13 +82,9 @@ class TipSession:
     def report(
         self, score: float, *, max_score: float = 1.0, success: bool | None = None, transcript: str = ""
     ) -> None:
-        """Report the outcome, once; with a transcript the session's author then writes a tip.
+        """Report the outcome, once; with a transcript, in words, the session's author then writes a tip.
 
-        Args:
-            score: at most `max_score`.
-            max_score: above 0.
-            success: whether the goal is reached; None: whether the score is the highest.
-            transcript: what happened, in words.
+        `success` says whether the goal is reached; None: whether the score is the highest.
 
         Raises:
             MemoryStoreError: it has been reported before.
@@ -202,7 +190,7 @@ class TipMemory(StoreBackedMemory):
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Count the readers of each tip, and their gains over members without it."""
-        if readings := list(compute_exposures(episodes)):
+        if readings := list(tip_stats.compute_exposures(episodes)):
             with self.store.transaction():
                 if not once or self.store.mark_first_time(f"read/{once}"):
                     self.store.record_exposures(readings)
@@ -237,14 +225,14 @@ class TipMemory(StoreBackedMemory):
         score, max_score = to_finite_float("score", score), to_finite_float("max_score", max_score)
         if max_score <= 0:
             raise ValueError(f"max_score must be above 0, is {max_score}")
-        store, earned = self.store, compute_credit(score, max_score, success=bool(success))
+        store, earned = self.store, tip_stats.compute_credit(score, max_score, success=bool(success))
         with store.transaction():
             finished = store.finish_attempt(attempt, earned)
             if finished is None:
                 raise MemoryStoreError(f"there is no session {attempt[:40]!r} that waits for its report")
             task, tips = finished
             others = store.load_attempts(task, COMPARED_ATTEMPTS, without=attempt)
-            store.record_exposures(compare_reader(tips, earned, others))
+            store.record_exposures(tip_stats.compare_reader(tips, earned, others))
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
         """Record tip effects; with `config.distilled` a tip that no longer changes anything is retired."""
@@ -344,9 +332,9 @@ class TipMemory(StoreBackedMemory):
         order, columns = self.config.ranking, page.columns
         computed: dict[str, Numbers] = {} if similarities is None else {"similarity": similarities}
         if "ucb" in order:
-            computed["ucb"] = compute_ucb_scores(columns["shown"], columns["earned"], self.config.ucb)[rows]
+            computed["ucb"] = tip_stats.compute_ucb_scores(columns["shown"], columns["earned"], self.config.ucb)[rows]
         if "worth" in order:
-            computed["worth"] = mean_gain(columns["compared"], columns["gained"])[rows]
+            computed["worth"] = tip_stats.mean_gain(columns["compared"], columns["gained"])[rows]
         if COMPUTED_KEYS & set(order):  # else the store has sorted the page
             rows = _sort_rows(page, rows, computed, order)
         return self.store.fetch(page, rows[:top_k].tolist())
