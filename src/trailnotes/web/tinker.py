@@ -105,7 +105,6 @@ class TinkerServer:
         return {str(each["model_name"]): each.get("max_context_length") for each in listed}
 
     def require_model(self, name: str, num_tokens: int) -> None:
-        """Refuse a base model that the server does not have, or that holds fewer tokens. Raises `ConfigError`."""
         if name not in (offered := self.list_models()):
             raise ConfigError(
                 f"{self.url} has no model {name!r}: set model.path to one of {', '.join([*offered][:20])}"
@@ -116,7 +115,6 @@ class TinkerServer:
                               f"{num_tokens:,}")  # fmt: skip
 
     def call(self, function: Callable[[], Any], doing: str) -> Any:
-        """Call a function of the SDK that blocks, with the limit and the errors of `wait`."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -142,7 +140,6 @@ class TinkerServer:
         return self._read(waited, doing)
 
     async def wait_async(self, future: Any, doing: str) -> Any:
-        """Wait as `wait`, in an event loop."""
         waited = asyncio.wrap_future(future if isinstance(future, Future) else future.future())
         waited.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # this task may be cancelled
         began, silent = time.monotonic(), 0
@@ -158,12 +155,9 @@ class TinkerServer:
                 httpx.post(f"{self.url}/api/v1/unload_model", json=body, headers=self._headers, timeout=ALIVE_EVERY)
 
     def download_archive(self, run: str, name: str, file: BinaryIO, most: int) -> None:
-        """Download the archive of weights that the server keeps for sampling into `file`.
+        """Download the archive of weights that the server keeps for sampling into `file`, `most` bytes at most.
 
         Later SDKs have no function for it. The server's key goes to no other host.
-
-        Raises:
-            ServerError: it cannot be had, or has more than `most` bytes.
         """
         kind = "sampler_weights/" if self.dialect.names_kind else ""
         answer = self._get(f"/api/v1/training_runs/{run}/checkpoints/{kind}{name}/archive", "asking for the adapters")
@@ -215,7 +209,6 @@ class TinkerServer:
             raise self._explain(error, doing) from error
 
     def _check_patience(self, began: float, silent: int, doing: str) -> int:
-        """Count silent health checks in a row. Raises `ServerError` where they are too many."""
         if time.monotonic() - began > self.config.timeout:
             raise self._explain_timeout(doing)
         if self._is_alive():

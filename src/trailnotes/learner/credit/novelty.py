@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import Embedder
-from trailnotes.memory.retrieval import ExactIndex, Floats
+from trailnotes.memory.index import ExactIndex
+from trailnotes.memory.retrieval import Floats
 from trailnotes.storage.checkpoint import Arrays, ComponentState
 from trailnotes.types import Trajectory, TrajectoryGroup
 
