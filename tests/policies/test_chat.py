@@ -159,7 +159,7 @@ def test_a_sampled_end_token_is_not_repeated_and_a_missing_one_is_supplied(token
 def test_segments_say_what_is_the_assistants_own(tokenizer):
     chat = ChatFormat(tokenizer)
     messages = talk("A hall.", "look", "A key.", "take key")
-    segments = chat.encode_segments(messages)
+    segments = list(chat._iter_segments(messages))
     assert tuple(i for ids, _ in segments for i in ids) == chat.encode(messages)
     assert [text_of(tokenizer, ids) for ids, spoken in segments if spoken] == ["look<|im_end|>", "take key<|im_end|>"]
 

@@ -188,7 +188,7 @@ def test_options_that_are_not_the_templates_are_refused() -> None:
 
 def test_the_turn_to_imitate_keeps_its_thinking_in_the_form_of_the_template(tokenizer_of) -> None:
     tokenizer = thinking_tokenizer(tokenizer_of, DROPS)
-    segments = ChatFormat(tokenizer).encode_segments(
+    segments = ChatFormat(tokenizer)._iter_segments(
         talk("A hall.", "<think>a</think>look", "A key.", "<think>b</think>go")
     )
     spoken = [text_of(tokenizer, ids) for ids, spoken in segments if spoken]

@@ -15,7 +15,7 @@ from tiny import tiny_model
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
-from trailnotes.learner.learner import export_model
+from trailnotes.learner.states import export_model
 from trailnotes.policies.hf.adapters import add_adapters, merge_adapters
 from trailnotes.policies.hf.policy import get_context_length, load_model, require_trainable
 

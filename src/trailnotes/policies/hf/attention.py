@@ -50,15 +50,11 @@ class SharedRows:
         cls, tree: PrefixTree, order: Sequence[int], device: torch.device,
         build_mask: Callable[[Tensor], Tensor] | None = None,
     ) -> SharedRows:  # fmt: skip
-        """Lay out a tree.
+        """Lay out a tree of rows, each of which becomes the row that `order` names.
 
-        Args:
-            tree: of rows.
-            order: the row that each of its rows becomes.
-            device: of all tensors.
-            build_mask: (b, w) positions -> (b, 1, w, L) mask over the keys of a cache. Queries are then tokens that a
-                row shares with none before it; without a cache, they are all of its tokens, so that each sees those up
-                to its own place.
+        `build_mask` makes of (b, w) positions a (b, 1, w, L) mask over the keys of a cache. Queries are then tokens
+        that a row shares with none before it; without a cache, they are all of its tokens, so that each sees those up
+        to its own place.
         """
         place = torch.zeros(len(order), max(map(len, tree.places)), dtype=torch.int64)
         for row, places in zip(order, tree.places, strict=True):
