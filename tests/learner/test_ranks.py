@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM
 
-from sharded_cases import CASES, Case, alone, among, learn, model_of, rows_of
+from sharded_cases import CASES, alone, among, learn, model_of
 from tiny import VOCABULARY, tiny_model
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.logprobs import TokenScorer, build_layout, is_packing_supported
-from trailnotes.learner.samples import PackingMode, Ranks, dummy_sample, make_microbatches, split_microbatches
+from trailnotes.learner.logprobs import TokenScorer, is_packing_supported
+from trailnotes.learner.samples import PackingMode, Ranks, make_microbatches, split_microbatches
 from trailnotes.types import Sample
 
 pytestmark = [
@@ -71,12 +71,6 @@ def test_joined_rows_count_without_padding() -> None:
     assert make_microbatches(lengths, 8) == [[0, 1], [2], [3]]
 
 
-def test_an_opening_is_two_tokens_that_teach_nothing() -> None:
-    short = dummy_sample(rows_of(Case())[0])
-    assert (len(short.token_ids), short.loss_mask, short.advantages) == (2, (0, 1), (0.0, 0.0))
-    assert dummy_sample(replace(short, token_ids=(7, 8))).token_ids == (7, 8)
-
-
 @pytest.mark.parametrize(("name", "packing"), [("empo2, held rows", "joined"), ("lora, KL", "joined")])
 def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, packing: PackingMode) -> None:
     padded = learn(replace(CASES[name], settings=CASES[name].settings | {"microbatch_tokens": 10_000}))
@@ -85,17 +79,6 @@ def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, pack
     assert furthest(padded, joined) <= 1e-5
     assert joined["metrics"]["tokens_forward"] < padded["metrics"]["tokens_forward"]
     assert_equal_metrics(padded, joined)
-
-
-def test_what_rows_begin_with_is_computed_once() -> None:
-    rows = [(1, 2, 3, 4, 9), (1, 2, 3, 5, 6, 9), (7, 8, 9), (1, 2, 3, 9), (1, 2, 3, 8)]
-    layout: Any = build_layout(rows, "shared", torch.device("cpu"))
-    assert layout.token_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]  # the last of each is never read
-    assert layout.position_ids.tolist() == [[0, 1, 2, 3, 3, 4, 0, 1]]
-    assert layout.place.tolist() == [[0, 1, 2, 3, 0], [0, 1, 2, 4, 5], [6, 7, 0, 0, 0], *[[0, 1, 2, 0, 0]] * 2]
-    queries = torch.cat([group.place.flatten() for group in layout.groups])
-    assert queries[layout.source].tolist() == [*range(8)]  # attention has an answer for each
-    assert sum(len(group.place) for group in layout.groups) == 4  # and the last row, which adds no token, asks nothing
 
 
 def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -14,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
-from trailnotes.errors import ConfigError, NonFiniteError
+from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.learner.losses import compute_token_weights
@@ -131,16 +129,12 @@ def test_weights_of_tokens_by_hand() -> None:
         [0, 0, 0.2 / 2 / 6],
     ]
     np.testing.assert_allclose(compute_token_weights(OTHERS, "token"), held)
+    # Four tips held a little leave the one that is held firmly as it was: LaMer's, beside one that is anchored.
+    rows = [told("tip", 1, 2, hold=0.4), *(told("tip", seed, 5, hold=0.02) for seed in range(2, 6))]
+    np.testing.assert_allclose(compute_token_weights(rows, "token"), [[0, 0.4 / 2, 0], *[[0, 0.02 / 4 / 5, 0]] * 4])
     credited = [told("tip", 1, 2, advantage=1.0), told("tip", 2, 6, advantage=-1.0)]
     np.testing.assert_allclose(compute_token_weights(credited, "token"), [[1 / 8, 0, 0], [1 / 8, 0, 0]])
     np.testing.assert_allclose(compute_token_weights(credited, "sequence"), [[1 / 2 / 2, 0, 0], [1 / 2 / 6, 0, 0]])
-
-
-def test_rows_of_one_role_that_are_held_by_two_weights_are_two_means() -> None:
-    """Four tips held a little leave the one that is held firmly as it was: LaMer's, beside one that is anchored."""
-    rows = [told("tip", 1, 2, hold=0.4), *(told("tip", seed, 5, hold=0.02) for seed in range(2, 6))]
-    by_token = [[0, 0.4 / 1 / 2, 0], *[[0, 0.02 / 4 / 5, 0]] * 4]
-    np.testing.assert_allclose(compute_token_weights(rows, "token"), by_token)
 
 
 @pytest.mark.parametrize("settings", [{}, {"kl": 0.1}, {"kl": 0.1, "mask_kl": False}])
@@ -154,15 +148,10 @@ def test_other_roles_leave_the_gradient_of_the_episodes_as_it_is(settings: Setti
     assert metrics["masked_fraction"] > 0
     for mine, theirs, added in zip(gradients(together), gradients(alone), gradients(others), strict=True):
         torch.testing.assert_close(mine, theirs + added, atol=1e-6, rtol=1e-4)
-    told_of_episodes = set(metrics) - {
-        "seconds",
-        "seconds_reference",
-        "tokens_trained",
-        "tokens_forward",
-        "loss",
-        "grad_norm",
-    }
-    assert {name: both[name] for name in told_of_episodes} == pytest.approx({n: metrics[n] for n in told_of_episodes})
+    changed = {"seconds", "seconds_reference", "tokens_trained", "tokens_forward", "loss", "grad_norm"}
+    assert {n: both[n] for n in metrics.keys() - changed} == pytest.approx(
+        {n: metrics[n] for n in metrics.keys() - changed}
+    )
 
 
 def test_without_other_roles_nothing_changes_by_a_bit() -> None:
@@ -199,10 +188,6 @@ def test_mini_batches_share_out_each_role_evenly() -> None:
             if many < len(batches):
                 first, *_, last = [step for step, number in enumerate(dealt) if number]
                 assert last - first >= len(batches) / 2 - 1, "spread over the whole update"
-
-
-def test_others_alone_are_one_mini_batch() -> None:
-    assert list(iter_minibatches(OTHERS, 2, np.random.default_rng(0))) == [list(range(len(OTHERS)))]
 
 
 def disturbed(scale: float = 0.03) -> nn.Module:
@@ -307,25 +292,6 @@ def test_the_divergence_by_hand() -> None:
     assert student.grad is not None
     assert student.grad[:, :2].tolist() == [pytest.approx(row) for row in [[-0.25, 0.25], [0, 0], [0.25, -0.25]]]
     assert scorer.compute_kl(student[:0], lambda states: states, teacher[:0]).shape == (0,)
-
-
-def test_a_dump_tells_the_roles(tmp_path: Path) -> None:
-    model = tiny_model()
-    subject = learner(model, dump_dir=tmp_path)
-    with torch.no_grad():
-        next(model.parameters()).fill_(float("nan"))
-    with pytest.raises(NonFiniteError):
-        subject.update([*acted(2), *OTHERS])
-    (file,) = tmp_path.glob("*.json")
-    assert Counter(json.loads(file.read_text())["roles"]) == {"episode": 2, "tip": 3, "reading": 1, "rehearsal": 2}
-    assert load_file(file.with_suffix(".safetensors"))["hold"].tolist() == [0, 0, 0.3, 0.3, 0, 0.7, 0, 0]
-
-
-@pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["hold", "imitate"])
-def test_impossible_weights_are_refused(name: str, weight: float) -> None:
-    with pytest.raises(ValueError, match="weights"):
-        replace(OTHERS[0], **{name: weight})
 
 
 # -- anchors

@@ -266,7 +266,7 @@ class UpdateMetrics:
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._steps: dict[str, list[float]] = defaultdict(list)
+        self._steps: list[tuple[float, float, float, float]] = []
         self._ratio_max: list[Tensor] = []
         self._ratio_min: list[Tensor] = []
         self._computed = 0
@@ -327,15 +327,16 @@ class UpdateMetrics:
 
     def add_step(self, loss: float, policy: float, kl: float, grad_norm: float) -> None:
         """Add one optimizer step: its loss, two means of its episodes, and the gradient's norm before clipping."""
-        self._steps["loss"].append(loss)
-        self._steps["policy_loss"].append(policy)
-        self._steps["kl_to_reference"].append(kl)
-        self._steps["grad_norm"].append(grad_norm)
+        self._steps.append((loss, policy, kl, grad_norm))
 
     def result(self, ranks: Ranks | None = None) -> dict[str, float]:
         """Compute the metrics of all ranks; means over an empty set are 0, a ratio of nothing is 1."""
         sums: dict[str, float] = defaultdict(float)
-        parts = (ranks or Ranks()).gather(self._collect_local_sums())
+        values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
+        own = dict(zip(self._sums, values, strict=True)) | {"computed": float(self._computed)}
+        most = float(torch.stack(self._ratio_max).max()) if self._ratio_max else -math.inf
+        least = float(torch.stack(self._ratio_min).min()) if self._ratio_min else math.inf
+        parts = (ranks or Ranks()).gather((own, most, least))
         for part, _, _ in parts:
             for name, value in part.items():
                 sums[name] += value
@@ -350,34 +351,31 @@ class UpdateMetrics:
         for metric, total, count in (("kl_to_reference", "kl", "held"), ("nll", "nll", "imitated")):
             roles = [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]
             by_role |= {f"{metric}_{role}": _divide(sums[f"{total}_{role}"], sums[f"{count}_{role}"]) for role in roles}
-        return {name: float(np.mean(self._steps[name])) if self._steps[name] else 0.0 for name in names} | {
-            "kl_to_behavior": _divide(sums["kl_on"], on),
-            "kl_to_behavior_off_policy": _divide(sums["kl_off"], sums["off"]),
-            "ratio_mean": _divide(sums["ratio"], sums["kept"], 1.0),
-            "ratio_mean_off_policy": _divide(sums["ratio_off"], sums["kept_off"], 1.0),
-            "ratio_max": most if math.isfinite(most) else 1.0,
-            "ratio_min": least if math.isfinite(least) else 1.0,
-            "clip_fraction_low": _divide(sums["low"], sums["kept"]),
-            "clip_fraction_high": _divide(sums["high"], sums["kept"]),
-            "dual_clip_fraction": _divide(sums["dual"], sums["kept"]),
-            "masked_fraction": _divide(sums["off"] - sums["kept_off"], sums["off"]),
-            "dropped_fraction": _divide(sums["dropped"], sums["trained"]),
-            "entropy": _divide(sums["entropy"], sums["trained"]),
-            "tokens_trained": sums["trained"] + sum(others.values()),
-            "tokens_off_policy": sums["off"],
-            "tokens_forward": sums["computed"],
-            "optimizer_steps": float(len(self._steps["loss"])),
-            **others,
-            **mismatch,
-            **by_role,
-        }
-
-    def _collect_local_sums(self) -> tuple[dict[str, float], float, float]:
-        values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
-        sums = dict(zip(self._sums, values, strict=True)) | {"computed": float(self._computed)}
-        most = float(torch.stack(self._ratio_max).max()) if self._ratio_max else -math.inf
-        least = float(torch.stack(self._ratio_min).min()) if self._ratio_min else math.inf
-        return sums, most, least
+        means = [float(np.mean(column)) for column in zip(*self._steps, strict=True)] or [0.0] * 4
+        return (
+            dict(zip(names, means, strict=True))
+            | {
+                "kl_to_behavior": _divide(sums["kl_on"], on),
+                "kl_to_behavior_off_policy": _divide(sums["kl_off"], sums["off"]),
+                "ratio_mean": _divide(sums["ratio"], sums["kept"], 1.0),
+                "ratio_mean_off_policy": _divide(sums["ratio_off"], sums["kept_off"], 1.0),
+                "ratio_max": most if math.isfinite(most) else 1.0,
+                "ratio_min": least if math.isfinite(least) else 1.0,
+                "clip_fraction_low": _divide(sums["low"], sums["kept"]),
+                "clip_fraction_high": _divide(sums["high"], sums["kept"]),
+                "dual_clip_fraction": _divide(sums["dual"], sums["kept"]),
+                "masked_fraction": _divide(sums["off"] - sums["kept_off"], sums["off"]),
+                "dropped_fraction": _divide(sums["dropped"], sums["trained"]),
+                "entropy": _divide(sums["entropy"], sums["trained"]),
+                "tokens_trained": sums["trained"] + sum(others.values()),
+                "tokens_off_policy": sums["off"],
+                "tokens_forward": sums["computed"],
+                "optimizer_steps": float(len(self._steps)),
+            }
+            | others
+            | mismatch
+            | by_role
+        )
 
 
 def compute_advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:

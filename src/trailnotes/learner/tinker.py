@@ -228,11 +228,7 @@ class TinkerLearner:
         batch = Batch.from_samples(rows, torch.device("cpu"))
         held = nn.utils.rnn.pad_sequence(list(reference), batch_first=True) if reference else None
         dialect, logprobs = self.server.dialect, None
-        of_off_policy = self.loss.shaping != "none" or self.loss.mask_logprob is not None
-        special = not self.loss.is_plain_ppo or any(
-            row.role != "episode" or (row.off_policy and of_off_policy) for row in rows
-        )
-        if not special and (dialect.clips_ratios or self.loss.clip_low == self.loss.clip_high == PPO_CLIP):
+        if self._is_plain_ppo(rows):
             shares = batch.mask / batch.mask.sum()  # of each token in the mean over a mini-batch
             if self.loss.aggregation != "token":
                 shares = batch.mask / batch.mask.sum(-1, keepdim=True) / len(batch.mask)
@@ -277,6 +273,13 @@ class TinkerLearner:
         logprobs = logprobs * step.batch.mask
         loss, policy, kl = self._compute_loss(step.rows, step.batch, logprobs, step.reference, metrics)
         metrics.add_step(loss.item(), policy, kl, 0.0)
+
+    def _is_plain_ppo(self, rows: Sequence[Sample]) -> bool:
+        """Tell whether the server's own "ppo" is the loss of these rows."""
+        loss, special = self.loss, self.loss.shaping != "none" or self.loss.mask_logprob is not None
+        clips = self.server.dialect.clips_ratios or loss.clip_low == loss.clip_high == PPO_CLIP
+        is_plain = all(row.role == "episode" and not (row.off_policy and special) for row in rows)
+        return clips and loss.is_plain_ppo and is_plain
 
     def _iter_data(self, rows: Sequence[Sample], denominators: Tensor, advantages: Tensor) -> Iterator[tinker.Datum]:
         """Yield rows with sums as their loss, whatever the server divides by. Both tensors are (B, T)."""

@@ -425,8 +425,8 @@ class ChatFormat:
         if not self.append_only:
             logger.warning(
                 "this chat template rewrites %s: each step is computed and trained as a row of its own (as with "
-                'optim.rows = "step"), which costs time and tokens that grow with the square of the number of turns; where '
-                'it moves the system message, rollout.system_prompt = "" helps',
+                'optim.rows = "step"), which costs time and tokens that grow with the square of the number of turns; '
+                'where it moves the system message, rollout.system_prompt = "" helps',
                 "earlier turns" if self._template.rules is None else "the thinking of earlier turns",
             )
         known = str(self.tokenizer.chat_template or "")

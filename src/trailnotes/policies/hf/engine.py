@@ -120,7 +120,9 @@ class Engine:
             what = error if isinstance(error, PolicyError) else f"generation failed: {type(error).__name__}: {error}"
             for request in failed:
                 if not request.future.done():
-                    request.future.set_exception(_wrap_error(str(what), error))
+                    wrapped = PolicyError(str(what))
+                    wrapped.__cause__ = error
+                    request.future.set_exception(wrapped)
         finally:
             for request in self._running.values():  # only if this task was cancelled
                 request.future.cancel()
@@ -152,12 +154,6 @@ class Engine:
                 ids, numbers = tuple(request.token_ids), tuple(request.logprobs)
                 request.future.set_result(Completion(request.prompt_ids, ids, numbers, *end))
                 del self._running[request.episode]
-
-
-def _wrap_error(text: str, cause: Exception) -> PolicyError:
-    wrapped = PolicyError(text)
-    wrapped.__cause__ = cause
-    return wrapped
 
 
 def require_room(prompt_ids: TokenIds, sampling: Sampling, context_length: int) -> None:
