@@ -18,7 +18,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.learner import losses, states
 from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.samples import PackingMode, Ranks, dummy_sample, iter_minibatches, split_microbatches
-from trailnotes.policies.hf.decoder import needs_training_mode, switch_mode, trim_heap
+from trailnotes.policies.hf.decoder import switch_mode, trim_heap
 from trailnotes.seeds import derive_seed
 from trailnotes.types import Sample
 
@@ -63,7 +63,11 @@ class Learner:
         head = self._score.parts.head.parameters() if self._score.parts else ()
         self._adapts_head = any(parameter in self._start for parameter in head)
         self._optimizer = states.MasterAdamW(model, lr=optim.lr)
-        self._training_mode = needs_training_mode(model)
+        # For dropout inside adapters and gradient checkpointing; other dropout would keep the ratio from starting at 1.
+        self._training_mode = any(
+            getattr(each, "gradient_checkpointing", False) or (isinstance(each, nn.Dropout) and "lora_dropout" in name)
+            for name, each in model.named_modules()
+        )
 
     @property
     def models(self) -> list[nn.Module]:

@@ -12,8 +12,8 @@ begin with the same prompt, and all rows with the same system message.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import PackingMode, call_directly
 from trailnotes.policies.hf.attention import SharedRows, use_own_attention
-from trailnotes.policies.hf.decoder import get_attention_windows, in_float32, split_model, switch_mode
+from trailnotes.policies.hf.decoder import get_attention_windows, split_model, switch_mode
 from trailnotes.policies.prefixes import PrefixTree, order_rows
 from trailnotes.types import Sample
 
@@ -235,6 +235,19 @@ def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) ->
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, ConfigError):  # a model asked otherwise
         return False
     return bool((found - padded).abs().max() <= tolerance * padded.abs().max().clamp(min=1.0))
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Put the bfloat16 weights of `model` into float32 for the duration of the block; they come back bit for bit."""
+    before = [(weight, weight.dtype) for weight in model.parameters() if weight.dtype == torch.bfloat16]
+    try:
+        for weight, _ in before:
+            weight.data = weight.data.float()
+        yield
+    finally:
+        for weight, dtype in before:
+            weight.data = weight.data.to(dtype)
 
 
 class _LogSoftmaxAt(torch.autograd.Function):

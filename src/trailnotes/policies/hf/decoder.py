@@ -20,13 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from trailnotes.policies.hf.attention import SharedRows, take_rows, use_cached_attention
 from trailnotes.policies.prefixes import PrefixTree, iter_trees
@@ -89,30 +83,6 @@ def switch_mode(model: nn.Module, training: bool = False) -> Iterator[None]:
         model.train(before)
 
 
-@contextmanager
-def in_float32(model: nn.Module) -> Iterator[None]:
-    """Put the bfloat16 weights of `model` into float32 for the duration of the block; they come back bit for bit."""
-    before = [(weight, weight.dtype) for weight in model.parameters() if weight.dtype == torch.bfloat16]
-    try:
-        for weight, _ in before:
-            weight.data = weight.data.float()
-        yield
-    finally:
-        for weight, dtype in before:
-            weight.data = weight.data.to(dtype)
-
-
-def needs_training_mode(model: nn.Module) -> bool:
-    """Return whether updates need the training mode: for dropout inside adapters, or gradient checkpointing.
-
-    Other dropout would keep the ratio from starting at 1.
-    """
-    return any(
-        getattr(module, "gradient_checkpointing", False) or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
-        for name, module in model.named_modules()
-    )
-
-
 class Network:
     """A causal LM that gives logits at one position of each row; other positions cost no head."""
 
@@ -120,19 +90,14 @@ class Network:
         self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.parts = split_model(model)
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
-
     @torch.inference_mode()
     def __call__(self, last: Ints, *, rows: Tensor | None = None, **inputs: Any) -> Tensor:
         """Compute the logits at column `last[i]` of row `rows[i]`, by default of row i: (B,) -> (B, V)."""
         if self.model.training:
             self.model.eval()
-        single = rows is None  # where there is one column, all rows are wanted
-        rows = torch.arange(len(last), device=self.device) if rows is None else rows
-        columns = torch.from_numpy(last).to(self.device)
+        device, single = self.model.device, rows is None  # where there is one column, all rows are wanted
+        rows = torch.arange(len(last), device=device) if rows is None else rows
+        columns = torch.from_numpy(last).to(device)
         if self.parts is None:
             logits: Tensor = self.model(**inputs).logits[rows, columns]
         else:
@@ -146,7 +111,7 @@ class Network:
         if self.model.training:
             self.model.eval()
         start = len(prompt) - 1
-        inputs = pad_rows([[*prompt, *reply[:-1]] for reply in replies], self.device)
+        inputs = pad_rows([[*prompt, *reply[:-1]] for reply in replies], self.model.device)
         if self.parts is not None:
             logits = self.parts.head(self.parts.body(**inputs).last_hidden_state[:, start:])
         else:
@@ -282,10 +247,12 @@ class Decoder:
     def release(self, slot: Slot) -> None:
         """Forget a slot; with the last one all memory goes."""
         self._ids.pop(slot, None)
+        if not self._ids:
+            self.free_memory()
 
     def rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
         """Roll a slot back to what it shares with a prompt; return how many tokens need not be computed."""
-        length = _count_common_prefix(self._ids[slot], prompt)
+        length = count_common_prefix(self._ids[slot], prompt, len(prompt) - 1)  # one must go in for logits to come out
         del self._ids[slot][length:]
         return length
 
@@ -293,6 +260,10 @@ class Decoder:
         """Empty all slots after the weights have changed, and give their memory back."""
         for ids in self._ids.values():
             ids.clear()
+        self.free_memory()
+
+    def free_memory(self) -> None:
+        """Give back what is kept for all slots."""
 
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
         """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
@@ -313,18 +284,10 @@ class SlotDecoder(Decoder):
         self.context_length, self.windows = context_length, windows
         self.cache = SlotCache()
 
-    def release(self, slot: Slot) -> None:
-        super().release(slot)
-        if not self._ids:
-            self.cache.clear()
-
-    def reset_cache(self) -> None:
-        super().reset_cache()
+    def free_memory(self) -> None:
         self.cache.clear()
 
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
-        if not rows:
-            raise ValueError("no row to extend")
         if self.shares_tokens and len(rows) > 1 and max(len(new) for _, new in rows) > 1:
             return self._extend_trees(rows)
         fresh = {index: new for index, (slot, new) in enumerate(rows) if not self._ids[slot]}
@@ -357,7 +320,7 @@ class SlotDecoder(Decoder):
     def _forward_tree(self, rows: Sequence[SlotInput], tree: PrefixTree) -> Tensor:
         slots = [slot for slot, _ in rows]
         starts = np.array([len(self._ids[slot]) for slot in slots], dtype=np.int64)
-        device = self.network.device
+        device = self.network.model.device
         self._prepare_cache(slots, False, starts, max(map(len, tree.places)))
         access = self.cache.access
         shared = SharedRows.from_tree(
@@ -409,7 +372,7 @@ class SlotDecoder(Decoder):
         masks = {kind: self._build_mask(position_ids, length, window) for kind, window in self.windows.items()}
         logits = self.network(
             last,
-            input_ids=torch.from_numpy(ids).to(self.network.device), past_key_values=cache, use_cache=True,
+            input_ids=torch.from_numpy(ids).to(self.network.model.device), past_key_values=cache, use_cache=True,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             position_ids=position_ids.clamp(max=self.context_length - 1),  # padding may stand past the end
         )  # fmt: skip
@@ -420,7 +383,7 @@ class SlotDecoder(Decoder):
 
     def _prepare_cache(self, batch: list[Slot], is_span: bool, starts: Ints, width: int) -> Tensor:
         """Make room for `width` new columns of the slots, and say where they are; return their positions."""
-        device, cache = self.network.device, self.cache
+        device, cache = self.network.model.device, self.cache
         cache.reserve(max(batch) + 1, int(starts.max()) + width)
         taken = torch.tensor(batch, device=device)
         position_ids = torch.from_numpy(starts[:, None] + np.arange(width)).to(device)
@@ -447,22 +410,19 @@ class RecomputeDecoder(Decoder):
             self._ids[slot].extend(new)
         contexts = [self._ids[slot] for slot, _ in rows]
         last = np.array([len(context) - 1 for context in contexts], dtype=np.int64)
-        return self.network(last, **pad_rows(contexts, self.network.device))
+        return self.network(last, **pad_rows(contexts, self.network.model.device))
 
 
 def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True) -> Decoder:
     """Make the decoder that keeps its cache, if this model allows it."""
     network = Network(model)
-    own_attention = use_cached_attention(model)
+    own = use_cached_attention(model)
     try:
-        decoder = SlotDecoder(
-            network, context_length, get_attention_windows(model.config, context_length),
-            shared_prompts=shared_prompts, own_attention=own_attention,
-        )  # fmt: skip
+        windows = get_attention_windows(model.config, context_length)
+        decoder = SlotDecoder(network, context_length, windows, shared_prompts=shared_prompts, own_attention=own)
         _validate_decoder(decoder)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        logger.warning("no cache is kept between turns, each token recomputes its context: %s", reason)
+        logger.warning("no cache is kept between turns, each token recomputes its context: %r", error)
         return RecomputeDecoder(network)
     return decoder
 
@@ -494,7 +454,7 @@ def _validate_decoder(decoder: SlotDecoder) -> None:
     network.model.eval()
     for got, expected in zip(logits, (ids[:6], ids[1:]), strict=True):
         with torch.inference_mode():  # by the plainest call there is
-            want = network.model(torch.tensor([expected], device=network.device), use_cache=False).logits[0, -1]
+            want = network.model(torch.tensor([expected], device=network.model.device), use_cache=False).logits[0, -1]
         tolerance = 1e-3 if want.dtype == torch.float32 else 0.1
         want = want.float()
         if not bool((got.float() - want).norm() <= tolerance * (want - want.mean()).norm()):
@@ -509,17 +469,13 @@ def _find_shared_prefixes(prompts: Mapping[int, Sequence[int]]) -> dict[int, tup
     found: dict[int, tuple[int, int]] = {}
     leader: int | None = None
     for index in sorted(prompts, key=lambda index: tuple(prompts[index])):
-        length = 0 if leader is None else _count_common_prefix(prompts[leader], prompts[index])
-        if leader is not None and length >= max(MIN_SHARED, len(prompts[index]) // 2):
+        prompt = prompts[index]
+        length = 0 if leader is None else count_common_prefix(prompts[leader], prompt, len(prompt) - 1)
+        if leader is not None and length >= max(MIN_SHARED, len(prompt) // 2):
             found[index] = leader, length
         else:
             leader = index
     return found if sum(length for _, length in found.values()) > MIN_PADDING else {}
-
-
-def _count_common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with, but for the last of the other: one must go in for logits to come out."""
-    return count_common_prefix(one, other, len(other) - 1)
 
 
 def _restore_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:

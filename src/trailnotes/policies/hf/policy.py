@@ -134,19 +134,18 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
     directory never causes network traffic, and no code that a model brings along is run. Raises `ConfigError` for
     settings that cannot be used, and `PolicyError` for files that do not load.
     """
-    path, is_local = _resolve_path(config.path)
+    path, _ = _resolve_path(config.path)
     device = resolve_device(config.device)
     transformers.utils.logging.disable_progress_bar()  # two bars on one terminal garble each other; ours is of the run
     with _report_damage(f"model.path = {config.path!r}"):
-        adapters = load_adapter_config(path, is_local)
-        base, base_is_local = _resolve_base(config, adapters) if adapters else (path, is_local)
+        base, is_local, adapters = resolve_base_model(config)
         tokenizer = load_tokenizer(config)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            base, local_files_only=base_is_local, trust_remote_code=False, **_make_load_options(config, device)
+            base, local_files_only=is_local, trust_remote_code=False, **_make_load_options(config, device)
         )
         for layer in model.modules() if config.load_in_4bit else ():
             layer.support_avx512bf16_for_cpu = False  # it rounds what acts further, in place, and learns no more
-        base = str(Path(base).resolve()) if base_is_local else base
+        base = str(Path(base).resolve()) if is_local else base
         if config.gradient_checkpointing:
             with suppress_future_warnings():
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -180,8 +179,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
     """Load the tokenizer of `load_model` alone; adapters without one use that of their base. Raises as `load_model`."""
     path, is_local = _resolve_path(config.path)
     with _report_damage(f"the tokenizer of model.path = {config.path!r}"):
-        if (adapters := load_adapter_config(path, is_local)) and not (Path(path) / "tokenizer_config.json").is_file():
-            path, is_local = _resolve_base(config, adapters)
+        if not (Path(path) / "tokenizer_config.json").is_file():
+            path, is_local, _ = resolve_base_model(config)
         return transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
 
 
@@ -208,7 +207,16 @@ def resolve_base_model(config: ModelConfig, *, download: bool = True) -> tuple[s
     """
     path, is_local = _resolve_path(config.path, download=download)
     adapters = load_adapter_config(path, is_local)
-    return (*_resolve_base(config, adapters, download=download), adapters) if adapters else (path, is_local, None)
+    if adapters is None:
+        return path, is_local, None
+    named = config.base or adapters.base_model_name_or_path or ""
+    try:
+        return *_resolve_path(named, download=download), adapters
+    except ConfigError as error:
+        raise ConfigError(
+            f"the adapters at model.path = {config.path!r} belong to the model {named!r}, which is not there: set "
+            "model.base to where it is"
+        ) from error
 
 
 def is_downloaded(config: ModelConfig) -> bool:
@@ -227,17 +235,6 @@ def require_trainable(config: ModelConfig) -> None:
             f"model.path = {config.path!r} holds adapters: set model.lora.enabled = true to train them further, or "
             f"merge them first: trailnotes export {config.path} --merge --out DIR"
         )
-
-
-def _resolve_base(config: ModelConfig, adapters: Any, *, download: bool = True) -> tuple[str, bool]:
-    named = config.base or adapters.base_model_name_or_path
-    try:
-        return _resolve_path(named or "", download=download)
-    except ConfigError as error:
-        raise ConfigError(
-            f"the adapters at model.path = {config.path!r} belong to the model {named!r}, which is not there: set "
-            "model.base to where it is"
-        ) from error
 
 
 def _resolve_path(path: str, *, download: bool = True) -> tuple[str, bool]:
@@ -271,11 +268,10 @@ def resolve_device(name: str) -> torch.device:
 
 def require_context_length(config: ModelConfig, wanted: int) -> None:
     """Raise `ConfigError` for episodes of `wanted` tokens where the model holds fewer."""
-    room, positions = get_context_length(config), _get_max_positions(load_architecture(config))
+    room = get_context_length(config)
     if wanted > room:
-        reason = " before longrope takes other factors for all of them" if room < positions else ""
         raise ConfigError(
-            f"rollout.max_context_tokens = {wanted}, but the model at model.path holds {room} tokens{reason}: set "
+            f"rollout.max_context_tokens = {wanted}, but the model at model.path holds {room} tokens: set "
             f"rollout.max_context_tokens to {room} or less"
         )
 
@@ -286,14 +282,11 @@ def _compute_context_length(config: Any) -> int:
     Where a batch has a token beyond `original_max_position_embeddings`, longrope computes all of it by its long
     factors, while cached keys keep the short ones. Dynamic rope changes beyond `max_position_embeddings`.
     """
-    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    text = config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
     kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # of all layers, or of a kind of them
     short = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
-    return min([_get_max_positions(config), *map(int, short)])
-
-
-def _get_max_positions(config: Any) -> int:
-    return int(getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or UNLIMITED)
+    return min(int(getattr(text, "max_position_embeddings", None) or UNLIMITED), *map(int, short), UNLIMITED)
 
 
 def validate_vocabulary(tokenizer: Any, num_embeddings: int) -> None:
