@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
-from trailnotes.config.schema import LossConfig, OptimConfig
+from tiny import VOCABULARY, episode, gradients, group, learner, tiny_model, with_logprobs
 from trailnotes.errors import ConfigError, NonFiniteError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples
@@ -33,23 +32,8 @@ def rows(num: int = 6, unit: Any = "auto", modes: tuple[Mode, ...] = ("plain", "
     return build_samples([group(*episodes)], [[(-1) ** i * (1 + i / 4) for i in range(num)]], unit)
 
 
-def learner(
-    model: nn.Module | None = None, *, reference: nn.Module | None = None, dump_dir: Path | None = None, **settings: Any
-) -> Learner:
-    """A learner of a tiny model; settings go to the section that knows them."""
-    settings = {"lr": 1e-3, "grad_clip": 0.0, "minibatch": 0, "mask_logprob": None} | settings
-    optim = OptimConfig(**{k: v for k, v in settings.items() if k in OptimConfig.model_fields})
-    loss = LossConfig(**{k: v for k, v in settings.items() if k in LossConfig.model_fields})
-    assert not set(settings) - set(OptimConfig.model_fields) - set(LossConfig.model_fields)
-    return Learner(model or tiny_model(), optim, loss, reference=reference, dump_dir=dump_dir)
-
-
 def weights(learner: Learner) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in learner.model.named_parameters()}
-
-
-def gradients(learner: Learner) -> list[Tensor]:
-    return [p.grad.clone() for p in learner.model.parameters() if p.grad is not None]
 
 
 def assert_other_weights(one: Learner, other: Learner) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
+from tiny import VOCABULARY, episode, gradients, group, tiny_model, with_logprobs
+from tiny import learner as make_learner
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.errors import ConfigError
@@ -34,14 +35,7 @@ from trailnotes.types import Completion, Mode, RowRole, Sample, Tip, TrajectoryG
 Settings = dict[str, Any]
 
 
-def learner(
-    model: nn.Module | None = None, reference: nn.Module | None = None, dump_dir: Path | None = None, **settings: Any
-) -> Learner:
-    """A learner of a tiny model, by default held to another one; no clip, the whole batch in one step."""
-    settings = {"lr": 1e-3, "grad_clip": 0.0, "minibatch": 0, "mask_logprob": None} | settings
-    optim = OptimConfig(**{name: value for name, value in settings.items() if name in OptimConfig.model_fields})
-    loss = LossConfig(**{name: value for name, value in settings.items() if name in LossConfig.model_fields})
-    return Learner(model or tiny_model(), optim, loss, reference=reference or tiny_model(1), dump_dir=dump_dir)
+learner = functools.partial(make_learner, reference=tiny_model(1))
 
 
 def acted(num: int = 4) -> list[Sample]:
@@ -67,10 +61,6 @@ OTHERS = [
     told("rehearsal", 5, 2, imitate=0.2),
     told("rehearsal", 6, 6, imitate=0.2),
 ]
-
-
-def gradients(learner: Learner) -> list[Tensor]:
-    return [p.grad.clone() for p in learner.model.parameters() if p.grad is not None]
 
 
 def weights(learner: Learner) -> list[Tensor]:
@@ -200,7 +190,7 @@ def disturbed(scale: float = 0.03) -> nn.Module:
 
 
 def test_what_is_held_comes_back_to_the_start_model() -> None:
-    subject = learner(disturbed(), tiny_model(), lr=3e-3)
+    subject = learner(disturbed(), reference=tiny_model(), lr=3e-3)
     rows = [told("tip", i, 6, hold=1.0) for i in range(4)]
     wanted = learner(tiny_model()).logprobs(rows)
     first, *_, last = [subject.update(rows)["kl_to_reference_tip"] for _ in range(40)]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from puppet import rendered, talk, text_of
 from trailnotes.errors import PolicyError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.types import Message
@@ -46,21 +45,6 @@ THINKS = (
 )
 APPEND_ONLY = {"llama3": LLAMA3, "default_system": DEFAULT_SYSTEM, "no_system": NO_SYSTEM, "plain": None}
 REWRITING = {"marks_last": MARKS_LAST, "drops_old": DROPS_OLD, "counts": COUNTS, "thinks": THINKS}
-
-
-def talk(*contents: str, system: str | None = None) -> list[Message]:
-    roles = ("user", "assistant")
-    head = [] if system is None else [Message("system", system)]
-    return head + [Message(roles[i % 2], text) for i, text in enumerate(contents)]  # type: ignore[arg-type]
-
-
-def rendered(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
-    turns = [{"role": m.role, "content": m.content} for m in messages]
-    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
-
-
-def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
-    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "default_system", "no_system"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from puppet import OneTip, ids_of, led, play
+from puppet import OneTip, ids_of, led, play, rendered, talk, text_of
 from trailnotes.algorithms.rememberer.advice import ValuedAction, parse_advice
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import clean_tip
@@ -22,7 +22,6 @@ from trailnotes.types import (
     NO_OP,
     THINK,
     Completion,
-    Message,
     Sampling,
     TrajectoryGroup,
     strip_thinking,
@@ -70,26 +69,6 @@ def thinking_tokenizer(make: Callable[..., Any], template: str, *, special: bool
     tokenizer = make(template)
     tokenizer.add_tokens(["<think>", "</think>"], special_tokens=special)
     return tokenizer
-
-
-def talk(*contents: str | tuple[str, tuple[int, ...]], system: str | None = None) -> list[Message]:
-    """User, assistant, user, ...; an assistant's content may come with its ids."""
-    messages = [] if system is None else [Message("system", system)]
-    for number, content in enumerate(contents):
-        text, ids = content if isinstance(content, tuple) else (content, None)
-        messages.append(Message("assistant" if number % 2 else "user", text, ids))
-    return messages
-
-
-def rendered(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
-    turns = [{"role": message.role, "content": message.content} for message in messages]
-    text: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
-    return text
-
-
-def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
-    text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return text
 
 
 # -- templates

@@ -160,6 +160,18 @@ def test_the_networks_follow_from_the_seed_and_touch_no_generator() -> None:
 # --- the service
 
 
+@pytest.mark.parametrize("kind", ["states", "rnd"])
+def test_all_states_of_a_batch_are_embedded_in_one_call(kind: str) -> None:
+    embedder, calls = HashingEmbedder(), list[set[str]]()
+    embed = embedder.embed
+    embedder.embed = lambda texts: calls.append({text.strip() for text in texts}) or embed(texts)  # type: ignore[func-returns-value, method-assign]
+    algorithm = {"intrinsic": kind, "mode_unit": "iteration"}
+    service = make_novelty(Config(algorithm=algorithm), 3, lambda: embedder)
+    groups = [group(episode("hall", "attic", "hall"), episode("attic", "cellar")), group(episode("roof"))]
+    assert service.rate(groups) == novelty(kind).rate(groups)
+    assert calls == [{"hall", "attic", "cellar", "roof"}]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_keep_their_order_and_all_but_the_bonus(kind: str) -> None:
     groups = [group(episode("a", "b"), episode("a")), group(episode("c", task="two"))]

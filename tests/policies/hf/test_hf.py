@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from puppet import forward
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
@@ -19,16 +20,6 @@ from trailnotes.policies.hf.policy import HFPolicy, load_model, require_context_
 from trailnotes.types import Completion, Message, Sampling
 
 WORDS = ["key", "door", "north", "hall", "dark", "\n", "note", "é"]
-
-
-def forward(model: Any, completion: Completion, temperature: float = 1.0) -> list[float]:
-    """Log-probabilities of the sampled tokens by one pass over everything, without any cache."""
-    ids = completion.prompt_ids + completion.token_ids
-    with torch.no_grad():
-        logits = model(torch.tensor([ids]), use_cache=False).logits[0].float()
-    logprobs = torch.log_softmax(logits / temperature, dim=-1)
-    start = len(completion.prompt_ids) - 1
-    return [float(logprobs[start + i, token]) for i, token in enumerate(completion.token_ids)]
 
 
 async def play(policy: HFPolicy, name: str, seed: int, turns: int, **options: Any) -> list[Completion]:
