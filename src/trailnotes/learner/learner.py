@@ -101,11 +101,8 @@ class Learner:
                 draws from torch's generator as it finds it.
             lr_scale: factor on `optim.lr`, from the caller's schedule.
 
-        Returns:
-            Metrics, explained in docs/metrics.md.
-
-        Raises:
-            NonFiniteError: a loss or gradient is not finite; that mini-batch was not stepped, and lies in a dump.
+        Returns metrics, explained in docs/metrics.md. Raises `NonFiniteError` where a loss or gradient is not finite;
+        that mini-batch was not stepped, and lies in a dump.
         """
         started = time.perf_counter()
         if self.ranks.world > 1:
@@ -120,9 +117,9 @@ class Learner:
             scored = self._score_samples([rows[i] for i in compared], self._score_reference)
         reference = dict(zip(compared, scored, strict=True))
         seconds_reference = time.perf_counter() - started
-        rng = np.random.default_rng(seed)
+        batches = iter_minibatches(rows, self.optim.minibatch, np.random.default_rng(seed), self.optim.epochs)
         with switch_mode(self.model, training=self._training_mode):
-            for chosen in iter_minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
+            for chosen in batches:
                 self._step([rows[i] for i in chosen], [reference.get(i) for i in chosen], metrics)
         for model in self.models:
             self.ranks.reshard(model)

@@ -258,6 +258,21 @@ def compute_token_weights(samples: Sequence[Sample], aggregation: Aggregation) -
     return rows
 
 
+STEP_METRICS = ("loss", "policy_loss", "kl_to_reference", "grad_norm")
+MEANS = {  # name: a sum, what it is divided by, and the mean of nothing
+    "kl_to_behavior": ("kl_on", "on", 0.0),
+    "kl_to_behavior_off_policy": ("kl_off", "off", 0.0),
+    "ratio_mean": ("ratio", "kept", 1.0),
+    "ratio_mean_off_policy": ("ratio_off", "kept_off", 1.0),
+    "clip_fraction_low": ("low", "kept", 0.0),
+    "clip_fraction_high": ("high", "kept", 0.0),
+    "dual_clip_fraction": ("dual", "kept", 0.0),
+    "masked_fraction": ("masked", "off", 0.0),
+    "dropped_fraction": ("dropped", "trained", 0.0),
+    "entropy": ("entropy", "trained", 0.0),
+}
+
+
 class UpdateMetrics:
     """Sums over the micro-batches and steps of one update, on the device, read once.
 
@@ -341,41 +356,24 @@ class UpdateMetrics:
             for name, value in part.items():
                 sums[name] += value
         most, least = max(part[1] for part in parts), min(part[2] for part in parts)
-        on = sums["trained"] - sums["off"]
-        names = ("loss", "policy_loss", "kl_to_reference", "grad_norm")
+        sums["on"], sums["masked"] = sums["trained"] - sums["off"], sums["off"] - sums["kept_off"]
         others = {name: sums[name] for name in sorted(sums) if name.startswith("tokens_")}
-        mismatch = {}  # of the sampler's log-probabilities of on-policy rows, before the first step
-        if sums["fresh"]:
-            mismatch = {name: sums[f"fresh_{name}"] / sums["fresh"] for name in ("difference", "ratio")}
-        by_role: dict[str, float] = {}
+        means = {name: _divide(sums[total], sums[count], default) for name, (total, count, default) in MEANS.items()}
+        # The mismatch of the sampler's log-probabilities of on-policy rows, before the first step.
+        for name in ("difference", "ratio") if sums["fresh"] else ():
+            means[name] = sums[f"fresh_{name}"] / sums["fresh"]
         for metric, total, count in (("kl_to_reference", "kl", "held"), ("nll", "nll", "imitated")):
-            roles = [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]
-            by_role |= {f"{metric}_{role}": _divide(sums[f"{total}_{role}"], sums[f"{count}_{role}"]) for role in roles}
-        means = [float(np.mean(column)) for column in zip(*self._steps, strict=True)] or [0.0] * 4
-        return (
-            dict(zip(names, means, strict=True))
-            | {
-                "kl_to_behavior": _divide(sums["kl_on"], on),
-                "kl_to_behavior_off_policy": _divide(sums["kl_off"], sums["off"]),
-                "ratio_mean": _divide(sums["ratio"], sums["kept"], 1.0),
-                "ratio_mean_off_policy": _divide(sums["ratio_off"], sums["kept_off"], 1.0),
-                "ratio_max": most if math.isfinite(most) else 1.0,
-                "ratio_min": least if math.isfinite(least) else 1.0,
-                "clip_fraction_low": _divide(sums["low"], sums["kept"]),
-                "clip_fraction_high": _divide(sums["high"], sums["kept"]),
-                "dual_clip_fraction": _divide(sums["dual"], sums["kept"]),
-                "masked_fraction": _divide(sums["off"] - sums["kept_off"], sums["off"]),
-                "dropped_fraction": _divide(sums["dropped"], sums["trained"]),
-                "entropy": _divide(sums["entropy"], sums["trained"]),
-                "tokens_trained": sums["trained"] + sum(others.values()),
-                "tokens_off_policy": sums["off"],
-                "tokens_forward": sums["computed"],
-                "optimizer_steps": float(len(self._steps)),
-            }
-            | others
-            | mismatch
-            | by_role
-        )
+            for role in [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]:
+                means[f"{metric}_{role}"] = _divide(sums[f"{total}_{role}"], sums[f"{count}_{role}"])
+        steps = [float(np.mean(column)) for column in zip(*self._steps, strict=True)] or [0.0] * 4
+        return dict(zip(STEP_METRICS, steps, strict=True)) | means | others | {
+            "ratio_max": most if math.isfinite(most) else 1.0,
+            "ratio_min": least if math.isfinite(least) else 1.0,
+            "tokens_trained": sums["trained"] + sum(others.values()),
+            "tokens_off_policy": sums["off"],
+            "tokens_forward": sums["computed"],
+            "optimizer_steps": float(len(self._steps)),
+        }  # fmt: skip
 
 
 def compute_advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:

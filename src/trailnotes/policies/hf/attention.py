@@ -150,18 +150,7 @@ def attend(
     """
     shared: SharedRows | None = given.pop("shared_rows", None)
     if shared is not None:
-        parts = []
-        for group in shared.groups:
-            if group.mask is None:
-                keys, values = (take_rows(each, group.place) for each in (key, value))
-            else:
-                keys, values = key[group.rows], value[group.rows]
-            out = scaled_dot_product_attention(
-                take_rows(query, group.place), keys, values, group.mask, dropout, is_causal=group.mask is None,
-                scale=scaling, enable_gqa=True,
-            )  # fmt: skip
-            parts.append(out.transpose(1, 2).flatten(0, 1))
-        return torch.cat(parts).index_select(0, shared.source)[None], None
+        return _attend_shared(shared, query, key, value, dropout, scaling), None
     special = any(given.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache"))
     added = attention_mask is not None and attention_mask.is_floating_point() and attention_mask.shape[1] == 1
     rounds = query.device.type == "cpu" and query.dtype == torch.bfloat16
@@ -179,3 +168,20 @@ def attend(
     scores = scores.mul_(size**-0.5 if scaling is None else scaling).add_(attention_mask)
     out = torch.matmul(scores.softmax(-1).to(value.dtype), value).reshape(batch, heads, 1, -1)
     return out.transpose(1, 2), None
+
+
+def _attend_shared(
+    shared: SharedRows, query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None
+) -> Tensor:  # (1, N, heads, D)
+    parts = []
+    for group in shared.groups:
+        if group.mask is None:
+            keys, values = (take_rows(each, group.place) for each in (key, value))
+        else:
+            keys, values = key[group.rows], value[group.rows]
+        out = scaled_dot_product_attention(
+            take_rows(query, group.place), keys, values, group.mask, dropout, is_causal=group.mask is None,
+            scale=scaling, enable_gqa=True,
+        )  # fmt: skip
+        parts.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, shared.source)[None]
