@@ -27,8 +27,7 @@ PACKAGES = {
         commands
         warmstart
         algorithms
-        training diagnose
-        cluster
+        training
         runs
         gateway
         rollout learner reporting
@@ -37,7 +36,7 @@ PACKAGES = {
         config
         client
         storage
-        types errors seeds
+        types errors
     """,
     "trailnotes_worlds": """
         commands

@@ -20,13 +20,13 @@ VOCABULARY = 48
 TASK = Task("task", "numbers")
 
 
-def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalLM:
+def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32, tied: bool = True) -> Qwen2ForCausalLM:
     """A Qwen2 of some 20,000 random weights, large enough that distributions are not flat."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=True,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=tied,
     )  # fmt: skip
     return Qwen2ForCausalLM(config).to(dtype).eval()
 

@@ -16,8 +16,8 @@ from trailnotes.config.builtin import find_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
-from trailnotes.training.estimate.footprint import Footprint, estimate_footprint
-from trailnotes.training.rehearsal import validate_rehearsal
+from trailnotes.runs.estimate.footprint import Footprint, estimate_footprint
+from trailnotes.runs.rehearsal import validate_rehearsal
 
 OWN_MODEL = find_config("own-model")
 

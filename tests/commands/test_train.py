@@ -36,11 +36,11 @@ from trailnotes.errors import ConfigError, Interrupted, RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.policies.hf.policy import load_model
+from trailnotes.runs import training as run_module
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import open_evaluated_model
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
-from trailnotes.training import run as run_module
 
 
 def long_config(start_model: Path) -> Config:

@@ -169,7 +169,6 @@ def memory_commands(run: Path) -> dict[str, list[str]]:
         "mind the dog": ["add", place, "mind the dog", "--task", "maze/1", "--key", "a gate"],
         "1 tips imported": ["import", place, more, "--enable"],
         "similarity 1.000": ["search", place, "maze/1", "a gate", "--top-k", "1"],
-        "4 tips written": ["merge", str(run.parent / "both.db"), place, more],
     }
 
 

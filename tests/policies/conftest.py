@@ -9,6 +9,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -84,6 +86,8 @@ def make_model(kind: str = "qwen2", positions: int = 256, **options: Any) -> Any
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": positions, "pad_token_id": None,
     }  # fmt: skip
+    if kind == "llama4_text":
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **common | options)).eval()
     own = {"qwen2": {"tie_word_embeddings": True}, "gemma2": {"head_dim": 8}}.get(kind, {})
     settings, of = {
         "qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM),

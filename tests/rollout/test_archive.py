@@ -19,17 +19,17 @@ from tiny import step
 from tinyrun import SAME, differences, episodes, metrics, tiny_config, train_in_process
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory
 from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import run_groups, select_from_start
 from trailnotes.runs.directory import RunDir
-from trailnotes.seeds import derive_seed
+from trailnotes.runs.exploration import RETURN_OPTION, Archive
+from trailnotes.runs.iteration import Iteration
+from trailnotes.runs.preflight import run_preflight
 from trailnotes.storage.files import read_jsonl
-from trailnotes.training.exploration import RETURN_OPTION, Archive
-from trailnotes.training.iteration import Iteration
-from trailnotes.training.preflight import run_preflight
 from trailnotes.types import Mode, Observation, Sample, Task, Trajectory, TrajectoryGroup
 
 TASK = Task("corridor", "walk")

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from trailnotes.cluster.cluster import Cluster
     from trailnotes.config.schema import Config
+    from trailnotes.runs.cluster.cluster import Cluster
     from trailnotes.runs.directory import RunDir
-    from trailnotes.training.run import TrainingRun
+    from trailnotes.runs.training import TrainingRun
     from trailnotes.types import StrPath, Tip
 
 FIXED_TRAIN_KEYS = ("algorithm.name", "run.seed")
@@ -60,11 +60,11 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
     from trailnotes.memory.tipfile import read_tips
     from trailnotes.runs.directory import RunDir
     from trailnotes.runs.loop import run_to_end
-    from trailnotes.training.preflight import run_preflight
+    from trailnotes.runs.preflight import run_preflight
 
     tips = None if memory is None else read_tips(memory)
     run_preflight(config, tips)
-    from trailnotes.training.run import find_final_model  # takes the extra `train`
+    from trailnotes.runs.training import find_final_model  # takes the extra `train`
 
     last = find_final_model(config, Path(run_dir))
     opened = partial(RunDir.open, run_dir, config, allow_change=allow_change, fixed=FIXED_TRAIN_KEYS)
@@ -78,7 +78,7 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
 def _open_cluster(config: Config) -> AbstractContextManager[Cluster | None]:
     if not config.cluster.address:
         return contextlib.nullcontext()
-    from trailnotes.cluster.connection import connect_cluster
+    from trailnotes.runs.cluster.connection import connect_cluster
 
     return connect_cluster(config)
 
@@ -86,7 +86,7 @@ def _open_cluster(config: Config) -> AbstractContextManager[Cluster | None]:
 def _record_rehearsal(config: Config, directory: RunDir) -> None:
     from trailnotes.runs.console import ProgressBar
     from trailnotes.runs.directory import has_begun
-    from trailnotes.training.rehearsal import find_rehearsal, record_rehearsal
+    from trailnotes.runs.rehearsal import find_rehearsal, record_rehearsal
 
     path = find_rehearsal(config, directory.path)
     if path is None or config.rehearsal.path:
@@ -97,9 +97,9 @@ def _record_rehearsal(config: Config, directory: RunDir) -> None:
 
 
 async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster: Cluster | None) -> Path:
+    from trailnotes.runs.iteration import run_method
+    from trailnotes.runs.training import delete_optimizer_state, open_run, save_checkpoint
     from trailnotes.storage import checkpoint
-    from trailnotes.training.iteration import run_method
-    from trailnotes.training.run import delete_optimizer_state, open_run, save_checkpoint
 
     with open_run(config, directory, tips, cluster) as run:
         try:
@@ -155,15 +155,15 @@ def dry_run(
         ConfigError: a setting that cannot work, or a device that is too small; so do all early errors of a real run.
     """
     from trailnotes.memory.tipfile import read_tips
-    from trailnotes.training.preflight import run_preflight
+    from trailnotes.runs.preflight import run_preflight
 
     run_preflight(config, None if memory is None else read_tips(memory), machine=False)
     if config.is_hosted:
-        from trailnotes.training.estimate.hosted import estimate_hosted
+        from trailnotes.runs.estimate.hosted import estimate_hosted
 
         return estimate_hosted(config).report(config)
     from trailnotes.policies.hf.policy import is_downloaded
-    from trailnotes.training.estimate.footprint import estimate_footprint
+    from trailnotes.runs.estimate.footprint import estimate_footprint
 
     if footprint := estimate_footprint(config):
         show(footprint.report())
@@ -178,8 +178,8 @@ def dry_run(
 def _extrapolate(config: Config, path: Path, memory: StrPath | None) -> str:
     """Train one iteration in `path`, and report what the whole run takes."""
     from trailnotes.runs.console import format_duration, format_megabytes
-    from trailnotes.training.estimate import forecast
-    from trailnotes.training.rehearsal import REHEARSAL_DIR, read_recording_usage, require_remaining_budget
+    from trailnotes.runs.estimate import forecast
+    from trailnotes.runs.rehearsal import REHEARSAL_DIR, read_recording_usage, require_remaining_budget
 
     copy = forecast.shrink_config(config)
     train(copy, path, memory=memory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.learner import losses, states
 from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.samples import PackingMode, Ranks, dummy_sample, iter_minibatches, split_microbatches
-from trailnotes.policies.hf.decoder import switch_mode, trim_heap
-from trailnotes.seeds import derive_seed
+from trailnotes.policies.hf.decoder import evaluation_mode, trim_heap
 from trailnotes.types import Sample
 
 
@@ -63,11 +63,6 @@ class Learner:
         head = self._score.parts.head.parameters() if self._score.parts else ()
         self._adapts_head = any(parameter in self._start for parameter in head)
         self._optimizer = states.MasterAdamW(model, lr=optim.lr)
-        # For dropout inside adapters and gradient checkpointing; other dropout would keep the ratio from starting at 1.
-        self._training_mode = any(
-            getattr(each, "gradient_checkpointing", False) or (isinstance(each, nn.Dropout) and "lora_dropout" in name)
-            for name, each in model.named_modules()
-        )
 
     @property
     def models(self) -> list[nn.Module]:
@@ -118,7 +113,7 @@ class Learner:
         reference = dict(zip(compared, scored, strict=True))
         seconds_reference = time.perf_counter() - started
         batches = iter_minibatches(rows, self.optim.minibatch, np.random.default_rng(seed), self.optim.epochs)
-        with switch_mode(self.model, training=self._training_mode):
+        with update_mode(self.model):
             for chosen in batches:
                 self._step([rows[i] for i in chosen], [reference.get(i) for i in chosen], metrics)
         for model in self.models:
@@ -281,7 +276,7 @@ class Learner:
         if not own and self.ranks.world == 1:
             return torch.empty(0, device=self.device)
         rows = held if own else torch.ones_like(held)  # of the others' pass
-        with self.use_initial_adapters(), switch_mode(self._score_reference.model):
+        with self.use_initial_adapters(), evaluation_mode(self._score_reference.model):
             ids, mask = batch.token_ids[rows], batch.mask[rows]
             if batch.layout is not None:  # of all rows together
                 ids, mask = batch.token_ids, batch.mask & rows[:, None]
@@ -303,7 +298,7 @@ class Learner:
     @torch.no_grad()
     def _score_samples(self, samples: Sequence[Sample], score: TokenScorer) -> list[Tensor]:
         own: dict[int, Tensor] = {}
-        with switch_mode(score.model):
+        with evaluation_mode(score.model):
             for indices, batch in self._iter_microbatches(samples):
                 logprobs, _ = score(batch.token_ids, batch.mask, batch.layout)
                 for i, row in zip(indices, logprobs, strict=False):
@@ -312,3 +307,37 @@ class Learner:
             parts = self.ranks.gather({i: row.cpu() for i, row in own.items()})
             own = {i: row.to(self.device) for part in parts for i, row in part.items()}
         return [own[i] for i in range(len(samples))]
+
+
+@contextmanager
+def update_mode(model: nn.Module) -> Iterator[None]:
+    """Put adapters' dropout and layers with gradient checkpointing into training mode for the duration of the block.
+
+    The model's own dropout stays off: it would keep the ratio from starting at 1. Modules inside a checkpointed layer
+    stay in evaluation mode, and rates that the layer itself would apply (OPT, Falcon) are 0.
+    """
+    before = model.training
+    model.eval()
+    active = [
+        module
+        for name, module in model.named_modules()
+        if getattr(module, "gradient_checkpointing", False)
+        or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
+    ]
+    holders = {id(holder): holder for module in active for holder in (module, getattr(module, "config", module))}
+    rates = [
+        (holder, name, rate)
+        for holder in holders.values()
+        for name, rate in vars(holder).items()
+        if "drop" in name and isinstance(rate, float)
+    ]
+    try:
+        for module in active:
+            module.training = True
+        for holder, name, _ in rates:
+            setattr(holder, name, 0.0)
+        yield
+    finally:
+        for holder, name, rate in rates:
+            setattr(holder, name, rate)
+        model.train(before)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
@@ -24,7 +25,6 @@ from trailnotes.rollout.tips import complete_requests
 from trailnotes.runs.evaluation import EPISODE_KEYS
 from trailnotes.runs.panels import PanelResult, build_eval_config, build_panel_result, write_evaluation, write_table
 from trailnotes.runs.usage import ENDPOINT_COST, USAGE_FIELDS, Usage
-from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, find_free_path, read_jsonl, split_after
 from trailnotes.storage.records import (
     completion_from_json,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.config.model_schema import OPENAI_PREFIX, LoraConfig, require_model_name
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.conversation import parse_listed_actions
 from trailnotes.runs.directory import load_run_config
-from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.types import Message, StrPath
 

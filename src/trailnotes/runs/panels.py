@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import has_other_env_code, load_identity, load_panel
 from trailnotes.errors import ConfigError
@@ -25,7 +26,6 @@ from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import OnTrajectory, run_groups
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.usage import build_usage_columns
-from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory

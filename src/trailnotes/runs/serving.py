@@ -11,14 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import PolicyError
 from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Session
-from trailnotes.memory.sessions import record_attempt, report_attempt
 from trailnotes.rollout.episode import run_episode
 from trailnotes.rollout.tips import write_tips
-from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, TrajectoryGroup
@@ -142,8 +141,8 @@ class OpenGateway:
 
 def _report(memory: TipMemory, episode: Trajectory) -> None:
     shown = {tip.id: tip for step in episode.steps for tip in step.tips}
-    attempt = record_attempt(memory, episode.task.id, [*shown.values()])
-    report_attempt(memory, attempt, episode.score, max_score=episode.max_score, success=episode.success)
+    attempt = memory.record_attempt(episode.task.id, [*shown.values()])
+    memory.report_attempt(attempt, episode.score, max_score=episode.max_score, success=episode.success)
 
 
 async def serve_agents(

@@ -51,7 +51,7 @@ def _show(args: Namespace) -> None:
     with open_store(args.place) as store:
         tip, written = require_tip(store, args.id), store.sequence
         (readers,) = store.load_reader_stats(args.id).values()
-        mark, joined = store.load_retirements(args.id).get(args.id), store.find_merged_tips(args.id)
+        mark = store.load_retirements(args.id).get(args.id)
     lines = [(name, str(value)) for name, value in asdict(tip).items()]
     if readers.shown:
         mean = readers.earned / readers.shown
@@ -66,8 +66,6 @@ def _show(args: Namespace) -> None:
     if mark is not None:
         when = f"at write {mark.write} of {written}{f' on {mark.on}' * bool(mark.on)}"
         lines.append(("retired", f"{mark.rule} ({mark.by}), {when}"))
-    if joined:
-        lines.append(("merged", f"with it: tip {', tip '.join(map(str, joined))}"))
     lines += [("read by", line) for line in _iter_episode_lines(args.place, tip)]
     for name, text in lines:
         print(escape_unprintable(f"{name:<10} {text}"))

@@ -63,7 +63,7 @@ def split_model(model: Any) -> ModelParts | None:
     try:
         ids = torch.randint(inner.get_input_embeddings().num_embeddings, (2, 8), generator=generator).to(inner.device)
         scaled = head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE)
-        with scaled, switch_mode(inner), torch.no_grad():
+        with scaled, evaluation_mode(inner), torch.no_grad():
             expected = inner(input_ids=ids, use_cache=False).logits.float()
             logits = head(body(input_ids=ids, use_cache=False).last_hidden_state).float()
         tolerance = (1e-4 if head.weight.dtype == torch.float32 else 2e-2) * expected.abs().max().clamp(min=1.0)
@@ -74,9 +74,9 @@ def split_model(model: Any) -> ModelParts | None:
 
 
 @contextmanager
-def switch_mode(model: nn.Module, training: bool = False) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     before = model.training
-    model.train(training)
+    model.eval()
     try:
         yield
     finally:
@@ -359,14 +359,12 @@ class SlotDecoder(Decoder):
         is_span = idle * width <= max(len(rows), MIN_PADDING // 4)
         batch = list(range(low, high)) if is_span else sorted(slots)
         place = {slot: index for index, slot in enumerate(batch)}
-        ids = np.zeros((len(batch), width), dtype=np.int64)
+        ids, last = np.zeros((len(batch), width), dtype=np.int64), np.zeros(len(batch), dtype=np.int64)
         starts = np.array([len(self._ids.get(slot, ())) for slot in batch], dtype=np.int64)
-        last = np.zeros(len(batch), dtype=np.int64)
         for slot, new in rows:
             ids[place[slot], : len(new)] = new
             last[place[slot]] = len(new) - 1
-        position_ids = self._prepare_cache(batch, is_span, starts, width)
-        cache = self.cache
+        position_ids, cache = self._prepare_cache(batch, is_span, starts, width), self.cache
         length = cache.capacity if self.gapless and width == 1 else max(len(self._ids[slot]) for slot in slots) + width
         cache.access = replace(cache.access, length=length)
         masks = {kind: self._build_mask(position_ids, length, window) for kind, window in self.windows.items()}
@@ -421,7 +419,7 @@ def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True
         windows = get_attention_windows(model.config, context_length)
         decoder = SlotDecoder(network, context_length, windows, shared_prompts=shared_prompts, own_attention=own)
         _validate_decoder(decoder)
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
         logger.warning("no cache is kept between turns, each token recomputes its context: %r", error)
         return RecomputeDecoder(network)
     return decoder
@@ -429,6 +427,10 @@ def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True
 
 def get_attention_windows(config: Any, context_length: int) -> Windows:
     """List the kinds of attention layers and their windows. Raises `ValueError` for a model with other layers."""
+    # A chunk of Llama 4 begins anew, so it is no sliding window, though transformers caches it as one.
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if others := kinds - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"the model has layers of {', '.join(sorted(others))}")
     windows: dict[str, int] = {}
     for layer in DynamicCache(config=config).layers:
         if type(layer) is DynamicLayer:
@@ -443,21 +445,19 @@ def get_attention_windows(config: Any, context_length: int) -> Windows:
 
 def _validate_decoder(decoder: SlotDecoder) -> None:
     """Raise `ValueError` if passes over the cache do not give what passes without it give."""
-    network = decoder.network
-    size = network.model.get_input_embeddings().num_embeddings
+    network, size = decoder.network, decoder.network.model.get_input_embeddings().num_embeddings
     ids = [(7 * index + 3) % size for index in range(min(9, decoder.context_length))]
     first, second = decoder.acquire(), decoder.acquire()
     decoder.extend([(first, ids[:2]), (second, ids[1:6])])
     logits = decoder.extend([(first, ids[2:6]), (second, ids[6:])])
-    decoder.release(first)
-    decoder.release(second)
+    for slot in (first, second):
+        decoder.release(slot)
     network.model.eval()
     for got, expected in zip(logits, (ids[:6], ids[1:]), strict=True):
         with torch.inference_mode():  # by the plainest call there is
             want = network.model(torch.tensor([expected], device=network.model.device), use_cache=False).logits[0, -1]
         tolerance = 1e-3 if want.dtype == torch.float32 else 0.1
-        want = want.float()
-        if not bool((got.float() - want).norm() <= tolerance * (want - want.mean()).norm()):
+        if not bool((got.float() - want.float()).norm() <= tolerance * (want.float() - want.float().mean()).norm()):
             raise ValueError("a forward pass over its cache differs from one without")
 
 
