@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-from trailnotes.envs import check_env, list_env_tasks, make_env
-from trailnotes.envs.check import ODD_ACTIONS
+from trailnotes.envs import check_env
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.scienceworld.client import (
     GoldPathFinder,
-    ScienceWorldClient,
-    Solution,
 )
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
 from trailnotes_worlds.scienceworld.game import FaultTolerantGame
@@ -112,47 +109,6 @@ def test_a_wrong_focus_ends_the_episode_by_each_convention(game: FaultTolerantGa
     assert rewards == {"raw": (-108.0, -100.0), "floor0": (-8.0, 0.0), "last_positive": (0.0, 8.0)}
 
 
-def test_success_above_70_is_judged_at_the_end_however_it_comes(
-    game: FaultTolerantGame, solutions: GoldPathFinder
-) -> None:
-    path = solutions.find_solution("boil", 1).actions
-    scores = [o.score for o in played(env_with(game, max_steps=1000), task_of("boil", 1), path)]
-    enough = next(place for place, score in enumerate(scores) if 70 < score < 100)
-    ends = {}
-    for success in ("complete", "above70"):
-        observations = played(env_with(game, success=success, max_steps=enough), task_of("boil", 1), path)
-        assert observations[-1].truncated
-        assert not observations[-2].success
-        ends[success] = observations[-1].success
-    assert ends == {"complete": False, "above70": True}
-
-
-def test_own_step_limit_counts_what_the_simulator_takes_for_free(game: FaultTolerantGame) -> None:
-    env = env_with(game, max_steps=3)
-    seen = played(env, task_of(), ["inventory", "nonsense", "look around", "look around"])
-    assert [(o.truncated, o.terminated, o.info["moves"]) for o in seen] == [(False, False, 0)] * 3 + [(True, False, 0)]
-    assert len(played(env, task_of(max_steps=1), ["inventory"] * 3)) == 2
-
-
-def test_a_step_needs_an_episode() -> None:
-    env = ScienceWorldEnv()
-    with pytest.raises(EnvError, match="call reset before step"):
-        env.step("look around")
-    env.close()
-    env.close()
-
-
-def test_whatever_is_said_is_answered(game: FaultTolerantGame) -> None:
-    env = env_with(game)
-    for action in (*ODD_ACTIONS.values(), "focus on air\nfocus on air", "\\n", "c\nt\nshutdown\ne\n", "x" * 20_000):
-        env.reset(task_of("boil"))
-        assert env.step(action).text
-        assert env.step("look around").text.startswith("This room is called the hallway.")
-    env.reset(task_of())
-    assert env.step("").text == env.step("öffne die Tür").text == env.step("\ud800").text == UNKNOWN
-    assert env.step("  LOOK   around. ").text.startswith("This room is called the hallway.")
-
-
 def test_a_question_is_answered_by_number_or_in_words_and_dropped_by_all_else(game: FaultTolerantGame) -> None:
     env = env_with(game, max_steps=100)
     said = {}
@@ -188,24 +144,6 @@ def test_actions_are_offered_as_asked_and_asking_changes_nothing(game: FaultTole
     assert not any("OBJ" in action or "\n" in action for action in valid)
 
 
-def test_a_list_in_parts_is_the_list_element_by_element(game: FaultTolerantGame) -> None:
-    env_with(game).reset(task_of("boil"))
-
-    def one_by_one(client: ScienceWorldClient) -> tuple[Any, ...]:
-        listed = client.simulator.call("getValidActionObjectCombinations")
-        num = client.simulator.call("size", of=listed)  # type: ignore[arg-type]
-        assert isinstance(num, int)
-        return tuple(client.simulator.call("get", place, of=listed) for place in range(num))  # type: ignore[arg-type]
-
-    assert game.query(ScienceWorldClient.valid_actions) == game.query(one_by_one)
-
-
-def test_no_action_is_offered_after_the_end(game: FaultTolerantGame) -> None:
-    for offer in ("templates", "valid"):
-        last = played(env_with(game, actions=offer), task_of("find-living-thing"), ["focus on air"])[-1]
-        assert last.actions == ()
-
-
 def test_corrections_replace_what_is_not_admissible_and_say_so(game: FaultTolerantGame) -> None:
     said = {}
     for mode in ("exact", "jaccard", "ordered"):
@@ -219,16 +157,6 @@ def test_corrections_replace_what_is_not_admissible_and_say_so(game: FaultTolera
 
 
 # ---------------------------------------------------------------------------------------------- tasks and options
-
-
-def test_options_of_the_task_come_first(game: FaultTolerantGame) -> None:
-    env = env_with(game, task="boil", variation=3, simplification="none")
-    bare = Task("scienceworld/x", "scienceworld")
-    assert "boil" in (env.reset(bare).instruction or "")
-    assert env.step("teleport to kitchen").text == UNKNOWN
-    first = env.reset(task_of("4-2", simplification=["teleportAction"]))
-    assert "non-living" in (first.instruction or "")
-    assert env.step("teleport to kitchen").text == "You teleport to the kitchen."
 
 
 @pytest.mark.parametrize(
@@ -250,59 +178,6 @@ def test_what_a_task_cannot_ask_for_is_refused_before_anything_runs(options: dic
     env = ScienceWorldEnv(java="/bin/false")  # no simulator may be needed for this
     with pytest.raises(ConfigError, match=words):
         env.reset(task_of(**options) if "task" not in options else Task("x", "scienceworld", options=options))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"score": "rwa"}, "score = 'rwa' is unknown: use 'raw' or 'floor0'"),
-        ({"success": "always"}, "success = 'always' is unknown: use 'complete' or 'above70'"),
-        ({"actions": True}, "env.options.actions = True must be a text"),
-        ({"action_correction": "jacard"}, "action_correction = 'jacard' is unknown"),
-        ({"timeout": 0}, "timeout = 0 must be a number"),
-        ({"timeout": float("nan")}, "timeout = nan must be a number"),
-        ({"max_restarts": -1}, "max_restarts = -1 must be a whole number, 0 or more"),
-        ({"max_steps": 2.5}, "max_steps = 2.5 must be a whole number"),
-        ({"examples": True}, "examples = True must be a whole number"),
-        ({"task": "nothing"}, "unknown ScienceWorld task 'nothing'"),
-        ({"java": "/no/java"}, "env.options.java = '/no/java' is not a program"),
-        ({"max_step": 3}, "no such option; did you mean max_steps"),
-    ],
-)
-def test_impossible_options_are_refused_when_the_environment_is_made(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        make_env("scienceworld", **options)
-
-
-def test_tasks_take_their_own_options_and_leave_those_of_the_environment() -> None:
-    options = {"task": ["boil", FIND], "num_train": 2, "max_steps": 7, "score": "floor0"}
-    tasks = list_env_tasks("scienceworld", "train", options)
-    assert [task.id for task in tasks] == [f"scienceworld/{name}/{i}" for name in ("boil", FIND) for i in (0, 1)]
-    assert make_env("scienceworld", **options)
-
-
-# ---------------------------------------------------------------------------------------------- solutions
-
-
-def test_worked_examples_are_solutions_of_other_variations(
-    game: FaultTolerantGame, solutions: GoldPathFinder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trailnotes_worlds.scienceworld.env.GOLD_PATH_FINDER", solutions)
-    monkeypatch.setattr(solutions, "close", lambda: None)
-    first = env_with(game, examples=2).reset(task_of(FIND, 0))
-    examples = (first.briefing or {})["examples"]
-    wanted: list[Solution] = [solutions.find_solution(FIND, variation) for variation in (1, 2)]
-    assert [example["instruction"] for example in examples] == [solution.task_description for solution in wanted]
-    assert [[did for _, did in example["turns"]] for example in examples] == [list(s.actions) for s in wanted]
-
-
-def test_a_gold_path_is_known_after_its_simulator_has_ended(solutions: GoldPathFinder) -> None:
-    path = solutions.find_solution("4-2", 1).actions
-    assert path[-1].startswith("move ")
-    solutions.close()
-    solutions.close()
-    assert solutions._client is None
-    assert solutions.find_solution(FIND, 1).actions == path  # known by now
 
 
 # ---------------------------------------------------------------------------------------------- conformance

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
@@ -19,8 +18,7 @@ from trailnotes.config.schema import EnvConfig
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.java.simulator import SimulatorLostError, find_java
-from trailnotes_worlds.scienceworld.client import ScienceWorldClient, ScienceWorldSimulator, StepResult
+from trailnotes_worlds.scienceworld.client import ScienceWorldClient
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
 from trailnotes_worlds.scienceworld.game import FaultTolerantGame
 
@@ -81,20 +79,6 @@ def test_an_episode_goes_on_after_its_simulator_was_killed(
     assert [without_restarts(o) for o in again] == [without_restarts(o) for o in undisturbed]
 
 
-def test_an_episode_goes_on_after_its_simulator_was_stopped(
-    env: ScienceWorldEnv, undisturbed: list[Observation]
-) -> None:
-    env.reset(TASK)
-    stopped, client = pid_of(env), env._game._client
-    assert client is not None
-    client.simulator._gateway.set_timeout(0.5)
-    os.kill(stopped, signal.SIGSTOP)
-    after = env.step(ACTIONS[0])
-    assert after.info["restarts"] == 1
-    assert without_restarts(after) == without_restarts(undisturbed[1])
-    assert gone(stopped)
-
-
 def test_a_replay_lists_the_admissible_actions_as_often_as_they_were_listed(env: ScienceWorldEnv) -> None:
     game = env._game
 
@@ -140,56 +124,6 @@ def test_an_interrupted_call_is_not_answered_by_the_next_one(
 
 def _no_client(*_: object, **_settings: object) -> ScienceWorldClient:
     raise EnvError("a second process is not needed to see that it is asked for")
-
-
-class Flaky:
-    """A client whose answers come from a list; None is a death."""
-
-    def __init__(self, *answers: str | None) -> None:
-        self.alive, self.answers = True, list(answers)
-
-    def load(self, *_: object) -> None: ...
-
-    def step(self, action: str) -> StepResult:
-        answer = self.answers.pop(0)
-        if answer is None:
-            self.alive = False
-            raise SimulatorLostError("ScienceWorld's Java was lost: it died of SIGKILL")
-        return StepResult(answer, 0.0, completed=False, moves=0)
-
-    def close(self) -> None:
-        self.alive = False
-
-
-def flaky_game(monkeypatch: pytest.MonkeyPatch, max_restarts: int, *clients: Flaky) -> FaultTolerantGame:
-    waiting = list(clients)
-    monkeypatch.setattr(
-        "trailnotes_worlds.scienceworld.game.ScienceWorldClient", lambda *_, **_settings: waiting.pop(0)
-    )
-    return FaultTolerantGame(max_restarts=max_restarts)
-
-
-def test_restarts_are_counted_by_episode_and_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    game = flaky_game(
-        monkeypatch, 2, Flaky("a", None), Flaky(None), Flaky("a", "b", "a", None), Flaky("a", None), Flaky("a", None)
-    )
-    game.begin("boil", 0, "")
-    assert game.step("x").text == "b"  # it died in the step, then again while it was replayed
-    assert game.restarts == 2
-    game.begin("boil", 0, "")
-    assert game.restarts == 0
-    with pytest.raises(EnvError, match=r"it died of SIGKILL \(in 3 simulators, after 1 actions of \('boil', 0, ''\)\)"):
-        game.step("x")
-
-
-def test_a_replay_that_differs_is_an_error_that_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    game = flaky_game(monkeypatch, 2, Flaky("a", "b", None), Flaky("a", "c"))
-    game.begin("boil", 0, "")
-    game.step("x")
-    with pytest.raises(EnvError, match=r"differs from the lost one at action 1 \('x'\) .*: 'c' is not 'b'"):
-        game.step("y")
-    with pytest.raises(EnvError, match="call reset before step"):
-        game.step("z")
 
 
 # ---------------------------------------------------------------------------------------------- no process is left
@@ -246,19 +180,6 @@ def children_of(parent: int, word: str) -> list[int]:
     return [pid for pid in pids if word in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
-def test_a_simulator_nobody_holds_any_more_is_ended(tmp_path: Path) -> None:
-    """It also writes no file at all: the system would refuse it, as a full disk does."""
-    java = tmp_path / "java"
-    java.write_text(f'#!/bin/sh\nulimit -f 0\nexport TMPDIR=/no/such/folder\nexec {find_java()} "$@"\n')
-    java.chmod(0o755)
-    simulator = ScienceWorldSimulator(str(java), timeout=240.0)
-    pid = simulator.pid
-    simulator.call("load", "boil", 0, "", False)
-    assert str(simulator.call("step", "look around")).startswith("This room is called")
-    del simulator
-    assert gone(pid)
-
-
 # -- many games in one Java
 
 
@@ -280,36 +201,3 @@ def test_games_of_one_process_know_nothing_of_each_other() -> None:
         assert alone.valid_actions() == listed[i]
         alone.close()
         game.close()
-
-
-def test_a_full_process_is_followed_by_another_and_an_empty_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes_worlds.scienceworld.client.GAMES", 2)
-    timeout = 29.0  # no other test shares these
-    first, second, third = (ScienceWorldClient(timeout=timeout, shared=True) for _ in range(3))
-    assert first.simulator is second.simulator is not third.simulator
-    pids = first.simulator.pid, third.simulator.pid
-    first.close()
-    first.close()
-    assert not first.alive
-    assert second.alive
-    assert ScienceWorldClient(timeout=timeout, shared=True).simulator is second.simulator
-    third.close()
-    assert gone(pids[1])
-    second.close()
-    gc.collect()  # the one that nobody closed
-    assert gone(pids[0])
-
-
-def test_all_games_of_a_lost_process_go_on_in_a_new_one() -> None:
-    envs = [ScienceWorldEnv(timeout=28.0) for _ in range(3)]
-    for env in envs:
-        env.reset(TASK)
-    wanted = [envs[0].step(action) for action in ACTIONS]
-    os.kill(pid_of(envs[1]), signal.SIGKILL)
-    for env, restarts in zip(envs[1:], (1, None), strict=True):  # the last finds its process gone before it calls
-        first, *others = [env.step(action) for action in ACTIONS]
-        assert (first.text, first.info.get("restarts")) == (wanted[0].text, restarts)
-        assert others == wanted[1:]
-    assert pid_of(envs[1]) == pid_of(envs[2])
-    for env in envs:
-        env.close()

@@ -76,21 +76,6 @@ class Builds(vf.Taskset[Build, vf.TasksetConfig]):
 
 __all__ = ["Builds"]
 """
-FLAKY = """
-import verifiers.v1 as vf
-
-class Questions(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):
-    failed = False
-
-    def load(self):
-        for n in range(10):
-            if n == 4 and not Questions.failed:
-                Questions.failed = True
-                raise OSError("the network")
-            yield vf.Task[vf.TaskData](vf.TaskData(prompt=f"question {n}"))
-
-__all__ = ["Questions"]
-"""
 PLAY = """
 import functools, json
 from trailnotes.envs import check_env, list_env_tasks, make_env
@@ -131,9 +116,6 @@ found["machine"] = said(VerifiersEnv(taskset="machine").reset, VerifiersEnv.task
 found["nothing"] = said(VerifiersEnv.tasks, "train", taskset="no_such_taskset")
 found["few"] = said(VerifiersEnv.tasks, "train", taskset="capitals", config={"countries": 2})
 found["config"] = said(VerifiersEnv.tasks, "train", taskset="capitals", config={"depth": 2})
-found["flaky"] = said(VerifiersEnv.tasks, "test", taskset="flaky")
-found["after"] = [len(VerifiersEnv.tasks(split, taskset="flaky", num_train=6, num_validation=2, num_test=2))
-                  for split in ("test", "validation", "train")]
 print(json.dumps(found))
 """
 
@@ -141,7 +123,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("tasksets")
-    for name, source in {"guess": GUESS, "machine": MACHINE, "flaky": FLAKY}.items():
+    for name, source in {"guess": GUESS, "machine": MACHINE}.items():
         (folder / f"{name}.py").write_text(source)
     places = (ROOT / "src", ROOT / "examples", folder)
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
@@ -189,11 +171,6 @@ def test_no_task_is_on_two_sides(found: dict[str, Any]) -> None:
     }
     # of an infinite task set with seven different games all are the test's
     assert [len(found["splits guess"][split]) for split in ("test", "validation", "train")] == [7, 0, 0]
-
-
-def test_a_task_set_that_failed_once_is_loaded_whole_at_the_next_call(found: dict[str, Any]) -> None:
-    assert "cannot be loaded: OSError: the network" in found["flaky"]
-    assert found["after"] == [2, 2, 6]
 
 
 def test_what_cannot_be_played_says_why(found: dict[str, Any]) -> None:
