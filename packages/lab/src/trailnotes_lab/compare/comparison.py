@@ -35,7 +35,6 @@ SPEC_FILE = "compare.toml"
 
 
 def comparison_directory(spec: ComparisonSpec, out: StrPath | None) -> Path:
-    """Get the directory of a comparison."""
     return Path(out) if out else Path("runs/compare") / slugify(spec.compare.name)
 
 

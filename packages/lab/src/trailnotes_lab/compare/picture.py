@@ -39,11 +39,7 @@ class PlotRow:
 
 
 def draw_summary(summary: Summary, path: Path) -> None:
-    """Draw curves and final figures of the main panel, and below them each panel of other games.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Draw curves and final figures of the main panel, and below them each panel of other games."""
     plt = load_pyplot()
     others = [panel for panel in summary.panels if not panel.same_games and any(line.by_seed for line in panel.lines)]
     rows = [_make_main_row(summary), *map(_make_panel_row, others)]

@@ -33,7 +33,6 @@ LEGEND: Final = {
 
 
 def estimate_pooled_mean(values: Values, families: Mapping[str, str], metric: str) -> Estimate:
-    """Estimate the mean over seeds, families and games with both intervals; arguments as for `crossed.estimate`."""
     bounds = RATE_BOUNDS if metric == "success" else None  # no bounds of a return hold for every environment
     return crossed.estimate(values, families, bounds)
 
@@ -96,5 +95,4 @@ def estimate_paired_difference(
 
 
 def find_steps_to_threshold(curve: Sequence[tuple[float, float]], threshold: float) -> float | None:
-    """Find the environment steps at which a curve first reaches the threshold; None if it never does."""
     return next((x for x, y in curve if y >= threshold), None)

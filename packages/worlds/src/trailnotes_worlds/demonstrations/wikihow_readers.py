@@ -66,7 +66,6 @@ class Reader:
             observation = yield self.choose_action(observation)
 
     def hasty(self, first: Observation) -> Script:
-        """Take some random actions, and stop before the end or at it."""
         return self.start_hastily(first, self.rng.randint(2, 4))
 
     def start_hastily(self, first: Observation, num: int) -> Script:
@@ -79,7 +78,6 @@ class Reader:
             observation = yield self.rng.choice(offers) if at_random else self.choose_action(observation)
 
     def choose_action(self, observation: Observation) -> str:
-        """Choose the action that the instruction asks for on this screen."""
         wanted = observation.info.get("instruction", "")
         if not wanted:
             place = self._find_element(lambda view: view.target == SEARCH_TAP)
@@ -119,14 +117,7 @@ class DecisionPoint:
 
 
 class Adviser:
-    """Maker of demonstrations of single steps.
-
-    Args:
-        env: of the episodes.
-        config: `rollout` and `rememberer`: wording and length of a prompt.
-        count_tokens: of the tokenizer.
-        rng: of all draws.
-    """
+    """Maker of demonstrations of single steps."""
 
     def __init__(self, env: WikiHowEnv, config: Config, count_tokens: Callable[[str], int], rng: random.Random) -> None:
         self.env, self.config, self.count_tokens, self.rng = env, config, count_tokens, rng

@@ -56,7 +56,6 @@ class ShopRules:
 
     @property
     def brackets(self) -> Brackets:
-        """Rule for square brackets in product text."""
         return "round" if self.compat == "fixed" else "markers"
 
 
@@ -103,13 +102,7 @@ class Shop:
     def list_elements(
         self, state: ShopState, instruction: str = "", score: float | None = None
     ) -> tuple[PageElement, ...]:
-        """List the elements of a page, from the top down.
-
-        Args:
-            state: of the visit.
-            instruction: shown unless it is "".
-            score: of the purchase; shown on the last page with compat "original" only.
-        """
+        """List the elements of a page, from the top down."""
         told = [PageElement("text", "Instruction:"), PageElement("text", instruction)] if instruction else []
         if state.page == "search":
             return (PageElement("text", "WebShop"), *told, PageElement("button", SEARCH))
@@ -127,7 +120,6 @@ class Shop:
         return tuple(dict.fromkeys(f"click[{part.target}]" for part in ordered))
 
     def can_search(self, state: ShopState) -> bool:
-        """Whether ``search[...]`` does something on the page of `state`."""
         return self._original or state.page == "search"
 
     def results(self, state: ShopState) -> tuple[str, ...]:
@@ -136,7 +128,6 @@ class Shop:
         return page[: self.rules.products_shown] if self.rules.products_shown else page
 
     def num_found(self, state: ShopState) -> int:
-        """Count the products that the search of `state` has found, on all pages."""
         return len(self._found(state.query))
 
     def step(self, state: ShopState, action: str) -> ShopTransition:

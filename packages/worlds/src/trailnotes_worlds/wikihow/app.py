@@ -75,7 +75,6 @@ class AppState:
 
     @property
     def page(self) -> PagePosition:
-        """Page on the screen now."""
         return self.history[-1]
 
 
@@ -108,7 +107,6 @@ class WikiHowApp:
         return layout
 
     def can_scroll(self, state: AppState, direction: str) -> bool:
-        """Return whether the page continues in a direction."""
         return not self._scroll(state, direction).refused
 
     def step(self, state: AppState, action: Action) -> AppTransition:
@@ -210,7 +208,6 @@ def _build_toolbar(state: AppState, layout: Layout) -> Iterator[View]:
 
 
 def render_html(listed: Sequence[Leaf], most: int) -> str:
-    """Render REMEMBERER's lines of HTML, one for each leaf; of a text the first `most` characters."""
     return "\n".join(render_lines(listed, most))
 
 

@@ -49,11 +49,7 @@ class ParsedPage(NamedTuple):
 
 
 def read_html(path: Path) -> str:
-    """Read the HTML of a file: the body of an HTTP response, or plain HTML; either may be gzipped.
-
-    Raises:
-        ConfigError: the file is unreadable or cut off, or holds an error response.
-    """
+    """Read the HTML of a file: the body of an HTTP response, or plain HTML; either may be gzipped."""
     try:
         content = path.read_bytes()
         if content.startswith(b"HTTP/"):
@@ -68,11 +64,7 @@ def read_html(path: Path) -> str:
 
 
 def parse_page(html: str) -> ParsedPage:
-    """Parse a page's HTML, valid or not.
-
-    Raises:
-        ConfigError: it is beyond the parser.
-    """
+    """Parse a page's HTML, valid or not."""
     reader = _PageParser()
     try:
         reader.feed(html)
@@ -169,7 +161,6 @@ def parse_doc_id(name: str) -> str:
 
 
 def make_name(path: str) -> str:
-    """Make a name from a path, for pages without one."""
     return unquote(path.rpartition("/")[2].removeprefix("Category:")).replace("-", " ")
 
 

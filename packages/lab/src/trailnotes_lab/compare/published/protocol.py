@@ -89,7 +89,6 @@ def _collect_variations(tasks: Iterable[Task], row: str) -> set[str]:
 
 
 def describe_protocol(evaluations: Sequence[Evaluation], panel: Collection[str]) -> str:
-    """Describe the protocol of a column in one line."""
     played = [(e, task) for e in evaluations for task in e.tasks if task in panel]
     facts = [extract_facts(e, task) for e, task in played]
     tested = {len({episode.task.id for episode in e.get_episodes(task)}) for e, task in played}
