@@ -175,13 +175,9 @@ def render_summary_markdown(summary: Summary) -> str:
 
 def print_summary(summary: Summary) -> None:
     for title, table in _build_tables(summary):
-        print_table(title, table, _rank_columns(table))
+        trials = [name for name in table[0] if name.startswith("trial ")]
+        print_table(title, table, [*trials[1:-1], *LEAST_COLUMNS])
     print_text(_build_legend(summary))
-
-
-def _rank_columns(table: Table) -> list[str]:
-    trials = [name for name in table[0] if name.startswith("trial ")]
-    return [*trials[1:-1], *LEAST_COLUMNS]
 
 
 def print_brief(summary: Summary) -> None:

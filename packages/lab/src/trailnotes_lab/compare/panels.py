@@ -64,9 +64,6 @@ class PanelSummary:
     def against(self) -> str:
         return "the same run without tips" if self.same_games else self.start
 
-    def get_final_mean(self, label: str) -> float | None:
-        return next((line.final.mean for line in self.lines if line.label == label and line.final), None)
-
 
 @dataclass(frozen=True, slots=True)
 class PanelOptions:

@@ -39,10 +39,6 @@ class RunStage:
         return panel_result_name(self.run.name, self.panel.name) if self.panel else self.run.name
 
     @property
-    def loads_initial_model(self) -> bool:
-        return self.name != EVAL_STAGE and not self.panel and not self.run.uses_prior_model
-
-    @property
     def settings(self) -> tuple[Path, Config]:
         return _settings_file(self.run, self.panel), (self.panel or self.run).config
 

@@ -145,7 +145,7 @@ def _summarise_method(
         best=pool(best),
         iqm=statistics.compute_iqm(final, families) if final else None,
         difference=statistics.estimate_paired_difference(final, baseline, families, metric) if compared else None,
-        reached=tuple(statistics.find_steps_to_threshold(r.curve, question.threshold) for r in results if r.trains),
+        reached=tuple(next((x for x, y in r.curve if y >= question.threshold), None) for r in results if r.trains),
         costs=_average_costs(results),
         missing={seed: why for (name, seed), why in question.missing.items() if name == label},
         one_return=pool(first_returns, "return"),

@@ -87,10 +87,6 @@ class EpisodeRow(NamedTuple):
     tip_ids: frozenset[int] = frozenset()
     last_action: str = ""
 
-    @property
-    def has_failed(self) -> bool:
-        return self.outcome in {"error", DAMAGED}
-
 
 def parse_episode_row(number: int, offset: int, line: bytes) -> EpisodeRow:
     """Parse a line of trajectories.jsonl; one of a damaged line has the outcome `DAMAGED` and nothing else."""
@@ -142,4 +138,6 @@ class EpisodeFilter:
 
 
 def list_group(rows: Iterable[EpisodeRow], task: str, iteration: int) -> list[EpisodeRow]:
-    return [row for row in rows if row.iteration == iteration and row.task == task and not row.has_failed]
+    return [
+        row for row in rows if row.iteration == iteration and row.task == task and row.outcome not in {"error", DAMAGED}
+    ]

@@ -23,6 +23,7 @@ from trailnotes.rollout.conversation import truncate
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Message
 from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script
+from trailnotes_worlds.wikihow.app import parse_action
 from trailnotes_worlds.wikihow.articles import ABOUT
 from trailnotes_worlds.wikihow.pages import REFERENCES_TAP, SEARCH_TAP
 from trailnotes_worlds.wikihow.protocols import extract_keywords
@@ -86,7 +87,8 @@ class Reader:
         place = self._find_element(partial(_is_named, wanted))
         if place is not None:
             return f"CLICK({place})"
-        return "SCROLL(DOWN)" if self.env.app.can_scroll(self.env.app_state, "DOWN") else "GOBACK"
+        further = self.env.app.step(self.env.app_state, parse_action("SCROLL(DOWN)"))
+        return "GOBACK" if further.refused else "SCROLL(DOWN)"
 
     def _find_element(self, fits: Callable[[View], bool]) -> int | None:
         listed = self.env.app.leaves(self.env.app_state)

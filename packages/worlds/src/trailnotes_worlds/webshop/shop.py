@@ -119,9 +119,6 @@ class Shop:
         ordered = [p for p in parts if p.kind != "option"] + [p for p in parts if p.kind == "option"]
         return tuple(dict.fromkeys(f"click[{part.target}]" for part in ordered))
 
-    def can_search(self, state: ShopState) -> bool:
-        return self._original or state.page == "search"
-
     def results(self, state: ShopState) -> tuple[str, ...]:
         first = (state.number - 1) * self.rules.products_per_page
         page = self._found(state.query)[first : first + self.rules.products_per_page]
@@ -144,7 +141,7 @@ class Shop:
             return self._click(state, argument)
         if name != "search":
             return ShopTransition(state, "neither search[...] nor click[...]")
-        if not self.can_search(state):
+        if not self._original and state.page != "search":
             return ShopTransition(state, "no search bar on this page")
         if not argument:
             return ShopTransition(state, "an empty search")

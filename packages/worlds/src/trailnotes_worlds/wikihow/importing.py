@@ -226,7 +226,8 @@ class _PageReader:
             raise ConfigError("its path comes twice")
         page = parse_page(read_html(path))
         if slug.startswith("Author/"):
-            return self._parse_author(slug, page)
+            name, articles = self._names.get(slug, make_name(slug)), _list_articles(page, slug)
+            return {"kind": "author", "name": name, "slug": slug, "bio": _find_intro(page), "articles": articles}
         if slug.startswith("Category:"):
             return self._parse_category(slug, page)
         return self._parse_article(slug, page)
@@ -257,10 +258,6 @@ class _PageReader:
             "references": page.texts["references"][:MAX_LISTED],
             "related": _list_articles(page, slug),
         }
-
-    def _parse_author(self, slug: str, page: ParsedPage) -> dict[str, Any]:
-        name, articles = self._names.get(slug, make_name(slug)), _list_articles(page, slug)
-        return {"kind": "author", "name": name, "slug": slug, "bio": _find_intro(page), "articles": articles}
 
     def _parse_category(self, slug: str, page: ParsedPage) -> dict[str, Any]:
         name, about = make_name(slug), _find_intro(page)

@@ -48,13 +48,6 @@ class Layout:
     clickable: bool = False  # the whole page reports itself as clickable
     has_menu: bool = False
 
-    def list_visible(self, offset: int) -> list[View]:
-        end = offset + PAGE_HEIGHT
-        return [item.view for item in self.items if item.top < end and item.top + item.height > offset]
-
-    def find_top(self, name: str) -> int:
-        return next((item.top for item in self.items if item.view.name == name), 0)
-
 
 class _ColumnBuilder:
     def __init__(self) -> None:
@@ -108,11 +101,18 @@ def make_search_path(query: str, start: int = 0) -> str:
 def build_article_page(library: Library, article: Article) -> Layout:
     column = _ColumnBuilder()
     column.add_row([View(TEXT, "Learn why people ", target=ABOUT), View(TEXT, "trust wikiHow", target=ABOUT)], 78)
-    column.add_row([*_iter_breadcrumb_views(library, article)] or [View(TEXT, " ")], 62)
+    crumbs = [
+        View(TEXT, name.upper(), target=_get_existing_path(library, category_path(name))) for name in article.categories
+    ]
+    column.add_row(_separate(crumbs, " »") or [View(TEXT, " ")], 62)
     title = article.display_title
     column.add(TEXT, title, 100 * _count_lines(title, 32), clickable=True)
     if article.authors:
-        column.add_row([View(TEXT, article.byline), View(TEXT, " "), *_iter_author_views(library, article)], 70)
+        authors = [
+            View(TEXT, name, target=_get_existing_path(library, author_path(name)), clickable=True)
+            for name in article.authors
+        ]
+        column.add_row([View(TEXT, article.byline), View(TEXT, " "), *_separate(authors, " and ")], 70)
     column.add_row([*_iter_date_views(article)] or [View(TEXT, " ")], 70)
     column.add(PLAIN_VIEW, article.intro, _compute_text_height(article.intro))
     for number, (heading, steps) in enumerate(article.methods, start=1):
@@ -132,18 +132,8 @@ def build_article_page(library: Library, article: Article) -> Layout:
     return column.build_layout(links_clickable=True, has_menu=True)
 
 
-def _iter_breadcrumb_views(library: Library, article: Article) -> Iterator[View]:
-    for number, name in enumerate(article.categories):
-        if number:
-            yield View(TEXT, " »")
-        yield View(TEXT, name.upper(), target=_get_existing_path(library, category_path(name)))
-
-
-def _iter_author_views(library: Library, article: Article) -> Iterator[View]:
-    for number, name in enumerate(article.authors):
-        if number:
-            yield View(TEXT, " and ")
-        yield View(TEXT, name, target=_get_existing_path(library, author_path(name)), clickable=True)
+def _separate(views: Sequence[View], text: str) -> list[View]:
+    return [part for view in views for part in (View(TEXT, text), view)][1:]
 
 
 def _iter_date_views(article: Article) -> Iterator[View]:
