@@ -10,7 +10,6 @@ from small import SETTINGS as SMALL
 from small import small_config
 from trailnotes.config.builtin import find_config
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import RunError
 from trailnotes.storage.files import read_jsonl
 from trailnotes_lab.commands.demo import SEEDS, build_demo_spec, run_demo
 from trailnotes_lab.compare import recompute
@@ -77,37 +76,6 @@ def test_three_panels_are_examined(finished_demo: Any) -> None:
     played = list(read_jsonl(out / "runs/empo2-0/panels/new/trajectories.jsonl"))
     assert {record["task"]["id"].split("/")[2] for record in played} == {"birch", "hazel"}
     assert [record["mode"] for record in played] == ["plain", "plain", "on_policy_tips", "on_policy_tips"]
-
-
-def test_once_more_runs_nothing_and_says_the_same(
-    finished_demo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out, summary = finished_demo
-    monkeypatch.setattr("trailnotes_lab.compare.running.StageProcess", None)
-    before = (out / "table.json").read_bytes()
-    assert play(path, out) == summary
-    assert (out / "table.json").read_bytes() == before
-    said = capsys.readouterr().out
-    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if line[:1] == "│"]
-    methods = ["start model", "GRPO", "EMPO²"]
-    assert [row[0] for row in cells] == [*methods, "start model", "EMPO²"], "results, then differences"
-    assert all(row[2] == "one seed" for row in cells)
-    assert "success on 2 games (waymarks-simulator, test)" in said
-    assert "Differences to GRPO" in said
-    assert "trained families, with tips, after 1 trial: start model " in said
-    assert "new families, trial by trial: start model " in said
-    assert all(str(out / name) in said for name in ("curves.png", "table.json", "story.txt"))
-    assert max(len(line) for line in said.splitlines() if "─" in line) <= 100
-
-
-def test_a_demo_of_other_settings_is_refused(finished_demo: Any) -> None:
-    path, out, _ = finished_demo
-    before = (out / "table.json").read_bytes()
-    with pytest.raises(
-        RunError, match=r"holds runs with other settings \(start-0: optim\.lr; grpo-0: optim\.lr; .*another --out"
-    ):
-        run_demo(out, config_path=path, seeds=[0], trials=1, new_trials=1, settings=[*SETTINGS, "--optim.lr", "0.5"])
-    assert (out / "table.json").read_bytes() == before
 
 
 # -- the plan

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import random
-import re
-from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import pytest
-from test_golden import RECORDED
 
 from trailnotes.config.builtin import BUILTIN
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
 from trailnotes.config.toml import load_config
-from trailnotes.envs.tasks import load_panel, select_unused, tasks_of
-from trailnotes.errors import ConfigError
+from trailnotes.envs.tasks import select_unused, tasks_of
 from trailnotes.rollout.conversation import quoted
 from trailnotes.types import Observation
-from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes.warmstart.demonstrations.episodes import Script, get_actions
 from trailnotes_worlds.demonstrations.scienceworld import (
     NUM_WANDERINGS,
     ROOMS,
-    RecordedGame,
-    ScienceWorldDemonstrator,
     load_recordings,
     parse_things,
     shorten_path,
@@ -37,7 +27,7 @@ from trailnotes_worlds.demonstrations.scienceworld_english import (
     format_attempt_tip,
     parse_listed_actions,
 )
-from trailnotes_worlds.scienceworld.tasks import get_simulator_split, resolve_tasks, scienceworld_tasks
+from trailnotes_worlds.scienceworld.tasks import get_simulator_split, resolve_tasks
 
 SMOLLM2 = BUILTIN / "configs/smollm2"
 
@@ -127,57 +117,6 @@ def test_actions_and_score_are_read_back_out_of_every_wording(actions: tuple[str
 )
 def test_a_tip_in_a_models_own_words_tells_what_it_lists(text: str, actions: tuple[str, ...]) -> None:
     assert parse_listed_actions(text) == actions
-
-
-@pytest.mark.parametrize("style", ["terse", "full"])
-def test_obedient_rows_do_what_the_tip_with_the_full_score_tells(style: str) -> None:
-    config = Config(
-        env=EnvConfig(name="scienceworld"),
-        rollout=RolloutConfig(style=style),
-        memory=MemoryConfig(top_k=3),
-        warmstart=WarmstartConfig(p_follow_tip=1.0),
-    )
-    made = load_demonstrator("scienceworld", config.rollout.style)(config, lambda text: len(text.split()), 0)
-    vars(made)["recordings"] = [RECORDED]  # in place of what the simulator would record
-    acted = set()
-    for demo in islice(made, 60):
-        if {1, 2} & demo.taught:  # not the rows that only write
-            done = tuple(m.content for i, m in enumerate(demo.messages) if i in demo.taught)
-            first = next(m.content for m in demo.messages if m.role == "user")
-            tips = re.findall(r'^- "(.*)"(?: \(score 100 of 100\)| 100 / 100)$', first, re.MULTILINE)
-            read = parse_listed_actions if style == "full" else lambda tip: tuple(tip.strip().split(" ; "))
-            assert [read(tip) for tip in tips] == [done]
-            acted.add(done)
-    assert acted == {tuple(get_actions(each)) for each in RECORDED.all_episodes}
-
-
-def test_apart_leaves_out_what_is_trained_or_examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the protocol calls its variations; and it is refused before the simulator records anything."""
-    asked: list[Config] = []
-
-    def recorded(config: Config) -> list[RecordedGame]:
-        asked.append(config)
-        return [
-            RecordedGame(None, (replace(RECORDED.wandered[0], task=task),))
-            for task in scienceworld_tasks("train", config.env.options["task"], protocol="simulator")
-        ]
-
-    monkeypatch.setattr("trailnotes_worlds.demonstrations.scienceworld.load_recordings", recorded)
-    env = EnvConfig(name="scienceworld", options={"task": "find-animal"})
-    both = RehearsalConfig(options={"task": ["find-animal", "find-plant"]})
-    config = Config(env=env, rehearsal=both, rollout=RolloutConfig(style="terse"))
-    made = ScienceWorldDemonstrator.build_held_out(config, lambda text: len(text.split()), 0)
-    trained = {(t.options["task"], t.options["variation"]) for t in tasks_of(config, "train") + load_panel(config)}
-    left = {(r.wandered[0].task.options["task"], r.wandered[0].task.options["variation"]) for r in made.recordings}
-    assert left
-    assert not left & trained
-    assert {name for name, _ in left} >= {"find-plant"}
-    asked.clear()
-    alone = config.model_copy(update={"rehearsal": RehearsalConfig(), "warmstart": WarmstartConfig(variations=3)})
-    monkeypatch.setattr(ScienceWorldDemonstrator, "choose_tasks", lambda _: tasks_of(config, "train")[:3])
-    with pytest.raises(ConfigError, match=r"every training game is trained on or evaluated.*rehearsal\.options"):
-        ScienceWorldDemonstrator.build_held_out(alone, lambda text: len(text.split()), 0)
-    assert not asked
 
 
 def test_the_start_model_is_shown_nothing_that_is_examined() -> None:

@@ -248,11 +248,3 @@ def test_another_meta_is_named(folder: Path, text: str, message: str) -> None:
     (folder / "meta.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
         SearchIndex.open(folder)
-
-
-def test_a_build_that_breaks_off_is_no_index(tmp_path: Path) -> None:
-    with IndexBuilder(tmp_path) as builder:
-        builder.add("a", "cup")
-    with pytest.raises(ConfigError, match="is no search index"):
-        SearchIndex.open(tmp_path)
-    assert not list(tmp_path.iterdir())

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from trailnotes.errors import ConfigError
-from trailnotes_worlds.webshop import importing
 from trailnotes_worlds.webshop.catalogue import Catalogue
 from trailnotes_worlds.webshop.importing import SourceFiles, import_catalogue
 from trailnotes_worlds.webshop.reading import read_entries
@@ -121,20 +120,6 @@ def test_what_is_no_product_is_counted_and_named(tmp_path: Path) -> None:
         (3, None, "not an object"),
         (4, "nan", "bad asin"),
     ]
-
-
-def test_an_interrupted_import_leaves_nothing(
-    files: SourceFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(importing, "finalize_catalogue", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            import_catalogue(tmp_path / "shop", files)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json"}
-    assert len(import_catalogue(tmp_path / "shop", files)) == 40
 
 
 # -- reading

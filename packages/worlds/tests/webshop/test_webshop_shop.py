@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shelves import DOZEN, LAMP, Shelves, product
+from shelves import DOZEN, Shelves, product
 from trailnotes_worlds.webshop.products import Review
 from trailnotes_worlds.webshop.shop import (
     MAX_ACTION_CHARS,
@@ -160,20 +160,6 @@ def test_some_words_are_commands_to_the_original_search() -> None:
     assert FIXED.num_found(walk(FIXED, "search[<q> mugs]")) == 0  # a word as any other, and in no title here
 
 
-def test_the_original_marks_what_its_url_holds() -> None:
-    lamp = replace(LAMP, title="lamp", options=(("color", ("brass", "größe")), ("shade", ("brass",))))
-    for compat, marked in (("original", ["brass", "brass"]), ("fixed", ["color: brass", "größe"])):
-        shop = Shop(Shelves((lamp,)), ShopRules(compat=compat))  # type: ignore[arg-type]
-        chosen = (("color", "brass"), ("size", "größe")) if compat == "original" else (("color", "brass"),)
-        state = ShopState("item", "lamp", asin=lamp.asin, options=chosen)
-        if compat == "fixed":
-            assert [p.text for p in shop.list_elements(state) if p.clicked] == marked[:1]
-            state = replace(state, options=(("color", "größe"),))
-            assert [p.text for p in shop.list_elements(state) if p.clicked] == marked[1:]
-        else:
-            assert [p.text for p in shop.list_elements(state) if p.clicked] == marked
-
-
 @given(st.text(alphabet="ab[] \n", max_size=12))
 def test_the_greedy_pattern_is_read_as_the_original_reads_it(action: str) -> None:
     match = re.match(r"(.+)\[(.+)\]", action)
@@ -203,6 +189,15 @@ def test_the_views_word_one_page_each_in_its_way() -> None:
     assert (
         render_text(FIXED.list_elements(ShopState(), "Find a mug"))
         == "WebShop [SEP] Instruction: [SEP] Find a mug [SEP] Search"
+    )
+    assert render_short(parts).startswith(
+        "color , blue * , rectangular ; size , small , large ; blue stoneware mug, 12 ounce ; price: $12.50 ; rating"
+    )
+    below = FIXED.step(state, "click[features]").state
+    assert render_short(FIXED.list_elements(below)) == "dishwasher safe ; made of clay"
+    found = Shop(DOZEN, ShopRules(products_per_page=2)).list_elements(walk(FIXED, "search[desk number]"))
+    assert render_short(found).startswith(
+        "page 1 (total results: 26) ; next > ; b0lamp0001 brass desk lamp $30.00 to $50.00 ; b0cup00000 cup number 0 "
     )
     results = walk(FIXED, "search[mug]")
     assert render_text_rich(FIXED.list_elements(results)) == (
@@ -264,21 +259,3 @@ def page(*actions: str) -> str:
         state, refused = SHOP.step(state, action)
         assert not refused
     return render_short(SHOP.list_elements(state))
-
-
-def test_results_are_told_in_one_line() -> None:
-    assert page() == "webshop"
-    found = page("search[desk number]")
-    assert found.startswith(
-        "page 1 (total results: 26) ; next > ; b0lamp0001 brass desk lamp $30.00 to $50.00 ; b0cup00000 cup number 0 "
-    )
-    assert "back" not in found
-    assert "next >" not in page("search[desk]")
-
-
-def test_a_product_is_told_with_its_options_and_what_was_chosen() -> None:
-    item = "color , blue{} , rectangular ; size , small , large ; blue stoneware mug, 12 ounce ; price: $12.50 ; rating"
-    opened = ("search[blue]", "click[b0mug00001]")
-    assert page(*opened).startswith(item.format(""))
-    assert page(*opened, "click[blue]").startswith(item.format(" *"))
-    assert page(*opened, "click[features]") == "dishwasher safe ; made of clay"
