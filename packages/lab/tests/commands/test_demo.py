@@ -45,9 +45,6 @@ def play(path: Path, out: Path) -> Summary:
     return run_demo(out, config_path=path, seeds=[0], trials=1, new_trials=1, settings=SETTINGS)
 
 
-# -- from end to end
-
-
 def test_the_table_is_as_promised(finished_demo: Any) -> None:
     _, out, _ = finished_demo
     lines = {line["label"]: line for line in json.loads((out / "table.json").read_text())["lines"]}
@@ -76,9 +73,6 @@ def test_three_panels_are_examined(finished_demo: Any) -> None:
     played = list(read_jsonl(out / "runs/empo2-0/panels/new/trajectories.jsonl"))
     assert {record["task"]["id"].split("/")[2] for record in played} == {"birch", "hazel"}
     assert [record["mode"] for record in played] == ["plain", "plain", "on_policy_tips", "on_policy_tips"]
-
-
-# -- the plan
 
 
 def test_the_plan_is_that_of_the_repository() -> None:

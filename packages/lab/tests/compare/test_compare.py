@@ -73,9 +73,6 @@ def grpo(seed: int = 0, task: str | Sequence[str] = "find-animal", **sections: A
     return a_config(task, seed, algorithm={"name": "grpo"}, **sections)
 
 
-# -- numbers
-
-
 def test_two_seeds_by_hand(tmp_path: Path) -> None:
     """Seed 0 has 100 on half of the variations and -100 on the others, seed 1 has 50 on all: mean of 0 and 50.
 
@@ -137,9 +134,6 @@ def data(comparison: Comparison) -> Any:
     return json.loads(to_json(comparison))
 
 
-# -- columns
-
-
 def test_the_page_names_models_protocols_costs_and_every_departure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,9 +149,6 @@ def test_the_page_names_models_protocols_costs_and_every_departure(
     assert Path("out/table.md").read_text(encoding="utf-8") == (GOLDEN / "published.md").read_text(encoding="utf-8")
     (first, *_) = json.loads(Path("out/table.json").read_text(encoding="utf-8"))["ours"]
     assert (first["average"], first["mean_of_present"]["num_tasks"], first["num_runs"]) == (None, 1, 3)
-
-
-# -- what is not comparable
 
 
 def remarks(comparison: Comparison) -> list[str]:
@@ -192,9 +183,6 @@ def test_each_departure_from_the_protocol_is_said(sections: dict[str, Any], said
 def test_a_table_imports_no_environment_of_a_run(tmp_path: Path) -> None:
     evaluated(tmp_path / "else", 1.0, config=grpo(0), trained=grpo(0, env={"name": "no_such:Env", "options": {}}))
     assert table(tmp_path / "else").columns[0].protocol.startswith("0 train variations")
-
-
-# -- faults
 
 
 def test_what_does_not_belong_into_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

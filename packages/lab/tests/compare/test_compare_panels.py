@@ -20,10 +20,7 @@ from trailnotes_lab.compare.comparison import _summarise_runs, run_comparison
 from trailnotes_lab.compare.expand import PlannedRun, expand_runs
 from trailnotes_lab.compare.page import print_brief, render_summary_markdown
 from trailnotes_lab.compare.spec import load_spec
-from trailnotes_lab.compare.stages import (
-    list_stages,
-    validate_unchanged_settings,
-)
+from trailnotes_lab.compare.stages import list_stages, validate_unchanged_settings
 from trailnotes_lab.compare.summary import Summary
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -75,9 +72,6 @@ def write_plan(path: Path, text: str = PLAN, base: Config | None = None) -> Path
 
 def planned(path: Path, out: Path) -> dict[str, PlannedRun]:
     return {run.name: run for run in expand_runs(load_spec(path), path, out)}
-
-
-# -- who plays which
 
 
 def test_each_model_plays_its_panels_after_the_training_with_an_empty_memory(
@@ -138,8 +132,6 @@ def test_what_cannot_be_examined_is_refused_before_anything_starts(text: str, me
         run_comparison(path, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
-
-# -- what is said of them, by hand
 
 GAMES = ("a/x/0", "a/x/1", "a/y/0", "a/y/1")
 

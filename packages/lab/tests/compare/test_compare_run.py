@@ -43,11 +43,7 @@ from trailnotes_lab.compare.picture import draw_summary
 from trailnotes_lab.compare.results import build_attempts, read_result, read_trial_records
 from trailnotes_lab.compare.spec import load_spec
 from trailnotes_lab.compare.stages import list_stages, list_unfinished_stages, validate_unchanged_settings
-from trailnotes_lab.compare.statistics import (
-    Difference,
-    estimate_paired_difference,
-    interquartile_mean,
-)
+from trailnotes_lab.compare.statistics import Difference, estimate_paired_difference, interquartile_mean
 from trailnotes_lab.compare.summary import MethodSummary, Summary, SummaryOptions, summarise
 
 ROOT = Path(__file__).parents[4]
@@ -83,9 +79,6 @@ def write_plan(path: Path, text: str = PLAN, base: Config | None = None) -> Path
 
 def planned(path: Path, out: Path = Path("out")) -> dict[str, Config]:
     return {run.name: run.config for run in expand_runs(load_spec(path), path, out)}
-
-
-# -- the plan
 
 
 def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path) -> None:
@@ -194,9 +187,6 @@ def test_each_ablation_of_the_repository_changes_something_else() -> None:
     assert len({str(change) for change in changes.values()}) == len(changes)
     shown = [config.algorithm.show_tips for config in settings.values()]
     assert {"other", "empty"} < {*shown}, "the controls: is it what tips say that matters?"
-
-
-# -- ready-made runs, by the code that makes them
 
 
 @pytest.fixture(scope="module")
@@ -343,9 +333,6 @@ def test_a_record_of_somebody_else_imports_nothing(
     assert Path("ran").exists()
 
 
-# -- several attempts
-
-
 def test_attempts_by_hand(tmp_path: Path) -> None:
     """Gate i opens in trial i, and the last one never; solved gates are played again in trial 2, the last."""
     adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2}, reflexion={"replay_last": True})
@@ -378,9 +365,6 @@ def test_several_attempts_never_stand_in_the_column_of_one(tmp_path: Path) -> No
     ]  # fmt: skip
     assert [row[4] == "-" for row in rows] == [True, False, True], "the IQM is of what it is judged by"
     assert "| naive | 0.250 | one seed |" in text
-
-
-# -- runs that fail
 
 
 RANDOM = """
@@ -427,8 +411,6 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
     assert (out / "compare.toml").read_text() == RANDOM
     assert load_config(out / "settings/naive-0.toml") == load_run_config(out / "runs/naive-0")
 
-
-# -- what may be said
 
 FAMILIES = {f"{family}{game}": family for family in "ab" for game in range(3)}
 
@@ -506,9 +488,6 @@ def test_differences_are_paired_by_seed_and_game() -> None:
     assert estimate_paired_difference({7: base[0]}, base, FAMILIES, "return") is None, "no seed in common"
 
 
-# -- how it is shown
-
-
 def a_line(label: str, **changes: Any) -> MethodSummary:
     own = Estimate(0.25, Interval(0.25, 0.2, 0.4), Interval(0.25, 0.1, 0.5))
     settings: dict[str, Any] = {
@@ -571,8 +550,6 @@ def test_the_picture_shows_the_numbers_given(tmp_path: Path, figures: list[Any])
     assert {text.get_text() for text in right.texts} == {"0.25", "0.10", "no result"}
     assert len(figures[1].axes) == 1, "without a curve the final figures stand alone"
 
-
-# -- from end to end
 
 SLOW = """
 [compare]

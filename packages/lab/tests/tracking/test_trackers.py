@@ -80,8 +80,6 @@ def test_a_run_that_is_stopped_and_resumed_is_one_tracked_run(tmp_path: Path) ->
     assert calls(tmp_path, "close") == [[False], [True]]
 
 
-# -- the real packages, each in the mode that needs no network
-
 PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
 
 

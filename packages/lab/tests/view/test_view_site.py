@@ -20,15 +20,8 @@ from trailnotes.memory.tip_stats import TipEffect, TipExposure
 from trailnotes.types import Tip
 from trailnotes.web.guard import CROSS_SITE_MESSAGE, WRONG_HOST_MESSAGE
 from trailnotes_lab.view.app import NO_TOKEN, make_app
-from trailnotes_lab.view.curves import compute_ticks, format_short, make_chart, make_sparkline
-from trailnotes_lab.view.lines import (
-    DAMAGED,
-    EpisodeFilter,
-    EpisodeRow,
-    LineReader,
-    parse_episode_row,
-    read_episode,
-)
+from trailnotes_lab.view.curves import compute_ticks, make_chart, make_sparkline
+from trailnotes_lab.view.lines import DAMAGED, EpisodeFilter, EpisodeRow, LineReader, parse_episode_row, read_episode
 from trailnotes_lab.view.window import Window
 from viewed import HOSTILE, WORDS, Seen, make_run
 
@@ -65,9 +58,6 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def person(root: Path) -> Person:
     return Person(root)
-
-
-# -- pages
 
 
 def test_the_table_of_runs(root: Path, person: Person) -> None:
@@ -158,9 +148,6 @@ def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> N
     assert "run `trailnotes compare` again" in person.look("/compare/here", 409).text
 
 
-# -- the door
-
-
 def test_nothing_is_shown_without_the_token(root: Path) -> None:
     stranger = Person(root, token="")
     for path in ("/", "/run/first", "/view.css", "/?token=guess", "/run/first/tips/1"):
@@ -175,9 +162,6 @@ def test_other_names_and_forms_from_elsewhere_are_refused(person: Person) -> Non
     assert answer.status_code == 403
     assert CROSS_SITE_MESSAGE in answer.text
     assert person.client.post("/run/first/tips/1", headers={"origin": HERE}).status_code == 405, "pages change nothing"
-
-
-# -- hostile texts and damaged runs
 
 
 def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
@@ -331,11 +315,3 @@ def test_every_point_lies_within_the_picture_and_no_number_breaks_it(
     make_sparkline(extreme)
     drawn = make_chart([("a", extreme, ""), ("b", [*extreme, *extreme], "")])
     assert not drawn or not any("n" in curve.points for curve in drawn.curves), "neither nan nor inf"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.25, "0.25"), (0, "0"), (-0.0, "0"), (999.4, "999"), (1500, "1500"), (12_000, "12k"), (3e6, "3M")],
-)
-def test_numbers_in_few_letters(value: float, text: str) -> None:
-    assert format_short(value) == text

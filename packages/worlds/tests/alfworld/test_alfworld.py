@@ -39,9 +39,6 @@ def small(kind: str = LIGHT, split: str = "train") -> Task:
     return alfworld_tasks(split, task_types=kind, num_games=30)[-1]
 
 
-# ---------------------------------------------------------------------------------------------- without the package
-
-
 def test_no_floor_plan_is_in_two_splits_and_all_are_in_one() -> None:
     plans = {split: {task.options["plan"] for task in alfworld_tasks(split, num_games=100)} for split in SPLITS}
     assert [len(plans[split]) for split in SPLITS] == [80, 16, 24]
@@ -80,9 +77,6 @@ def test_a_game_is_read_for_its_problem_and_its_task_alone() -> None:
     for text in ("", "[]", "[" * 100_000, '{"pddl_problem": 3, "grammar": "Your task is to: x."}', '{"grammar": 1}'):
         with pytest.raises(EnvError, match="no game of ALFWorld"):
             read_game(text)
-
-
-# ---------------------------------------------------------------------------------------------- with the package
 
 
 @played

@@ -53,9 +53,6 @@ STYLES = pytest.mark.parametrize("style", ["terse", "full"])
 PHRASES = st.from_regex(r"[a-z0-9]+( [a-z0-9.]*[a-z0-9]){0,4}", fullmatch=True)
 
 
-# -- tips
-
-
 @given(
     query=PHRASES,
     clicked=st.lists(PHRASES, max_size=5),
@@ -90,9 +87,6 @@ def test_tips_tell_what_they_list(text: str, way: tuple[str, ...]) -> None:
     assert parse_tip_actions(text) == way
 
 
-# -- what a buyer sees
-
-
 @pytest.mark.parametrize(
     ("actions", "way"),
     [
@@ -124,9 +118,6 @@ def test_faults_are_what_a_buyer_can_see(clicks: str, page: ShopPage, faults: li
     way = [f"click[{'buy now' if click == 'buy' else click}]" for click in clicks.split()]
     listed = ShopPage((Listing("b00x", "wool rug", 20.0), Listing("b00y", "oak desk", 20.0)))
     assert list(find_faults(way, page, listed, ShoppingGoal.parse(INSTRUCTION))) == faults
-
-
-# -- demonstrations
 
 
 def product(number: int, title: str) -> Product:

@@ -82,15 +82,6 @@ def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
     assert [title for title in examined if title in shown] == []
 
 
-def test_a_goal_that_names_an_examined_article_is_not_played(library: str) -> None:
-    subject = WikiHowDemonstrator(a_config(library), words, 5)
-    subject.tasks = TASKS
-    subject.exclude_titles({"fry an egg twice"})
-    assert [task.options["template"] for task in subject.tasks] == ["article", "about", "references", "author"]
-    subject.exclude_titles({"peel an egg"})
-    assert subject.tasks == []
-
-
 def test_what_task_files_examine_is_shown_by_no_goal_of_another_source(library: str, tmp_path: Path) -> None:
     """The goals that are rehearsed are ours, those that are examined come from files, which only their folder has."""
     pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")

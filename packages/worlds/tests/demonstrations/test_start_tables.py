@@ -11,7 +11,6 @@ import random
 import re
 import runpy
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -121,18 +120,3 @@ def test_scienceworld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     column = fill_column(example, example["Examined"](ScriptedPolicy(do_science), config))
     wanted = ["1", "0.00", "0", "0.00", "100", "1.00", "1.00", "100", "1.00", "1.00", "1.00", "0", "1.00"]
     assert list(column.values()) == wanted
-
-
-@pytest.mark.slow
-def test_a_renamed_tip_is_followed_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tip, actions and observations of ScienceWorld's demonstrations agree under names drawn anew."""
-    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
-    example = runpy.run_path(str(EXAMPLES / "scienceworld_renamed.py"))
-    task = ["--env.options", '{task = "lifespan-shortest-lived"}', "--warmstart.variations", "1"]
-    made = example["Renamed"](load_config("scienceworld/copying-warmstart", task), 0)
-    texts = [[message.content for message in demo.messages] for demo in islice(made, 80)]
-    turns = [turn for said in texts for turn in zip(said[::2], said[1::2], strict=True)]
-    tips = [(tip[1], action) for seen, action in turns if (tip := re.search(r'- " (.*) " [\d.]+ / 100', seen))]
-    assert len(turns) > len(tips) > 100, "some turns have none"
-    assert all(tip == action for tip, action in tips)
-    assert len({place for tip, _ in tips for place in re.findall(r"teleport to (.+)", tip)}) > 10

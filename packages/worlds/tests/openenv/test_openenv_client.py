@@ -47,9 +47,6 @@ def saying(*answers: str | bytes) -> Callable[[ServerConnection, Message], None]
     return script
 
 
-# -- servers that keep the protocol
-
-
 def test_it_keeps_the_contract() -> None:
     with serving() as url:
         assert check_env(functools.partial(OpenEnvClient, url=url, success_return=1)) == ()
@@ -157,9 +154,6 @@ def test_a_token_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None
         client(url, token_env="WORLD_TOKEN").reset(TASK)
     assert seen == ["Bearer s3cret"]
     assert "s3cret" not in str(caught.value)
-
-
-# -- servers that do not
 
 
 LIES = {

@@ -64,9 +64,6 @@ def step(action: str) -> dict[str, Any]:
 RESET = {"type": "reset", "data": {"seed": 1}}
 
 
-# -- one session
-
-
 def test_an_episode_in_the_words_of_the_protocol() -> None:
     start, middle, end, state, over = talk([RESET, step("hello"), step("end"), {"type": "state"}, {"type": "close"}])
     assert start["type"] == "observation"
@@ -125,9 +122,6 @@ def test_an_environment_that_fails_costs_the_episode_and_not_the_session() -> No
     assert "ValueError: two lines it" in failed["data"]["message"]
     assert on["data"]["code"] == "EXECUTION_ERROR"
     assert (again["type"], hello["data"]["observation"]["text"]) == ("observation", "hello")
-
-
-# -- the command's own process
 
 
 @pytest.fixture(scope="module")

@@ -74,9 +74,6 @@ def client() -> Iterator[ScienceWorldClient]:
     client.close()
 
 
-# -- tasks
-
-
 def test_the_simulators_split_by_hand() -> None:
     bounds = {name: own for names, own in BOUNDS.items() for name in names.split()}
     assert bounds.keys() == sw.NUM_VARIATIONS.keys()
@@ -119,9 +116,6 @@ def test_simplifications_are_expanded_and_keep_electricity_where_it_is_needed() 
     for name in sw.NUM_VARIATIONS:
         electrical = name.startswith(("power-component", "test-conductivity"))
         assert ("noElectricalAction" in sw.resolve_simplifications(name)) != electrical
-
-
-# -- actions
 
 
 def never() -> NoReturn:
@@ -204,8 +198,6 @@ def test_ordered_repeated_changes_nothing_more(text: str, valid: list[str]) -> N
     assert match_in_order(chosen, valid) == chosen
     assert text not in valid or chosen == text
 
-
-# -- briefings
 
 SENTENCES = {  # one for each way of asking for a focus
     "Your task is to boil orange juice. For compounds without a boiling point, combusting the substance is also "

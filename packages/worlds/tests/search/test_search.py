@@ -79,9 +79,6 @@ def test_terms_that_are_there_already_are_found_as_they_are(tmp_path: Path) -> N
         assert index.find_by_term("cat") == index.find_by_term("\ud800") == []
 
 
-# -- against a ranking that looks at every document
-
-
 def ranked(documents: Documents, query: str) -> list[tuple[str, float]]:
     """The same in the plainest way: document by document, sorted."""
     counts = {name: Counter(analyze(text)) for name, text in documents}

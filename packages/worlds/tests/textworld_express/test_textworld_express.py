@@ -29,9 +29,6 @@ def test_folds_are_the_splits_and_share_no_game() -> None:
     assert len(ids) == len(set(ids)) == 3 * 5 * len(GAMES)
 
 
-# ---------------------------------------------------------------------------------------------- the real one
-
-
 @pytest.fixture(scope="module")
 def client() -> Iterator[TextWorldExpressClient]:
     client = TextWorldExpressClient()
@@ -90,19 +87,6 @@ def test_what_is_done_is_not_yet_a_success(client: TextWorldExpressClient) -> No
     assert (late.terminated, late.truncated, late.success) == (False, True, False)
     with pytest.raises(EnvError, match="call reset"):
         env.step("look around")
-
-
-def test_the_short_view_leaves_out_what_there_is_nothing_to_take_from(client: TextWorldExpressClient) -> None:
-    plain, short = Shared(client), Shared(client, view="short")
-    (task,) = textworld_express_tasks("train", "coin", {"numLocations": 1, "numDistractorItems": 3}, 1)
-    there = plain.reset(task)
-    seen = short.reset(task)
-    assert seen.actions == there.actions
-    assert "that is closed" in there.text
-    assert "that is closed" not in seen.text
-    assert seen.text.startswith("You are in the kitchen.")
-    assert seen.text.count(" coin") == 1
-    assert short.step("take coin").text == "You take the coin."
 
 
 def test_a_simulator_that_is_killed_costs_one_episode(client: TextWorldExpressClient) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,23 +187,3 @@ def test_the_config_plays_the_example(surroundings: dict[str, str]) -> None:
     printed = subprocess.check_output([*command, "--env.num_workers", "0"], env=surroundings, text=True)
     assert "What is the capital of " in printed
     assert "terminated" in printed
-
-
-def test_it_is_played_from_elsewhere_over_openenv(surroundings: dict[str, str]) -> None:
-    """The way around pins that fight: served where verifiers is, played where we are."""
-    pytest.importorskip("websockets", reason="the extra openenv is not installed")
-    from trailnotes.envs import make_env
-    from trailnotes.types import Task
-
-    words = ["-m", "trailnotes", "envs", "serve", "verifiers", "--port", "0", "--env.options.taskset", "capitals"]
-    with subprocess.Popen([PYTHON, *words], env=surroundings, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout
-            address = process.stdout.readline().removeprefix("ready: ").split()[0]
-            env = make_env("openenv", url=address, timeout=300)
-            assert env.reset(Task("t", "openenv", 1)).text == "What is the capital of Austria?"
-            over = env.step("Vienna")
-            env.close()
-        finally:
-            process.terminate()
-    assert (over.reward, over.success, "verifiers" in sys.modules) == (1.5, True, False)

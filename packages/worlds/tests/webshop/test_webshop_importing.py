@@ -122,9 +122,6 @@ def test_what_is_no_product_is_counted_and_named(tmp_path: Path) -> None:
     ]
 
 
-# -- reading
-
-
 @pytest.mark.parametrize("cut", [1, 5, 100, 2000, 5000])
 def test_a_file_that_is_cut_off_is_named(files: SourceFiles, tmp_path: Path, cut: int) -> None:
     data = files.products.read_bytes()

@@ -39,9 +39,6 @@ def human(number: int, order: int | None = None) -> Product:
 PENS = Shelves(tuple(human(number) for number in range(1600)))
 
 
-# ---------------------------------------------------------------------------------------------- goals
-
-
 def test_a_synthetic_instruction_makes_a_goal_of_each_combination_with_one_limit() -> None:
     goals = [goal for goal, _ in iter_goals(MUG, "synthetic", 0)]
     assert [goal.options for goal in goals] == [
@@ -79,9 +76,6 @@ def test_the_limit_is_the_higher_of_two_of_the_next_four(price: float, limits: s
         drawn.add(goal.price_upper)
         assert ("price lower than" in goal.instruction) == (goal.price_upper < NO_LIMIT)
     assert drawn == limits
-
-
-# ---------------------------------------------------------------------------------------------- protocols
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -30,9 +30,7 @@ def lines(name: str) -> Iterator[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
     sources = SourceFiles(
-        DATA / "products_1k.jsonl.gz",
-        DATA / "items_ins_v2_1000.json",
-        DATA / "human_goals_official_order.jsonl.gz",
+        DATA / "products_1k.jsonl.gz", DATA / "items_ins_v2_1000.json", DATA / "human_goals_official_order.jsonl.gz"
     )
     return import_catalogue(tmp_path_factory.mktemp("real") / "shop", sources)
 

@@ -58,9 +58,6 @@ def test_few_nouns_in_common_and_nothing_else_cost(shared: int, of: int, factor:
     assert compute_reward(GOAL, wanted, related, ["blue", "small"], 0.0).type_factor == (0.1 if factor == 0.1 else 1.0)
 
 
-# ---------------------------------------------------------------------------------------------- options
-
-
 @pytest.mark.parametrize(
     ("chosen", "wanted", "matched"),
     [

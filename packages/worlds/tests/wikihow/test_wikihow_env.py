@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -14,16 +13,13 @@ import pytest
 
 import howto
 from trailnotes.commands.adapt import adapt
-from trailnotes.config.schema import EnvConfig
 from trailnotes.config.toml import load_config
-from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env
-from trailnotes.envs.workers.pool import EnvPool
+from trailnotes.envs import check_env, get_env_identity, list_env_tasks
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.types import Message, Observation, Task
 from trailnotes_worlds.wikihow import env as wh
 from trailnotes_worlds.wikihow.articles import Article, Category
-from trailnotes_worlds.wikihow.env import WikiHowEnv, wikihow_tasks
 from trailnotes_worlds.wikihow.goals import Goal, read_goal
 from trailnotes_worlds.wikihow.library import Library, write_library
 from trailnotes_worlds.wikihow.protocols import TEMPLATE_NUMBERS, WikiHowGoal
@@ -127,19 +123,6 @@ def test_pages_pay_in_any_order_and_once(small: str) -> None:
     assert [step.reward for step in twice] == [0, 1, 1, 0, 0]
 
 
-def test_a_worker_shows_the_same(small: str) -> None:
-    (task, *_) = listed("train", library=small)
-    actions = ("INPUT(2, boil an egg)", "CLICK(3)", "", "GOBACK")
-
-    async def episode(pool: EnvPool) -> list[Observation]:
-        async with pool.lease() as lease:
-            return [await lease.reset(task), *[await lease.step(action) for action in actions]]
-
-    with EnvPool(EnvConfig(name="wikihow", options={"library": small}, num_workers=1)) as pool:
-        seen = asyncio.run(episode(pool))
-    assert seen == play(wh.WikiHowEnv(library=small), task, *actions)
-
-
 def test_an_episode_is_cut_off_and_nothing_may_be_free(small: str) -> None:
     (task, *_) = listed("train", library=small)
     strict, free = (wh.WikiHowEnv(library=small, max_steps=2, free_nothing=each) for each in (False, True))
@@ -199,9 +182,6 @@ def test_identity_tells_libraries_and_files_apart(small: str, files: Path) -> No
     assert before["splits"]["test"] != after["splits"]["test"]
 
 
-# -- damage
-
-
 @pytest.mark.parametrize(
     ("pages", "said"),
     [
@@ -231,18 +211,6 @@ def test_what_is_hidden_is_nowhere(small: str) -> None:
     assert rest.search("fry egg", 1) == [howto.FRY_TWO.path]
     assert whole.search("fry egg", 3)[0] == howto.FRY.path
     assert len(whole[howto.EGGS.path].about) == 3
-
-
-def test_an_environment_plays_without_what_it_hides(small: str) -> None:
-    env = make_env("wikihow", library=small, view="short")
-    assert isinstance(env, WikiHowEnv)
-    (task,) = [task for task in wikihow_tasks("train", small) if task.options["title"] == "Fry an Egg Twice"]
-    env.reset(task)
-    assert "how to fry an egg ;" in env.step("INPUT(2, fry an egg)").text
-    env.hide_articles([howto.FRY.path])
-    env.reset(task)
-    assert "how to fry an egg ;" not in (found := env.step("INPUT(2, fry an egg)").text)
-    assert "how to fry an egg twice" in found
 
 
 CONFIG = "wikihow/rememberer"
