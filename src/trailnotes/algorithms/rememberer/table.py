@@ -123,13 +123,6 @@ def update_record(record: ExperienceRecord, experience: Experience, target: floa
     )  # fmt: skip
 
 
-def drop_worst_actions(values: Mapping[str, ActionValue], capacity: int) -> dict[str, ActionValue]:
-    """Keep at most `capacity` actions: those of the smallest Q are dropped, of equal ones the least updated first."""
-    ranked = sorted(values.values(), key=lambda value: (-value.value, -value.number, value.action))
-    kept = {value.action for value in ranked[:capacity]}
-    return {action: value for action, value in values.items() if action in kept}
-
-
 SituationKey = tuple[str, str]  # task, observation
 
 
@@ -323,12 +316,12 @@ class ExperienceTable(MemoryFile):
         decisions, or all with `n_step = 0` (Monte Carlo), have the rewards until the end and no bootstrap.
         """
         for position in range(len(episode)):
-            self._update_from_step(episode, position)
+            self._learn_step(episode, position)
 
     def _on_rollback(self) -> None:
         self._data_version = -1
 
-    def _update_from_step(self, episode: Sequence[Experience], position: int) -> None:
+    def _learn_step(self, episode: Sequence[Experience], position: int) -> None:
         situations, config = self._load_situations(), self.config
         experience = replace(episode[position], action=replace_surrogates(episode[position].action))
         texts = _make_situation(experience.task, experience.observation)
@@ -339,8 +332,10 @@ class ExperienceTable(MemoryFile):
         target = math.fsum(config.gamma**i * reward for i, reward in enumerate(rewards))
         target += config.gamma ** len(rewards) * bootstrap
         record = update_record(old, experience, target)
-        kept = drop_worst_actions(record.values, config.action_capacity)
-        record = replace(record, values=kept, age=situations.age + 1)
+        ranked = sorted(record.values.values(), key=lambda value: (-value.value, -value.number, value.action))
+        kept = {value.action for value in ranked[: config.action_capacity]}
+        values = {action: value for action, value in record.values.items() if action in kept}
+        record = replace(record, values=values, age=situations.age + 1)
         if not old.id:
             vectors = self._embed(texts)
             row = situations.choose_row(texts, vectors)

@@ -404,17 +404,8 @@ def estimate_auc(
 ) -> Interval | None:  # fmt: skip
     """Estimate the share of pairs (won step, lost step) in which the won one scores higher; a tie counts half.
 
-    Args:
-        scores: (n,) of the critic for each step.
-        labels: (n,) whether the step's episode was won.
-        episodes: (n,) clusters that are resampled, since the steps of an episode depend on each other.
-        groups: (n,) only pairs within one group count; None compares all with all.
-        confidence: of the percentile interval.
-        num_resamples: bootstrap replications over episodes; those without a pair are left out.
-        seed: of the resampling.
-
-    Returns:
-        The area under the ROC curve with its interval, or None where there is no pair.
+    This area under the ROC curve has a percentile interval of resampled `episodes`, since the steps of an episode
+    depend on each other. Only pairs within one of `groups` count; None compares all with all. None without a pair.
     """
     values, won = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
     if won.all() or not won.any():
