@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.envs.textworld import interpreter as story
-from trailnotes.envs.textworld.interpreter import GameAnswer, build_cached_game, clean_answer, sanitize_action
+from trailnotes.envs.textworld import env as story
+from trailnotes.envs.textworld.env import GameAnswer, build_cached_game, clean_answer, sanitize_action
 from trailnotes.errors import EnvError, MissingExtraError
 
 BANNER = "\n\n  ____\n | $$$$$$$|\n\nfind the way\n\n-= Cellar =-\nexits east.\n\n>          -= Cellar =-0/1"

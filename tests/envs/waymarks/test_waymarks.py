@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from small import small_config
 from trailnotes.envs import check_env, list_env_tasks, make_env
 from trailnotes.envs.base import Env
-from trailnotes.envs.textworld.interpreter import open_interpreter
+from trailnotes.envs.textworld.env import open_interpreter
 from trailnotes.envs.waymarks import env as wm
 from trailnotes.envs.waymarks import simulator as sim
 from trailnotes.envs.waymarks import spec as ws

@@ -8,9 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from trailnotes.envs.textworld.interpreter import get_games_dir
 from trailnotes.storage.demonstrations import Demonstration
-from trailnotes.storage.files import encode_line, read_jsonl, write_bytes_atomic
+from trailnotes.storage.files import encode_line, get_cache_dir, read_jsonl, write_bytes_atomic
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import Demonstrator, build_demonstrations, get_actions
@@ -85,7 +84,7 @@ def load_or_record(
 
     `wanted` has everything that decides the recording, as JSON values; the expert's episodes have `member` 0.
     """
-    path = (folder or get_games_dir()) / f"{name}-{sha256(encode_line(dict(wanted))).hexdigest()[:24]}.jsonl"
+    path = (folder or get_cache_dir("games")) / f"{name}-{sha256(encode_line(dict(wanted))).hexdigest()[:24]}.jsonl"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes_atomic(path, b"".join(encode_line(trajectory_to_json(episode)) for episode in record()))
