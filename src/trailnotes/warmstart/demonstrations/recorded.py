@@ -37,18 +37,13 @@ class RecordedDemonstrator(Demonstrator):
         warm = self.config.warmstart
         if self.rng.random() < warm.p_follow_tip:
             trajectory = self.rng.choice(recorded.all_episodes)
-            tips = self.build_praising_tips(trajectory, recorded)
+            others = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.4 else ()
+            tips = (self.build_tip(trajectory, trajectory.max_score), *others)[: self.config.memory.top_k]
         else:
             plays_gold = recorded.gold and self.rng.random() >= warm.p_explore
             trajectory = recorded.gold if recorded.gold and plays_gold else self.rng.choice(recorded.wandered)
             tips = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.3 else ()
         return self.build_rows(trajectory, tips)
-
-    def build_praising_tips(self, trajectory: Trajectory, recorded: RecordedGame) -> tuple[Tip, ...]:
-        """Build tips of which the first praises `trajectory` with a full score."""
-        right = self.build_tip(trajectory, trajectory.max_score)
-        others = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.4 else ()
-        return (right, *others)[: self.config.memory.top_k]
 
     def build_failure_tips(self, recorded: RecordedGame, trajectory: Trajectory) -> tuple[Tip, ...]:
         """Build tips of other endings than that of `trajectory`, with their bad scores."""
