@@ -276,7 +276,7 @@ def test_similarities_of_pairs_follow_each_replacement() -> None:
     kept.put(row, replace(record, age=9), VECTOR)
     fresh = situations(3, *(record.observation for record in kept.records))
     assert np.array_equal(kept._get_pairwise(), fresh._get_pairwise())
-    assert kept.find(("g", "a b c")) is None
+    assert ("g", "a b c") not in kept.rows
 
 
 # -- the file
