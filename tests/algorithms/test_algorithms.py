@@ -18,9 +18,9 @@ from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import Config
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout.tips import TipBatch
+from trailnotes.runs import iteration as run_module
 from trailnotes.runs.directory import RunDir
-from trailnotes.training import iteration as run_module
-from trailnotes.training.iteration import Iteration
+from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Mode, Sample, Trajectory, TrajectoryGroup
 
 # --- modes

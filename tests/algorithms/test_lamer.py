@@ -18,7 +18,7 @@ from trailnotes.learner.credit.episodes import Scores, discount_across_episodes,
 from trailnotes.memory import clean_tip
 from trailnotes.rollout.tips import WrittenTip
 from trailnotes.runs.directory import RunDir
-from trailnotes.training.iteration import Iteration
+from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Observation, Sample, Task, Trajectory, TrajectoryGroup
 
 B, N, K, GAMMA = 7, 4, 3, 0.5  # two of the five tasks stand in each batch twice

@@ -21,7 +21,7 @@ from tinyrun import (
 from trailnotes.algorithms.opid import rebuild_with_own_tips
 from trailnotes.algorithms.opsd import OpsdConfig, add_teacher_signal
 from trailnotes.memory.tips import clean_tip
-from trailnotes.training.iteration import Iteration
+from trailnotes.runs.iteration import Iteration
 
 OPID = {"name": "opid"}
 

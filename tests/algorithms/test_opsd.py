@@ -33,7 +33,7 @@ from trailnotes.algorithms.opsd import (
     rebuild_with_tips,
 )
 from trailnotes.learner.samples import build_samples
-from trailnotes.training.iteration import Iteration
+from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Sample, Task, Trajectory, TrajectoryGroup
 
 FORMS = ("sdpo", "sdar", "opcd")
@@ -210,7 +210,7 @@ def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
         sizes.append(max(abs(a) for sample in samples for a in sample.advantages))
         return await update(self, samples)
 
-    monkeypatch.setattr("trailnotes.training.iteration.correct_samples", impossible)
+    monkeypatch.setattr("trailnotes.runs.iteration.correct_samples", impossible)
     monkeypatch.setattr(Iteration, "update", watched)
     ahead = {"max_async_iterations": 1, "num_tasks": 5}
     run = trained(start_model, tmp_path, algorithm=OPSD, opsd={"gate": "none"}, rollout=ahead, train={"iterations": 4})

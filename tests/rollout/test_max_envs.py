@@ -14,7 +14,6 @@ from test_rollout import TASK, Corridor, FakePool, SeededPolicy, failing, play_g
 
 from small import small_config
 from tinyrun import SAME, differences, episodes
-from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.workers.pool import EnvPool
@@ -22,6 +21,7 @@ from trailnotes.errors import PolicyError
 from trailnotes.policies.base import Policy
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout.groups import run_groups
+from trailnotes.runs.train import train
 from trailnotes.types import Completion, Message, Mode, Sampling, TokenIds, Trajectory, TrajectoryGroup
 
 LIMITS = [1, 2, 3, 6, 100]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import EnvError, PolicyError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import run_episode
 from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
 from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics, write_tips
-from trailnotes.seeds import derive_seed
 from trailnotes.types import (
     Completion,
     Message,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from trailnotes.config.section import Section, key
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import (
     Conversation,
@@ -23,7 +24,6 @@ from trailnotes.rollout.conversation import (
 from trailnotes.rollout.episode import EpisodeContext, TipsActor, count_prompt_tokens
 from trailnotes.rollout.tips import CompletionRequest
 from trailnotes.runs.adaptation import AdaptationRun
-from trailnotes.seeds import derive_seed
 from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory, TrajectoryGroup, strip_thinking
 
 

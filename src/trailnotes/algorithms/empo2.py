@@ -17,7 +17,7 @@ from trailnotes.learner.samples import replace_behavior_logprobs
 from trailnotes.types import Mode
 
 if TYPE_CHECKING:
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 
 def draw_modes(algorithm: AlgorithmConfig, num_tasks: int, group_size: int, rng: random.Random) -> list[list[Mode]]:

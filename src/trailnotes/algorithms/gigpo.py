@@ -27,7 +27,7 @@ from trailnotes.learner.credit.steps import (
 )
 
 if TYPE_CHECKING:
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 GIGPO = "GiGPO, arXiv 2505.10978"
 

@@ -12,7 +12,7 @@ from trailnotes.config.methods import Method
 from trailnotes.learner.credit.episodes import group_advantages
 
 if TYPE_CHECKING:
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 
 async def grpo(iteration: Iteration) -> None:

@@ -24,7 +24,7 @@ from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics
 from trailnotes.types import Mode, Sample, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 LAMER = "LaMer, arXiv 2512.16848"
 

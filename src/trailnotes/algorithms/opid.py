@@ -21,7 +21,7 @@ from trailnotes.rollout.tips import WrittenTip
 from trailnotes.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 
 class OpidConfig(Section):

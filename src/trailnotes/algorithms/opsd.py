@@ -29,7 +29,7 @@ from trailnotes.rollout.groups import gather_or_cancel
 from trailnotes.types import Completion, Message, Mode, Sample, Sampling, Step, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 BETA = 5.0  # sdar: steepness of the sigmoid (SDAR release)
 MAX_LOG_RATIO = 5.0  # that counts, either way

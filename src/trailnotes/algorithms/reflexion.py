@@ -14,6 +14,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods import Method
 from trailnotes.config.schema import RolloutConfig
 from trailnotes.config.section import Section, key
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.memory.controls import TipSource, blank_tips, pick_other_namespace
@@ -32,7 +33,6 @@ from trailnotes.rollout.conversation import (
 from trailnotes.rollout.episode import EpisodeContext, TipsActor
 from trailnotes.rollout.tips import CompletionRequest, WrittenTip, compute_tip_metrics, select_usable
 from trailnotes.runs.adaptation import AdaptationRun
-from trailnotes.seeds import derive_seed
 from trailnotes.types import Message, Observation, Sampling, Tip, Trajectory, TrajectoryGroup, replace_surrogates
 
 WINDOW: Final = 3  # plans shown, the newest ones (arXiv 2303.11366)

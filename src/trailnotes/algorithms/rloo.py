@@ -12,7 +12,7 @@ from trailnotes.config.methods import Method
 from trailnotes.learner.credit.episodes import leave_one_out_advantages
 
 if TYPE_CHECKING:
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 
 async def rloo(iteration: Iteration) -> None:

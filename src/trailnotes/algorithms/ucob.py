@@ -24,7 +24,7 @@ from trailnotes.learner.samples import anchor_sample
 from trailnotes.types import NO_OP, Completion, Sample, TokenIds, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 # Of the release's ALFWorld script (d38292c)
 MARGIN = 0.05  # least gap of returns, as a share of the highest score

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -184,10 +183,6 @@ def _step_env(env: Env, action: str, label: str = "") -> Observation:
 def _check_observation(observation: object, what: str) -> None:
     if not isinstance(observation, Observation):
         raise EnvError(f"check_env: {what} must return an Observation, not {type(observation).__name__}")
-    _require(isinstance(observation.text, str), f"{what}: text must be a str, not {type(observation.text).__name__}")
-    for name in ("reward", "score", "max_score"):
-        value = getattr(observation, name)
-        _require(isinstance(value, int | float) and math.isfinite(value), f"{what}: {name} must be finite, is {value}")
     ends = observation.terminated and observation.truncated
     _require(not ends, f"{what}: terminated (by the game's rules) and truncated (cut off) exclude each other")
     _require(observation.max_score > 0, f"{what}: max_score must be positive, is {observation.max_score:g}")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.config.methods import find_method, resolve_method
+from trailnotes.config.seeds import derive_seed
 from trailnotes.envs import get_env_identity, list_env_tasks
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
-from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
 
 if TYPE_CHECKING:

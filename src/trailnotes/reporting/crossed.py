@@ -133,18 +133,26 @@ def _clip_limits(mean: Floats, square: Floats, bounds: Bounds) -> Limits:
 def compute_population_limits(found: CrossedMoments, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
     """Compute Wilson's limits of a rate, by the number of trials that gives the margin; else the margin itself, cut.
 
-    That number is at most two a family: families that came out alike may hide some that would not. Where all is won or
-    lost it is that which families give of which each is won or lost as a whole, one less than there are.
+    That number is at most two a family: families that came out alike may hide some that would not. Near 0 and 1 few
+    seeds give a number of next to none, so a limit goes no farther than the margin does, or Wilson's for families of
+    which each is won or lost as a whole, of which one less count than there are. Nor does it come nearer than where
+    none is won, or all are: so a single win takes no room away.
     """
     square = found.squared_margin(confidence)
     if bounds != RATE_BOUNDS:
         return _clip_limits(found.mean, square, bounds)
     rate = np.clip(found.mean, 0.0, 1.0)
-    quantile = t_quantile(found.families.df, confidence)
+    quantile, whole = t_quantile(found.families.df, confidence), max(found.num_families - 1.0, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         number = np.minimum(quantile**2 * rate * (1 - rate) / square, 2.0 * found.num_families)
     inside = np.abs(rate - 0.5) < 0.5 - ROUNDING_TOLERANCE
-    return compute_wilson_limits(rate, np.where(inside, number, max(found.num_families - 1.0, 1.0)), quantile)
+    low, high = compute_wilson_limits(rate, np.where(inside, number, whole), quantile)
+    low_whole, high_whole = compute_wilson_limits(rate, whole, quantile)
+    low_margin, high_margin = _clip_limits(rate, square, bounds)
+    most_at_0 = compute_wilson_limits(0.0, whole, quantile)[1]
+    low = np.minimum(np.maximum(low, np.minimum(low_whole, low_margin)), 1 - most_at_0)
+    high = np.maximum(np.minimum(high, np.maximum(high_whole, high_margin)), most_at_0)
+    return np.minimum(low, rate), np.maximum(high, rate)
 
 
 def compute_difference_limits(

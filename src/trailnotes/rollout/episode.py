@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import EnvError
 from trailnotes.memory.base import AsyncMemory, Memory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.conversation import Conversation, build_memory_query, parse_action
-from trailnotes.seeds import derive_seed
 from trailnotes.types import (
     Completion,
     Message,

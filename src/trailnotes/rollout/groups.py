@@ -16,10 +16,10 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from trailnotes.config.schema import Config
-from trailnotes.memory.base import FeedbackMemory, Memory, ScopedMemory
+from trailnotes.config.seeds import derive_seed
+from trailnotes.memory.base import FeedbackMemory, Memory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import MakeActor, Pool, run_episode
-from trailnotes.seeds import derive_seed
 from trailnotes.types import MODES, NO_OP, Mode, Task, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -123,8 +123,8 @@ def _make_slots(
             ]
         )
     for memory in {id(slot.memory): slot.memory for row in rows for slot in row}.values():
-        if isinstance(memory, ScopedMemory):
-            memory.register_tasks(tasks)
+        if register_tasks := getattr(memory, "register_tasks", None):  # of a memory whose tasks share tips
+            register_tasks(tasks)
     return rows
 
 
@@ -139,7 +139,7 @@ def _report_results(slots: Iterable[EpisodeSlot], once: str) -> None:
 
 
 def count_replayed(trajectory: Trajectory) -> int:
-    """Count the actions replayed before the episode (`training/exploration.py`); 0 for one that began at the start."""
+    """Count the actions replayed before the episode (`runs/exploration.py`); 0 for one that began at the start."""
     first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
     return int(first.info.get("returned", 0))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.memory.tips import clean_tip, tips_of
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.conversation import (
@@ -19,7 +20,6 @@ from trailnotes.rollout.conversation import (
 )
 from trailnotes.rollout.episode import count_prompt_tokens
 from trailnotes.rollout.groups import LiveEpisode, run_with_limit
-from trailnotes.seeds import derive_seed
 from trailnotes.types import Completion, Message, Sampling, Step, Tip, Trajectory, TrajectoryGroup
 
 EXTRACT: Final = "extract"  # as `algorithm.author`

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.config.toml import RUNTIME_KEYS
 from trailnotes.envs.tasks import validate_learning_tasks
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
@@ -28,7 +29,6 @@ from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model, require_context_length, require_trainable, resolve_device
 from trailnotes.runs.directory import RunDir, has_begun
 from trailnotes.runs.signals import request_stop_on_signals
-from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import StrPath

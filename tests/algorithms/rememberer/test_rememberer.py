@@ -25,12 +25,12 @@ from trailnotes.algorithms.rememberer.table import (
     ExperienceTable,
     RemembererConfig,
 )
-from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError
 from trailnotes.memory import embedder_of
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import EpisodeContext
+from trailnotes.runs.adapt import adapt
 from trailnotes.types import NO_OP, Completion, Message, Observation, Sampling, Step, Task, TokenIds, Trajectory
 
 TASK = Task("t", "caves:Caves")

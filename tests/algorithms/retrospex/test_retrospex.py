@@ -26,12 +26,12 @@ from trailnotes.algorithms.retrospex import (
     select_candidate,
 )
 from trailnotes.algorithms.retrospex.critic import train_critic
-from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import Floats, HashingEmbedder
 from trailnotes.policies.scripted import END_ID, ScriptedPolicy
 from trailnotes.rollout.groups import run_groups
+from trailnotes.runs.adapt import adapt
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Completion, Message, Observation, Sampling, Task, TokenIds, Trajectory

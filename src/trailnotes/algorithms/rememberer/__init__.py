@@ -16,13 +16,13 @@ from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAc
 from trailnotes.algorithms.rememberer.table import Experience, ExperienceRecord, ExperienceTable, RemembererConfig
 from trailnotes.config.methods import Method
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory import embedder_of
 from trailnotes.memory.controls import require_own_tips
 from trailnotes.rollout.conversation import Conversation, get_instruction, quoted
 from trailnotes.rollout.episode import Decision, EpisodeContext, count_prompt_tokens
 from trailnotes.runs.adaptation import AdaptationRun
-from trailnotes.seeds import derive_seed
 from trailnotes.types import NO_OP, Message, Observation, Sampling, Task, Trajectory, TrajectoryGroup
 
 MAX_TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit the context

@@ -222,7 +222,8 @@ def compare_texts(kind: str, one: Any, others: Sequence[Any]) -> Floats:
     of web pages (WikiHow).
     """
     if kind == "embedding":
-        return np.array(others, np.float32) @ one
+        cosines: Floats = np.array(others, np.float32) @ one
+        return cosines
     if kind == "equal":
         shares = [float(one == other) for other in others]
     elif kind == "words":

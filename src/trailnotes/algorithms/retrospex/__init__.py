@@ -17,13 +17,13 @@ import numpy as np
 
 from trailnotes.algorithms.retrospex.transitions import RetrospexConfig, load_critic_games
 from trailnotes.config.methods import Method
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.memory.controls import require_own_tips
 from trailnotes.memory.retrieval import Embedder, embedder_of
 from trailnotes.rollout.conversation import Conversation, parse_action
 from trailnotes.rollout.episode import Decision, EpisodeContext, TipsActor, compute_prompt_limit, observe_within_limit
 from trailnotes.runs.adaptation import AdaptationRun
-from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 from trailnotes.types import NO_OP, Completion, Observation, TrajectoryGroup
 

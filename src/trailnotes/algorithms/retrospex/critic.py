@@ -36,11 +36,11 @@ from trailnotes.algorithms.retrospex import transitions
 from trailnotes.algorithms.retrospex.transitions import RetrospexConfig, Transition
 from trailnotes.config.schema import Config
 from trailnotes.config.section import drop_removed_keys
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.learner.states import MasterAdamW
 from trailnotes.reporting.intervals import Interval, compute_percentile_interval
 from trailnotes.runs.console import ProgressBar
-from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import parse_json
 from trailnotes.storage.records import task_to_json
@@ -402,7 +402,7 @@ def estimate_auc(
     values, won = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
     if won.all() or not won.any():
         return None
-    member, group = (np.unique(labels, return_inverse=True)[1] for labels in (episodes, groups or [0] * len(values)))
+    member, group = (np.unique(labels, return_inverse=True)[1] for labels in (episodes, groups or [""] * len(values)))
     parts = [np.flatnonzero(group == number) for number in range(group.max() + 1)]
 
     def area(weights: Doubles) -> Doubles:

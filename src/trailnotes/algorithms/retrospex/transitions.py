@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
-from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import parse_json, read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Task, Trajectory

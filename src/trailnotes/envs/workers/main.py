@@ -43,6 +43,8 @@ def _to_plain(value: object) -> object:
         return dict(value)
     if is_dataclass(value):  # a task or an observation, as its fields in order
         return [getattr(value, field.name) for field in fields(value)]
+    if hasattr(value, "tolist"):  # numbers and arrays of numpy and torch
+        return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
