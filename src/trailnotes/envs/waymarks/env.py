@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from trailnotes.envs.base import strip_intent
 from trailnotes.envs.options import require_int
 from trailnotes.envs.tasks import load_recorded_tasks, panel, tasks_of
-from trailnotes.envs.textworld.interpreter import (
+from trailnotes.envs.textworld.env import (
     GamePosition,
     build_cached_game,
     get_textworld_version,

@@ -179,13 +179,14 @@ def junction_description(spec: GameSpec, index: int) -> str:
     back = OPPOSITE[spec.rule[index - 1]] if index else ARCHIVE_DIRECTION
     exits = " ".join(word for word in spec.listing if word != back)
     archive = f", {ARCHIVE} {ARCHIVE_DIRECTION}" if index == 0 else ""
-    return f"exits {exits}{archive}.{_describe_furniture(spec.furniture[index])}"
+    furniture = f" {_add_article(spec.furniture[index])}." if spec.furniture[index] else ""
+    return f"exits {exits}{archive}.{furniture}"
 
 
 def vault_description(spec: GameSpec) -> str:
     boxes, gems = spec.listing[: spec.size], spec.listing[spec.size :]
     held, closed = " ".join(gems), " ".join(boxes)
-    return f"you hold {held}. boxes {closed}. {ARCHIVE} {ARCHIVE_DIRECTION}.{_describe_furniture(spec.furniture[0])}"
+    return f"you hold {held}. boxes {closed}. {ARCHIVE} {ARCHIVE_DIRECTION}. {_add_article(spec.furniture[0])}."
 
 
 def archive_description(spec: GameSpec) -> str:
@@ -207,10 +208,6 @@ def inventory_text(spec: GameSpec) -> str:
         return "you are carrying nothing."
     gems = [_add_article(gem) for gem in spec.listing[spec.size :]]
     return f"you are carrying: {', '.join(gems[:-1])} and {gems[-1]}."
-
-
-def _describe_furniture(furniture: str) -> str:
-    return f" {_add_article(furniture)}." if furniture else ""
 
 
 def _add_article(name: str) -> str:
