@@ -168,10 +168,8 @@ def require_room(prompt_ids: TokenIds, sampling: Sampling, context_length: int) 
 class StopCondition:
     """Rule for the end of a completion, shared by all engines: an end token, a stop text, or the limit.
 
-    Args:
-        decode: ids to text.
-        end_ids: tokens that end a turn; they belong to the ids of a completion, and not to its text.
-        opening: the tag of thinking that every prompt ends with, "" for none; texts of completions begin with it.
+    `end_ids` end a turn; they belong to the ids of a completion, and not to its text. `opening` is the tag of thinking
+    that every prompt ends with, "" for none; texts of completions begin with it.
     """
 
     def __init__(self, decode: Decode, end_ids: Collection[int], opening: str = "") -> None:
