@@ -28,7 +28,7 @@ from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.states import REST, STATE
 from trailnotes.memory import Embedder, Memory, TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
-from trailnotes.memory.owner import discard_empty_start, reconcile
+from trailnotes.memory.exchange import discard_empty_start, reconcile
 from trailnotes.policies.base import Policy, TrainedPolicy
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.rollout.episode import Pool

@@ -213,7 +213,7 @@ class SupervisedTrainer:
         self.model.train()
         self._optimizer.zero_grad()
         device, total = next(self.model.parameters()).device, 0.0
-        for indices in make_microbatches(batch, self.config.optim.microbatch_tokens):
+        for indices in make_microbatches([row.token_ids for row in batch], self.config.optim.microbatch_tokens):
             ids, mask = collate([batch[i] for i in indices], device)
             loss = -self._score(ids, mask)[0].sum()
             loss.backward()  # type: ignore[no-untyped-call]

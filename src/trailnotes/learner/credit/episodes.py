@@ -64,11 +64,7 @@ def compute_valid_share(groups: Sequence[TrajectoryGroup]) -> float:
 
 
 def group_relative(
-    values: ArrayLike,
-    normalize_std: bool = True,
-    *,
-    group: ArrayLike | None = None,
-    ddof: int = 1,
+    values: ArrayLike, normalize_std: bool = True, *, group: ArrayLike | None = None, ddof: int = 1
 ) -> Array:
     """Compute A = (x - mean R) / (std R + 1e-6) with the sample deviation (GRPO, arXiv 2402.03300, eq. 3).
 
@@ -114,9 +110,7 @@ def group_advantages(scores: Scores, algorithm: AlgorithmConfig) -> list[Array]:
     scale, by_std = 1.0, algorithm.normalize_std
     if algorithm.normalize_mean:
         if (scores.returns < 0).any():
-            raise ValueError(
-                "algorithm.normalize_mean divides by the mean return, and one is negative: set it to false"
-            )
+            raise ValueError("algorithm.normalize_mean = true divides by the mean return, and one is negative")
         scale, by_std = float(scores.returns.mean()) or math.inf, False
     rows = zip(scores.returns, scores.penalties, strict=True)
     return [group_relative(R - penalties, by_std, group=scores.returns) / scale for R, penalties in rows]

@@ -60,11 +60,7 @@ def add_adapters(model: Any, config: LoraConfig, base: str) -> Any:
 
 
 def load_adapters(model: Any, path: str, settings: Any, config: LoraConfig, base: str) -> Any:
-    """Load the adapters at `path` on the base `model`, to be trained where `config` says so.
-
-    Raises:
-        ConfigError: `config` describes other adapters, or these are no part of the weights.
-    """
+    """Load the adapters at `path` on the base `model`, to be trained where `config`, which describes them, says so."""
     import peft
 
     if settings.is_prompt_learning:
@@ -149,9 +145,8 @@ def save_adapters(model: Any, path: Path, state: Mapping[str, Tensor] | None = N
 def merge_adapters(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, float]:
     """Add the adapters of a float32 peft model to its base, which takes the place of `model`, in `dtype`.
 
-    Returns:
-        The model, and the norm of the rounding error divided by the norm of the change, over all adapted weights. (A
-        base that is no number of `dtype` loses more than that.)
+    Returns the model, and the norm of the rounding error divided by the norm of the change, over all adapted weights.
+    (A base that is no number of `dtype` loses more than that.)
     """
     _untie_adapted_embedding(model.get_base_model())
     error = change = 0.0

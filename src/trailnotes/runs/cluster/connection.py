@@ -68,8 +68,15 @@ def connect_cluster(config: Config) -> Iterator[Cluster]:
 def _init_ray(address: str) -> None:
     import ray
 
-    if address != "auto":
-        _require_listener(address)  # Ray itself takes longer than a minute to notice that there is none
+    if address != "auto":  # Ray itself takes longer than a minute to notice that nothing listens there
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT).close()
+        except OSError as error:
+            raise ClusterError(
+                f"cluster.address = {address!r}: nobody answers ({error.strerror or error}): start Ray there (ray "
+                "start --head), or name the address that it printed"
+            ) from error
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
@@ -82,17 +89,6 @@ def _init_ray(address: str) -> None:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray sets a handler of its own
-
-
-def _require_listener(address: str) -> None:
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT).close()
-    except OSError as error:
-        raise ClusterError(
-            f"cluster.address = {address!r}: nobody answers ({error.strerror or error}): start Ray there "
-            "(ray start --head), or name the address that it printed"
-        ) from error
 
 
 def get_code_version() -> str:

@@ -35,7 +35,6 @@ SPEC_FILE = "compare.toml"
 
 
 def comparison_directory(spec: ComparisonSpec, out: StrPath | None) -> Path:
-    """Get the directory of a comparison."""
     return Path(out) if out else Path("runs/compare") / slugify(spec.compare.name)
 
 
@@ -94,7 +93,7 @@ def _require_prerequisites(left: Sequence[stages.RunStage]) -> None:
     """Check packages and models before the first run; without stages left nothing is needed."""
     for stage in left:
         require_dependencies(stage.settings[1])
-        if stage.loads_initial_model:
+        if stage.name != stages.EVAL_STAGE and not stage.panel and not stage.run.uses_prior_model:
             require_model_directory(stage.run.config.model.path)
 
 
