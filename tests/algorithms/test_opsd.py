@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +25,6 @@ from tinyrun import (
     train_in_process,
     trained,
 )
-from trailnotes.algorithms.opid import UnboundedSignal
 from trailnotes.algorithms.opsd import (
     OpsdConfig,
     build_distillation_rows,
@@ -32,12 +32,8 @@ from trailnotes.algorithms.opsd import (
     distillation_metrics,
     rebuild_with_tips,
 )
-from trailnotes.commands.eval import evaluate
-from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import build_samples
-from trailnotes.memory.controls import EMPTY_TEXT
-from trailnotes.storage.files import read_jsonl
-from trailnotes.training.iteration import Iteration
+from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Sample, Task, Trajectory, TrajectoryGroup
 
 FORMS = ("sdpo", "sdar", "opcd")
@@ -128,18 +124,10 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
     sampled = [p for step in student.steps for p in step.completion.logprobs]
     expected = [i + 1 - p if d else 0 for i, (d, p) in enumerate(zip(differs, sampled, strict=True))]
     assert ratios == pytest.approx(expected)
-    trained = [lesson.build_sample(UnboundedSignal(gate="none")) for lesson in lessons]
+    trained = [lesson.build_sample(OpsdConfig(gate="none"), math.inf) for lesson in lessons]
     laid = [a for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if mask]
     assert laid == pytest.approx([e if d else 2.0 for e, d in zip(expected, differs, strict=True)])
     assert all(a == 0 for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if not mask)
-
-
-def test_tokens_behind_the_end_of_the_copy_have_no_teacher() -> None:
-    taught = episode(random.Random(1), turns=4, mode="on_policy_tips")
-    rows, weighed = (rows_of(without_tips(taught), "auto", advantage) for advantage in (2.0, 1.0))
-    (lesson,) = build_distillation_rows(rows, weighed, [np.array([-1.0])])
-    assert lesson.known.tolist() == [True] + [False] * (len(lesson.known) - 1)
-    assert lesson.build_sample(OpsdConfig()).advantages[lesson.positions[-1]] == 2.0
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -208,16 +196,6 @@ def test_each_form_learns_something_else(start_model: Path, tmp_path: Path, form
     assert second["opsd/signal"] > 0
 
 
-def test_rows_of_steps_are_taught_what_rows_of_episodes_are(start_model: Path, tmp_path: Path) -> None:
-    auto, step = (
-        trained(start_model, tmp_path / rows, algorithm=OPSD, optim={"rows": rows, "epochs": 1, "lr": 1e-3},
-                train={"iterations": 2})
-        for rows in ("auto", "step")
-    )  # fmt: skip
-    assert distance(auto, step) < 1e-5
-    assert distance(auto, start_model) > 1e-4
-
-
 def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +210,7 @@ def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
         sizes.append(max(abs(a) for sample in samples for a in sample.advantages))
         return await update(self, samples)
 
-    monkeypatch.setattr("trailnotes.training.iteration.correct_samples", impossible)
+    monkeypatch.setattr("trailnotes.runs.iteration.correct_samples", impossible)
     monkeypatch.setattr(Iteration, "update", watched)
     ahead = {"max_async_iterations": 1, "num_tasks": 5}
     run = trained(start_model, tmp_path, algorithm=OPSD, opsd={"gate": "none"}, rollout=ahead, train={"iterations": 4})
@@ -261,20 +239,6 @@ def test_the_start_model_stays_what_it_was(start_model: Path, tmp_path: Path) ->
 # --- controls
 
 
-@pytest.mark.parametrize(("show", "family"), [("own", "own"), ("other", "other"), ("empty", "own")])
-def test_a_control_is_shown_in_the_place_of_own_tips(start_model: Path, tmp_path: Path, show: str, family: str) -> None:
-    env = {"name": "paying:Paid", "options": {"families": ["route/amber", "keys/granite"], "max_steps": 2}}
-    algorithm = {"p_memory": 0.5, "show_tips": show}
-    run = trained(start_model, tmp_path, algorithm=algorithm, env=env, rollout={"num_tasks": 10})
-    seen = [(e["task"]["id"], tip) for e in episodes(run) for step in e["steps"] for tip in step["tips"]]
-    assert len(seen) > 10
-    for task, tip in seen:
-        same = tip["namespace"].rpartition("/")[0] == task.rpartition("/")[0]
-        assert same == (family == "own")
-        assert (tip["text"] == EMPTY_TEXT) == (show == "empty")
-    assert all(row[2] != EMPTY_TEXT for row in tip_rows(run)), "what is written stays what it is"
-
-
 def test_a_control_is_what_the_teacher_reads(start_model: Path, tmp_path: Path) -> None:
     for show in ("own", "other", "empty"):
         trained(start_model, tmp_path / show, algorithm=OPSD | {"show_tips": show}, train={"iterations": 2})
@@ -283,27 +247,16 @@ def test_a_control_is_what_the_teacher_reads(start_model: Path, tmp_path: Path) 
         assert metrics(tmp_path / show)[1]["opsd/taught"] > 0.5
 
 
-def test_an_evaluation_shows_a_control_where_it_is_asked_to(start_model: Path, tmp_path: Path) -> None:
-    trained(start_model, tmp_path / "run", train={"iterations": 1}, algorithm={"show_tips": "other"})
-    for show in ("own", "empty"):
-        config = tiny_config(start_model, eval={"split": "train", "num_tasks": 2, "show_tips": show})
-        evaluate(config, tmp_path / "run", memory=True, out=tmp_path / show)
-        seen = [tip for e in read_jsonl(tmp_path / show / "episodes.jsonl") for s in e["steps"] for tip in s["tips"]]
-        assert seen
-        assert all((tip["text"] == EMPTY_TEXT) == (show == "empty") for tip in seen)
-
-
-# --- settings
-
-
-def test_shares_of_members_with_tips_are_not_asked_of_it(start_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"algorithm": {"p_memory": 0.1}, "rollout": {"group_size": 2}}, "no member with tips"),
+        ({"algorithm": OPSD | {"intrinsic": "tips", "mode_unit": "iteration"}}, "opsd retrieves no tips"),
+        ({"algorithm": OPSD | {"author_credit": 1.0}}, r"algorithm\.author_credit"),
+        ({"algorithm": OPSD, "memory": {"order": ["ucb"]}}, r"memory\.order"),
+    ],
+)
+def test_settings_of_readers_are_refused(start_model: Path, sections: Any, named: str) -> None:
     tiny_config(start_model, algorithm=OPSD | {"p_memory": 0.1}, rollout={"group_size": 2})
-    with pytest.raises(ValueError, match="no member with tips"):
-        tiny_config(start_model, algorithm={"p_memory": 0.1}, rollout={"group_size": 2})
-    with pytest.raises(ValueError, match="opsd retrieves no tips"):
-        tiny_config(start_model, algorithm=OPSD | {"intrinsic": "tips", "mode_unit": "iteration"})
-    with pytest.raises(ValueError, match=r"opsd lets no member read tips: set algorithm\.author_credit = 0"):
-        tiny_config(start_model, algorithm=OPSD | {"author_credit": 1.0})
-    readers = tiny_config(start_model, algorithm=OPSD, memory={"order": ["ucb"]})  # its adaptations have some
-    with pytest.raises(ConfigError, match=r"opsd lets no member read tips, and memory\.order = ucb goes by readers"):
-        readers.validate_training()
+    with pytest.raises(ValueError, match=named):
+        tiny_config(start_model, **sections).validate_training()

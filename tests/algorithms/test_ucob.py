@@ -12,6 +12,7 @@ from tiny import group, step, trajectory
 from tinyrun import distance, equal_weights, metrics, trained
 from trailnotes.algorithms.ucob import Lesson, Turn, collect_turns, find_lessons, lesson_metrics, weigh_rows
 from trailnotes.learner.credit.steps import Visits
+from trailnotes.learner.samples import anchor_sample
 from trailnotes.types import NO_OP, Completion
 
 UCOB = {"name": "ucob", "p_memory": 0.5}
@@ -61,13 +62,6 @@ def test_only_the_largest_gaps_of_a_state_are_taught() -> None:
     assert find_lessons(visits(1.0, 1.0, 0.96), turns[:3], 1.0) == [], "within the margin"
 
 
-def test_states_that_one_episode_alone_met_teach_nothing() -> None:
-    alone = visits(1.0, 0.0)
-    alone = Visits(alone.trajectory, alone.step, ("here", "there"), alone.episode_scores, alone.step_scores)
-    turns = [turn(1, has_tips=True, other=2), turn(2, has_tips=False, other=3)]
-    assert find_lessons(alone, turns, 1.0) == []
-
-
 def test_an_invalid_action_neither_teaches_nor_is_taught() -> None:
     """Returns 1, .5 and 0: without the first and the last step nobody earned less than the second."""
     turns = [turn(1, has_tips=True, other=11), turn(2, has_tips=False, other=12), turn(3, has_tips=True, other=13)]
@@ -91,7 +85,7 @@ def test_turns_know_both_contexts() -> None:
 def test_the_gate_of_a_token_by_hand() -> None:
     """log pi_teacher = -1 and -1, log pi_pupil = -1 and -3: gates 1/2 and sigmoid(10) = .99995, times .1 times 2."""
     lesson = Lesson(answer(1, -1.0, -1.0), True, (2, 3), 0.6, 2.0)
-    row = lesson.build_row()
+    row = anchor_sample(replace(lesson.answer, prompt_ids=lesson.prompt), "lesson", hold=0.0, advantage=1.0)
     assert (row.token_ids, row.loss_mask, row.role) == ((2, 3, 10, 11), (0, 0, 1, 1), "lesson")
     (taught,), gates = weigh_rows([lesson], [row], [[0.0, 0.0, -1.0, -3.0]], coefficient=0.1)
     assert taught.advantages == pytest.approx((0.0, 0.0, 0.1, 0.2 * 0.9999546))

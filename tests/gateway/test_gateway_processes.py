@@ -52,12 +52,12 @@ def test_a_command_is_told_its_session_and_reports(tmp_path: Path) -> None:
 )
 def test_how_a_command_failed_is_said(tmp_path: Path, lines: str, said: str) -> None:
     errors: list[Trajectory] = []
-    play(command(tmp_path, lines), lambda _: None, errors=errors)
+    play(command(tmp_path, lines, timeout=60.0), lambda _: None, errors=errors)
     assert said in errors[0].error
 
 
 def test_a_command_that_never_ends_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes.gateway.launch.GRACE_S", 0.1)
+    monkeypatch.setattr("trailnotes.gateway.pool.GRACE_S", 0.1)
     lines = f"""
 import subprocess
 child = subprocess.Popen(["sleep", "600"])

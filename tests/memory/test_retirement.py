@@ -11,21 +11,15 @@ import pytest
 
 from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.toml import load_config
-from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import TipMemory, exchange, open_memory
-from trailnotes.memory.owner import rewind_to_snapshot
-from trailnotes.memory.tip_stats import ReaderStats, TipEffect, TipExposure, mean_gain
-from trailnotes.memory.tipfile import read_tips
+from trailnotes.memory.exchange import rewind_to_snapshot
+from trailnotes.memory.tip_stats import TipEffect, TipExposure
 from trailnotes.types import Task, Tip
 
 WELL = "go left at the old well and take the brass key that lies on the third stone behind it"
-ALIKE = "go left at the old well and take the brass key that lies on the second stone behind it"
-OTHER = "the red door needs no key"
 
 
 class LaxConfig(MemoryConfig):
-    merge_similarity: ClassVar[float] = 0.5
     distilled_readers: ClassVar[int] = 2
 
 
@@ -66,7 +60,7 @@ def test_the_oldest_goes_and_is_marked() -> None:
     write(memory, "one", "two", "three")
     assert found(memory) == {"two", "three"}
     (mark,) = memory.store.load_retirements().values()
-    assert mark == ("oldest", 4, "today", "memory.capacity = 2", 0), "after three writes of tips"
+    assert mark == ("oldest", 4, "today", "memory.capacity = 2"), "after three writes of tips"
     assert memory.stats() == memory.stats() | {"tips": 2, "enabled": 2, "retired": 1}
 
 
@@ -92,59 +86,6 @@ def test_the_least_worth_goes_what_misled_before_what_nobody_read() -> None:
     assert marks(memory).keys() == {2, 3}, "then the older of those that nobody read"
 
 
-def test_one_unlucky_reader_is_not_the_last_word() -> None:
-    """After one reader who lost all a tip is still ahead of one that three of four readers lost half by."""
-    memory = memory_of(capacity=4, retire="least_worth")
-    write(memory, *"abcd")
-    read(memory, 1, -1.0)
-    read(memory, 2, -0.5, -0.5, -0.5, -0.5)
-    assert mean_gain(np.array([1, 4]), np.array([-1.0, -2.0])).tolist() == [-0.5, -0.4], "as searches rank them"
-    write(memory, "e")
-    assert marks(memory).keys() == {2}
-
-
-def test_two_that_say_nearly_the_same_become_one_with_the_counts_of_both() -> None:
-    memory = memory_of(capacity=3, retire="merge")
-    memory.add([Tip("task", WELL, "a hall", 0.5, 2.0, model="first")])
-    write(memory, OTHER, ALIKE, model="second")
-    read(memory, 1, -0.5)
-    read(memory, 3, 0.5, 1.0)
-    memory.record_effects([TipEffect(1, 1.0), TipEffect(3, 0.0), TipEffect(3, 0.5)])
-    write(memory, "something else altogether")
-    assert found(memory) == {OTHER, ALIKE, "something else altogether"}, "that of more worth stays, in its own words"
-    kept, gone = memory.store.get_tip(3), memory.store.get_tip(1)
-    assert kept is not None
-    assert gone is not None
-    assert (kept.support, kept.score, kept.max_score, kept.model) == (2, 0.5, 2.0, "second")
-    assert (gone.support, gone.model) == (1, "first"), "its author is known"
-    (readers,) = memory.store.load_reader_stats(3).values()
-    assert readers == (3, 3.0, 3, 1.0, readers.used, 3, pytest.approx(0.5))
-    assert marks(memory) == {1: ("merge", "0.94 like tip 3")}
-    assert memory.store.find_merged_tips(3) == [1]
-
-
-def test_what_is_said_of_another_state_or_in_other_words_stays_and_then_the_oldest_goes() -> None:
-    memory = memory_of(capacity=2, retire="merge")
-    memory.add([Tip("task", WELL, "a hall", 0.0), Tip("task", ALIKE, "deep water under a bridge", 0.0)])
-    write(memory, "go right at the new mill")
-    assert marks(memory) == {1: ("oldest", "memory.capacity = 2")}
-
-
-def test_a_text_that_became_one_with_another_supports_that() -> None:
-    memory = memory_of(capacity=2, retire="merge")
-    write(memory, WELL, OTHER, ALIKE)
-    assert marks(memory).keys() == {1}
-    assert memory.add([Tip("task", WELL, "another hall", 3.0, action="jump")]) == 1
-    kept = memory.store.get_tip(3)
-    assert kept is not None
-    assert (kept.text, kept.key, kept.support, kept.score, kept.action) == (ALIKE, "a hall", 3, 3.0, "")
-    assert found(memory) == {OTHER, ALIKE}
-    with memory.store.transaction():
-        memory.store.delete([3])
-    write(memory, WELL)
-    assert found(memory) == {OTHER, WELL}, "what it had become is gone, so it comes back"
-
-
 def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
     memory = memory_of(capacity=2, scope="family")
     house = [Task(name, "house", split=split, family="maze") for name, split in (("a", "train"), ("b", "train"))]
@@ -155,35 +96,6 @@ def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
     assert set(marks(memory)) == {1, 2}, "those of a, when b's came"
     write(memory, "third", namespace="held")
     assert found(memory, "held") == {"first of b", "second of b", "second of held", "third"}
-
-
-def test_thousands_of_one_text_are_one_tip_or_thousands_of_states_within_the_capacity() -> None:
-    counted, by_state = memory_of(capacity=50), memory_of(capacity=50, entries="step", retire="merge")
-    batch = [Tip("task", WELL, f"state {number}", 0.0) for number in range(3000)]
-    counted.add(batch)
-    assert counted.stats() == counted.stats() | {"tips": 1, "support": 3000}
-    by_state.add(batch)
-    assert by_state.stats()["enabled"] == 50
-    gone, tips = by_state.store.load_retirements(), by_state.store.load_tips()
-    assert len(tips) == 3000
-    assert sum(tip.support for tip in tips if tip.id not in gone or not gone[tip.id].into) == 3000
-
-
-def test_a_clock_that_jumps_changes_nothing() -> None:
-    times = iter(["2030-01-01", "1970-01-01", "", "9999-12-31"] * 9)
-    memory = open_memory(None, MemoryConfig(threshold=-1, capacity=2), clock=lambda: next(times))
-    for number in range(4):
-        write(memory, f"tip {number}")
-    assert [tip.text for tip in memory.search("task", "q", 9)] == ["tip 3", "tip 2"]
-    assert [mark.write for mark in memory.store.load_retirements().values()] == [4, 6]
-
-
-def test_tips_of_a_megabyte_are_bounded_and_found() -> None:
-    memory = memory_of(capacity=2, retire="merge")
-    for letter in "abc":
-        memory.add([Tip("task", f"{letter} " * 500_000, f"{letter} " * 500_000, 0.0)])
-    assert len(found(memory)) == 2
-    assert memory.stats()["bytes"] < 500_000
 
 
 # --- what is distilled --------------------------------------------------------------------------------------------
@@ -226,13 +138,6 @@ def test_a_named_measure_counts_once_and_nothing_is_written_without() -> None:
     assert memory.store.load_reader_stats(1)[1].measured == 1
 
 
-def test_what_no_training_measures_is_refused() -> None:
-    for more in ("--algorithm.name grpo", "--algorithm.q_off_policy 0"):
-        config = load_config(None, f"--model.path there --memory.distilled 0.5 {more}".split())
-        with pytest.raises(ConfigError, match=r"memory\.distilled is measured where empo2.*set it to 0"):
-            config.validate_training()
-
-
 # --- how they come back, and what their owner sees ----------------------------------------------------------------
 
 
@@ -247,16 +152,6 @@ def test_what_made_room_comes_back_when_it_is_written_again_with_its_readers() -
         assert found(memory) == {"three", "one"}
         assert memory.store.load_reader_stats(1)[1].shown == 1
         assert marks(memory).keys() == {2}
-
-
-def test_its_owner_brings_it_back_as_the_newest_or_keeps_it_away(path: Path) -> None:
-    with memory_of(path, capacity=2) as memory:
-        exchange.enable_tips(memory.store, [1])
-        write(memory, "four")
-        assert found(memory) == {"one", "four"}, "those that are older go"
-        exchange.enable_tips(memory.store, [2], enabled=False)
-        write(memory, "two")
-        assert "two" not in found(memory), "whoever writes it again"
 
 
 def test_a_run_that_goes_back_has_the_marks_of_then_and_its_owner_s_wishes(path: Path, tmp_path: Path) -> None:
@@ -276,7 +171,7 @@ def test_a_run_that_goes_back_has_the_marks_of_then_and_its_owner_s_wishes(path:
 
 
 def test_the_command_line_shows_what_is_retired_and_why(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with memory_of(path, retire="merge", capacity=2) as memory:
+    with memory_of(path, capacity=2) as memory:
         memory.record_effects([TipEffect(2, 0.5)])
         write(memory, "three")
     assert main(["memory", "list", str(path.parent)]) == 0
@@ -293,27 +188,3 @@ def test_the_command_line_shows_what_is_retired_and_why(path: Path, capsys: pyte
     assert main(["memory", "enable", str(path.parent), "1"]) == 0
     assert main(["memory", "list", str(path.parent), "--retired"]) == 0
     assert capsys.readouterr().out == "1 tips enabled\n"
-
-
-def test_all_and_export_leave_the_retired_alone(path: Path, tmp_path: Path) -> None:
-    main(["memory", "enable", str(path.parent), "--all"])
-    with memory_of(path) as memory:
-        assert found(memory) == {"two", "three"}
-        assert exchange.export_tips(memory.store, tmp_path / "tips.jsonl") == 2
-    assert [tip.text for tip in read_tips(tmp_path / "tips.jsonl")] == ["two", "three"]
-
-
-def test_a_full_disk_retires_nothing(path: Path) -> None:
-    with memory_of(path, capacity=2) as memory:
-        pages = memory.store._query("PRAGMA page_count")[0][0]
-        memory.store._query(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(MemoryStoreError, match="everything written before is kept"):
-            write(memory, *(f"tip {number}" for number in range(500)))
-        assert found(memory) == {"two", "three"}
-        assert marks(memory).keys() == {1}
-
-
-def test_what_no_tip_made_likelier_is_done_anyway() -> None:
-    """However unlikely tips made it: e to the power of a thousand is more than a number can be."""
-    assert ReaderStats(1, 1.0, 0, 0.0, 1, measured=1, lead=-1000.0).tip_free_ratio == 1.0
-    assert ReaderStats(1, 1.0, 0, 0.0, 1, measured=1, lead=1000.0).tip_free_ratio == 0.0

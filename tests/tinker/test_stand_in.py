@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tinker import types
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tinker_servers import KEY, RANK, Server, StandIn, ask
+from tinker_servers import RANK, Server, StandIn, ask
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 
@@ -131,18 +130,6 @@ def assert_differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) 
 
 def get_logprobs(output: types.ForwardBackwardOutput, row: int = 0) -> torch.Tensor:
     return output.loss_fn_outputs[row]["logprobs"].to_torch()
-
-
-def test_the_base_is_among_the_capabilities(server: Server) -> None:
-    models = ask(f"{server.url}/api/v1/get_server_capabilities")["supported_models"]
-    names = [model["model_name"] for model in models]
-    assert names == [str(server.model)]
-
-
-def test_fresh_adapters_score_as_the_base_does(server: Server, create: Any, base: torch.nn.Module) -> None:
-    output = create().forward([make_datum(ids) for ids in ROWS], "cross_entropy").result(SECONDS)
-    for place, ids in enumerate(ROWS):
-        torch.testing.assert_close(get_logprobs(output, place), score(base, ids).detach(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "importance_sampling", "ppo"])
@@ -269,26 +256,6 @@ def test_weight_decay_reaches_the_other_models_of_skyrl(server: Server, create: 
     assert_equal(server.read_adapter(other, "after"), decayed if server.dialect == "skyrl" else before, 1e-7)
 
 
-def test_a_name_that_is_taken_is_refused_by_skyrl(server: Server, create: Any) -> None:
-    client = create()
-    client.save_state("state").result(SECONDS)
-    request = {"model_id": client.model_id, "path": "state"}
-    if server.dialect == "skyrl":  # the SDK would try again for five minutes
-        with pytest.raises(urllib.error.HTTPError, match="500"):
-            ask(f"{server.url}/api/v1/save_weights", request)
-    else:
-        assert ask(f"{server.url}/api/v1/save_weights", request)["request_id"]
-
-
-def test_an_unknown_model_is_an_error(server: Server) -> None:
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        ask(f"{server.url}/api/v1/optim_step", {"model_id": "model_0", "adam_params": {"learning_rate": 0.1}})
-    client = server.create()
-    ask(f"{server.url}/api/v1/unload_model", {"model_id": client.model_id})
-    with pytest.raises((ValueError, tinker.RequestFailedError), match="not loaded"):
-        client.optim_step(types.AdamParams()).result(SECONDS)
-
-
 def test_an_old_checkpoint_that_is_sampled_overwrites_what_is_trained_on_skyrl(
     server: Server, create: Any, base: torch.nn.Module
 ) -> None:
@@ -304,39 +271,3 @@ def test_an_old_checkpoint_that_is_sampled_overwrites_what_is_trained_on_skyrl(
     train(client, "ppo", inputs)
     again = sampler.compute_logprobs(prompt).result(SECONDS)[-10:]
     assert (again == pytest.approx(old, abs=1e-5)) == (server.dialect != "skyrl")
-
-
-@pytest.mark.parametrize("dialect", ["documented", "skyrl"])
-def test_after_a_kill_checkpoints_are_there_and_models_are_not(stand_in: Any, dialect: str) -> None:
-    server: StandIn = stand_in(dialect)
-    client = server.create(seed=2)
-    path = client.save_state("state").result(SECONDS).path
-    expected = server.read_adapter(client, "end")
-    server.restart()
-    with pytest.raises((ValueError, tinker.RequestFailedError), match="not loaded"):
-        client.optim_step(types.AdamParams()).result(SECONDS)
-    other = server.create(seed=3)
-    other.load_state_with_optimizer(path).result(SECONDS)
-    assert_equal(server.read_adapter(other, "end"), expected, 0.0)
-
-
-def test_faults_come_when_they_are_asked_for(stand_in: Any) -> None:
-    server: StandIn = stand_in("documented", "--key", KEY, "--wait", "0.2")
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        ask(f"{server.url}/api/v1/healthz")
-    client = server.create()
-    server.add_fault(path="optim_step", status=500)
-    client.optim_step(types.AdamParams()).result(SECONDS)
-    server.add_fault(path="optim_step", hang=True)
-    with pytest.raises(TimeoutError):
-        client.optim_step(types.AdamParams()).result(0.5)
-    path = client.save_state("state").result(SECONDS).path
-    server.add_fault(delete=path)
-    with pytest.raises(tinker.NotFoundError):
-        client.load_state(path).result(SECONDS)
-    server.add_fault(forget=True)
-    with pytest.raises(tinker.RequestFailedError, match="not loaded"):
-        client.forward([make_datum(PROMPT)], "cross_entropy").result(SECONDS)
-    counts = server.counts()
-    assert counts["requests"]["optim_step"] == 3
-    assert counts["tokens"] == {}

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import signal
 import tempfile
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,17 @@ from trailnotes.commands import main
 from trailnotes.commands.warmstart import dry_run
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import tasks_of
-from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
+from trailnotes.errors import ConfigError, Interrupted, NonFiniteError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.storage.records import task_to_json
 from trailnotes.types import Message
 from trailnotes.warmstart import training as module
-from trailnotes.warmstart.demonstrations import Demonstration
 from trailnotes.warmstart.small_model import END, train_tokenizer
 from trailnotes.warmstart.training import (
     EncodedDemonstration,
     collate,
     compute_learning_rate,
-    encode_demonstration,
     iter_batches,
     warmstart,
 )
@@ -81,14 +79,6 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: P
     assert not equal(first, other)
 
 
-def test_the_command_line_trains_the_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "warm.toml"
-    path.write_text(to_toml(small_config()))
-    assert main(["warmstart", str(path), "--out", str(tmp_path / "model"), "--warmstart.steps", "2"]) == 0
-    assert f"model: {tmp_path / 'model'}" in capsys.readouterr().out
-    assert json.loads((tmp_path / "model" / "warmstart.json").read_text())["steps"] == 2
-
-
 def test_a_dry_run_takes_a_few_steps_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     taken = []
@@ -124,13 +114,6 @@ def test_what_is_there_already_is_never_replaced(kind: str, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="already exists; choose another --out"):
         warmstart(small_config(), out)
     assert {path: path.read_text() for path in [out, *out.glob("*")] if path.is_file()} == before
-
-
-def test_an_environment_without_scripted_episodes_is_named_before_any_work(tmp_path: Path) -> None:
-    config = small_config(env={"name": "textworld", "options": {}}, model={"path": "no-such-model"})
-    with pytest.raises(ConfigError, match=r"env\.name = 'textworld' has no scripted episodes .*waymarks"):
-        warmstart(config, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 # -- plain SFT of a given model
@@ -178,14 +161,6 @@ def test_demonstrations_that_never_fit_are_an_error_not_an_endless_search(start_
     with pytest.raises(ConfigError, match=r"no demonstration fits rollout\.max_context_tokens = 4"):
         warmstart(config.model_copy(update={"rollout": tight}), tmp_path / "tuned")
     assert not (tmp_path / "tuned").exists()
-
-
-def test_a_bad_line_stops_before_the_model_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text("{}\n")
-    model = {"path": "no-such-model"}
-    config = small_config(model=model, warmstart={"demonstrations": str(tmp_path / "bad.jsonl")})
-    with pytest.raises(ConfigError, match=r"bad\.jsonl:1 is not a demonstration"):
-        warmstart(config, tmp_path / "out")
 
 
 # -- micro-batches, precision, adapters
@@ -267,14 +242,18 @@ def test_adapters_are_tuned_and_their_base_is_not(start_model: Path, tmp_path: P
     assert not (tmp_path / "again").exists()
 
 
-def test_turns_of_an_example_are_not_taught(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rollout.example_turns: set it to \[\]"):
-        warmstart(small_config(rollout={"example_turns": (("seen", "said"),)}), tmp_path / "model")
-
-
-def test_adapters_of_a_model_yet_to_be_made_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"set model\.path, or set it false"):
-        warmstart(small_config(model={"lora": {"enabled": True}}), tmp_path / "model")
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rollout": {"example_turns": (("seen", "said"),)}}, "rollout.example_turns"),
+        ({"model": {"lora": {"enabled": True}}}, "model.path"),
+        ({"env": {"name": "textworld", "options": {}}, "model": {"path": "no-such-model"}}, "env.name"),
+    ],
+)
+def test_what_cannot_be_taught_is_refused_before_any_work(settings: Any, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        warmstart(small_config(**settings), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_not_finite_is_not_stepped(tmp_path: Path) -> None:
@@ -330,16 +309,6 @@ def test_a_signal_has_the_step_finished_and_saved(tmp_path: Path) -> None:
     assert seen[0]["step"] == 3
 
 
-def test_an_unfinished_model_of_other_settings_is_kept(tmp_path: Path) -> None:
-    config = small_config(warmstart={"steps": 4, "save_every": 1})
-    with pytest.raises(Killed):
-        warmstart(config, tmp_path / "model", progress=at_step(3, die))
-    other = small_config(warmstart={"steps": 4, "save_every": 1, "lr": 0.1})
-    with pytest.raises(RunError, match=r"--allow-change warmstart\.lr"):
-        warmstart(other, tmp_path / "model")
-    assert warmstart(other, tmp_path / "model", allow_change=["warmstart.lr"]) == tmp_path / "model"
-
-
 # -- rows
 
 
@@ -348,40 +317,10 @@ def test_only_taught_turns_and_their_end_are_imitated() -> None:
     said = [("user", "exits north"), ("assistant", "north"), ("user", "exits east"), ("assistant", "east")]
     messages = tuple(Message(role, text) for role, text in said)  # type: ignore[arg-type]
     chat = ChatFormat(tokenizer)
-    whole, mask = encode_demonstration(Demonstration(messages, frozenset({1, 3})), chat)
-    assert tokenizer.decode([i for i, m in zip(whole, mask, strict=True) if m]).split() == [
-        f"north{END}",
-        f"east{END}",
-    ]
-    assert tuple(whole[: mask.index(1)]) == chat.encode(messages[:1])
-    ids, only_last = encode_demonstration(Demonstration(messages, frozenset({3})), chat)
-    assert ids == whole
-    assert tokenizer.decode([i for i, m in zip(ids, only_last, strict=True) if m]).split() == [f"east{END}"]
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_share_of_the_rows_teaches_what_is_shown_too(share: float) -> None:
-    chat = ChatFormat(train_tokenizer(demonstration_texts(50), 420))
-    drawn, plain = (
-        list(islice(module._iter_rows(small_config(warmstart={"p_full_loss": own}), chat, 0), 40))
-        for own in (share, 0.0)
-    )
-    wholes = [sum(row.loss_mask) == len(row.token_ids) - 1 for row in drawn]
-    assert sum(wholes) == pytest.approx(40 * share, abs=8 if share == 0.5 else 0)
-    for row, own, is_whole in zip(drawn, plain, wholes, strict=True):
-        assert row.token_ids == own.token_ids
-        assert row.loss_mask == ([0, *[1] * (len(row.token_ids) - 1)] if is_whole else own.loss_mask)
-
-
-def test_batches_hold_similar_lengths_and_lose_no_row() -> None:
-    rng = random.Random(0)
-    rows = [EncodedDemonstration([i] * rng.randint(1, 50), [1]) for i in range(64)]
-    cut = list(islice(iter_batches(iter(rows), 4, random.Random(0)), 16))
-    assert sorted(row[0][0] for batch in cut for row in batch) == list(range(64))
-    spreads = [max(lengths) - min(lengths) for batch in cut if (lengths := [len(row[0]) for row in batch])]
-    assert sum(spreads) <= 49  # together no more than the whole range: they were sorted
-    means = [sum(len(row[0]) for row in batch) for batch in cut]
-    assert means != sorted(means)
+    for taught, words in (({1, 3}, [f"north{END}", f"east{END}"]), ({3}, [f"east{END}"])):
+        ids, mask = chat.encode_with_mask(messages, taught)
+        assert tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m]).split() == words
+    assert tuple(ids[: chat.encode_with_mask(messages, {1})[1].index(1)]) == chat.encode(messages[:1])
 
 
 def test_collate_pads_on_the_right() -> None:

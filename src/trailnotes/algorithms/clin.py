@@ -7,18 +7,14 @@ its code (allenai/clin, d96c028) has no licence and was read for facts alone. Se
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
-from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.algorithms import _notebook as notebook
 from trailnotes.config.methods import Method
 from trailnotes.rollout.tips import select_usable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.algorithms._notebook import Ask
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Task, TrajectoryGroup
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.types import Task, TrajectoryGroup
 
 _FORM: Final = re.compile(r"\b(necessary|contribute)\b", re.IGNORECASE)
 _REQUEST: Final = (
@@ -29,8 +25,7 @@ _REQUEST: Final = (
 
 
 async def clin(run: AdaptationRun) -> None:
-    """Adapt to each task by causal statements about it."""
-    await adapt_by_notebook(run, CausalStatements(run.config.section(NotebookConfig).shown))
+    await notebook.adapt_by_notebook(run, CausalStatements(run.config.section(notebook.NotebookConfig).shown))
 
 
 class CausalStatements:
@@ -43,25 +38,23 @@ class CausalStatements:
         self.known: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
-        """Count the statements of all tasks."""
         return sum(map(len, self.known.values()))
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (a task has its own)
-        """Return those of the task."""
         return self.known.get(task.id, ())
 
-    async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
+    async def update(self, groups: Sequence[TrajectoryGroup], ask: notebook.Ask) -> int:
         """Have the statements of each task written anew; where nothing can be read, the old ones stay."""
         episodes = select_usable([group.trajectories[0] for group in groups])
         questions = []
         for episode in episodes:
             known = self.known.get(episode.task.id, [])
             before = "\n".join(["What you knew before it:", *known, ""]) if known else ""
-            text = _REQUEST.format(outcome=describe_outcome(episode), before=before, most=self.most)
-            questions.append(Question(episode.task.id, text, episode))
+            text = _REQUEST.format(outcome=notebook.describe_outcome(episode), before=before, most=self.most)
+            questions.append(notebook.Question(episode.task.id, text, episode))
         unusable = 0
         for episode, answer in zip(episodes, await ask("causes", questions), strict=True):
-            found = [line for line in read_lines(answer) if _FORM.search(line)]
+            found = [line for line in notebook.read_lines(answer) if _FORM.search(line)]
             unusable += not found
             if found:
                 self.known[episode.task.id] = found[: self.most]
@@ -69,5 +62,5 @@ class CausalStatements:
 
 
 METHOD = Method(
-    "clin", "CLIN", clin, trains=False, repeats=True, colour="#003f5c", sections={"notebook": NotebookConfig}
+    "clin", "CLIN", clin, trains=False, repeats=True, colour="#003f5c", sections={"notebook": notebook.NotebookConfig}
 )

@@ -31,7 +31,7 @@ def dry_run(config: Config, out: Path) -> str:
         ConfigError: whatever would end the real start early.
     """
     from trailnotes.runs.console import format_duration, format_megabytes
-    from trailnotes.training.estimate.forecast import count_bytes
+    from trailnotes.runs.estimate.forecast import count_bytes
     from trailnotes.warmstart.training import require_free_output, warmstart
 
     require_free_output(out)

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
-from trailnotes.gateway.requests import (
-    ChatPrompt,
-    ChatTurn,
-    ModelCall,
-    ModelReply,
-    RequestRefused,
-    identify,
-    make_reply,
-)
-from trailnotes.gateway.requests import render_conversation as render
-from trailnotes.types import Completion, Observation, Task
+from trailnotes.gateway import requests
+from trailnotes.gateway.requests import ChatPrompt, ChatTurn, ModelCall, ModelReply, RequestRefused
+from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Task
 
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
 MAX_REPORT_CHARS: Final = 32_768  # of the text of a report
@@ -45,7 +36,7 @@ class Report(BaseModel):
 
 
 def parse_report(body: Mapping[str, Any]) -> Report:
-    """Parse a report. Raises `RequestRefused` for a field that is none or of another type."""
+    """Parse a report; raises `RequestRefused` for an unknown field or one of another type."""
     try:
         return Report.model_validate({name: value for name, value in body.items() if value is not None})
     except ValidationError as error:
@@ -53,15 +44,7 @@ def parse_report(body: Mapping[str, Any]) -> Report:
         raise RequestRefused(f"this is no report ({faults[:MAX_FAULT_CHARS]})") from None
 
 
-class Agent(Protocol):
-    """A running agent, which its session ends."""
-
-    def stop(self) -> None:
-        """End it, soon if it has reported, else now."""
-        ...
-
-
-StartAgent = Callable[["Session"], Agent | None]
+StartAgent = Callable[["Session"], Any]  # returns the running agent, which `close` stops
 Score = Callable[[Task, list[dict[str, str]]], Any]
 
 
@@ -83,7 +66,7 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.num_answered = 0
         self._timeout, self._start, self._scorer = timeout, start, scorer
-        self._agent: Agent | None = None
+        self._agent: Any = None
         self._waiting: asyncio.Queue[tuple[ChatPrompt, asyncio.Future[Completion]] | None] = asyncio.Queue()
         self._now: asyncio.Future[Completion] | None = None  # the request that the run answers
         self._asked: dict[ChatPrompt, asyncio.Future[Completion]] = {}
@@ -94,18 +77,11 @@ class Session:
 
     @property
     def has_reported(self) -> bool:
-        """Whether the agent has said how it ended."""
         return self._report.done
 
-    # the agent's side
-
     async def ask(self, call: ModelCall, *, again: bool = False) -> ModelReply:
-        """Have the run answer a request; `again`: the client repeats one whose answer it may have missed.
-
-        Raises:
-            RequestRefused: the conversation is none, or the episode is over.
-        """
-        said = render(call, self._sampled)
+        """Have the run answer a request; `again`: the client repeats one whose answer it may have missed."""
+        said = requests.render_conversation(call, self._sampled)
         self._require_live()
         future = self._asked.get(said) if again else None
         if future is None:
@@ -114,18 +90,14 @@ class Session:
             future = self._asked[said] = self.loop.create_future()
             self._waiting.put_nowait((said, future))
         completion = await asyncio.shield(future)
-        reply = make_reply(call, completion)
+        reply = requests.make_reply(call, completion)
         before = tuple(turn for turn in said.turns if turn[0] != "system")
         for place in (before, None):
-            self._sampled[place, identify(reply.message)] = completion.text
+            self._sampled[place, requests.identify(reply.message)] = completion.text
         return reply
 
     def report(self, report: Report) -> None:
-        """Take a report; the first that is `done` ends the episode.
-
-        Raises:
-            RequestRefused: the episode is over.
-        """
+        """Take a report; the first that is `done` ends the episode, after which all are refused."""
         self._require_live()
         if self._scorer is not None:  # which alone says how it went
             report = Report(text=report.text, done=report.done, truncated=report.truncated)
@@ -136,12 +108,11 @@ class Session:
             self._finish()
 
     def _keep(self, report: Report, before: Report) -> None:
-        """Keep a report, with what it leaves out as it was `before`, and add its reward."""
         known, most = before.score or 0.0, report.max_score or before.max_score or 1.0
         score = known if report.score is None else report.score
         reward = self._reward + (score - known if report.reward is None else report.reward)
-        if not math.isfinite(reward):
-            raise RequestRefused("the rewards of an episode must have a finite sum")
+        if not abs(reward) <= MAX_MAGNITUDE:
+            raise RequestRefused(f"the rewards of an episode must have a sum of at most {MAX_MAGNITUDE:g} in size")
         success = score >= most if report.success is None else report.success
         self._report = report.model_copy(update={"score": score, "max_score": most, "success": success})
         self._reward = reward
@@ -160,10 +131,8 @@ class Session:
         if self._over:
             raise RequestRefused("this session has reported its end", 409, "session_ended")
 
-    # the run's side
-
     async def reset(self, task: Task) -> Observation:
-        """Start the agent on `task`, and wait for its first request. Raises `EnvError` where none comes."""
+        """Start the agent on `task`, and wait for its first request; raises `EnvError` where none comes."""
         self.task = task
         try:
             self._agent = self._start(self) if self._start else None
@@ -172,7 +141,6 @@ class Session:
         return await self._observe()
 
     async def answer(self, completion: Completion) -> Observation:
-        """Answer the request, and wait for the next one or for the end. Raises `EnvError` where the agent fails."""
         assert self._now is not None, "a request is answered once"
         self._said.append(("assistant", completion.text))
         self.num_answered += 1
@@ -240,7 +208,6 @@ class Session:
         return self._make_observation(text=self._report.text[:MAX_REPORT_CHARS], terminated=not cut, truncated=cut)
 
     async def _score(self) -> None:
-        """Have the scorer say how it went, if there is one."""
         if self._scorer is None:
             return
         messages = [{"role": role, "content": text} for role, text in self._said]

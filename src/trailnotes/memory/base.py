@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from trailnotes.memory.tip_stats import TipEffect
-from trailnotes.types import Task, Tip, Trajectory
+from trailnotes.types import Tip, Trajectory
 
 
 class Memory(Protocol):
@@ -15,26 +14,21 @@ class Memory(Protocol):
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Return at most `top_k` enabled tips for `query`, the best first by the implementation's own rule."""
-        ...
 
     def add(self, tips: Sequence[Tip]) -> int:
         """Store `tips` in the given order, in one transaction; return the number of rows that are new or changed.
 
         The texts arrive as their author wrote them: clean what you keep (`clean_tip`).
         """
-        ...
 
     def snapshot(self, path: Path) -> None:
         """Write a consistent copy to `path`, atomically, while others may read and write."""
-        ...
 
     def restore(self, path: Path) -> None:
         """Replace the content by that of a snapshot."""
-        ...
 
     def stats(self) -> dict[str, float]:
         """Return counts for logs and people: tips, namespaces, bytes."""
-        ...
 
 
 @runtime_checkable
@@ -43,20 +37,6 @@ class AsyncMemory(Memory, Protocol):
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Return what `search` returns, without blocking the event loop."""
-        ...
-
-
-@runtime_checkable
-class ScopedMemory(Memory, Protocol):
-    """A memory that may retrieve tips of other tasks. `run_groups` calls `register_tasks` before it samples."""
-
-    def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """Record the split, environment and family of `tasks`; return whether any of it was new.
-
-        Raises:
-            ConfigError: a task lacks a field that the memory groups tasks by.
-        """
-        ...
 
 
 @runtime_checkable
@@ -70,13 +50,3 @@ class FeedbackMemory(Memory, Protocol):
 
         `once` names the batch: a batch of that name that was reported before, perhaps before a restart, is skipped.
         """
-        ...
-
-
-@runtime_checkable
-class TipEffectMemory(Memory, Protocol):
-    """A memory that records what its tips still change, where training also scores actions without tips."""
-
-    def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """Record what tips changed in successful episodes, in the given order; `once` as for `report`."""
-        ...

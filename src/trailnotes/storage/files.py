@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import json
 import math
@@ -14,7 +13,8 @@ import shutil
 import stat
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar
 
@@ -27,13 +27,10 @@ _ITERATION_PATTERN = re.compile(rb'\{"iteration": (\d+)[,}]')
 
 
 def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
-    """Parse JSON; bytes are UTF-8.
+    """Parse JSON, or raise `ValueError`; bytes are UTF-8.
 
     `nonfinite` says what becomes of numbers that no float holds (``NaN``, ``1e999``): "keep" makes them ``nan`` or
     ``inf``, "drop" None, as `encode_line` writes them.
-
-    Raises:
-        ValueError: it is not JSON, nests too deeply, or has a number that "refuse" refuses.
     """
     if isinstance(text, bytes):
         text = text.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass")
@@ -45,29 +42,24 @@ def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
 
 def parse_json_at(text: str, place: int) -> tuple[Any, int]:
     """Parse the JSON value that begins at `place`; returns it and its end."""
-    try:
-        return _DECODERS["keep"].raw_decode(text, place)
-    except RecursionError:
-        raise ValueError("it nests too deeply") from None
+    return _DECODERS["keep"].raw_decode(text, place)
 
 
-def _drop_nonfinite(digits: str) -> float | None:
+def _parse_number(nonfinite: Nonfinite, digits: str) -> float | None:
     value = float(digits)
+    if nonfinite == "refuse" and not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is not a finite number of JSON")
     return value if math.isfinite(value) else None
 
 
-def _refuse_nonfinite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is not a finite number of JSON")
-    return value
+def _make_decoder(nonfinite: Nonfinite) -> json.JSONDecoder:
+    parse = partial(_parse_number, nonfinite)
+    return json.JSONDecoder(parse_float=parse, parse_constant=parse)
 
 
 _DECODERS: Final[Mapping[Nonfinite, json.JSONDecoder]] = {
-    "keep": json.JSONDecoder(),
-    "drop": json.JSONDecoder(parse_float=_drop_nonfinite, parse_constant=_drop_nonfinite),
-    "refuse": json.JSONDecoder(parse_float=_refuse_nonfinite, parse_constant=_refuse_nonfinite),
-}
+    "keep": json.JSONDecoder(), "drop": _make_decoder("drop"), "refuse": _make_decoder("refuse"),
+}  # fmt: skip
 
 
 def get_cache_dir(name: str) -> Path:
@@ -77,13 +69,7 @@ def get_cache_dir(name: str) -> Path:
 
 
 def open_or_make(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -> T:
-    """Open a folder of the user's cache, or make it if it is missing, whole or not at all.
-
-    Several processes may make it at once, each aside; the first to finish gives its own.
-
-    Raises:
-        RunError: it cannot be made; set TRAILNOTES_CACHE to another folder.
-    """
+    """Open a folder of the user's cache, or make it; several processes may, and the first to finish gives its own."""
     try:
         if not folder.is_dir():
             return make()
@@ -106,51 +92,21 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
 
 @contextmanager
 def open_aside(path: Path) -> Iterator[Path]:
-    """Yield an empty file beside `path`, to be written and renamed; it is removed if it was not renamed.
-
-    Its name stays the same, so that killed processes leave one file at most. If another process writes the same `path`,
-    the name is unique.
-    """
-    aside, descriptor = _claim_temp_file(path)
+    """Yield a free name beside `path`, for a file to be written and renamed; it is removed if it was not renamed."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield aside
     finally:
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), aside.stat()):  # else it was renamed, and this is another's
-                aside.unlink()
-        os.close(descriptor)
-
-
-def _claim_temp_file(path: Path) -> tuple[Path, int]:
-    aside = path.with_name(f".{path.name}.tmp")
-    descriptor = -1
-    with suppress(OSError):  # another process writes it, it is no file, or this file system has no locks
-        descriptor = open_no_follow(aside)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), aside.stat()):  # else it was renamed a moment ago
-            os.ftruncate(descriptor, 0)
-            return aside, descriptor
-    if descriptor >= 0:
-        os.close(descriptor)
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    return aside, open_no_follow(aside)
+        aside.unlink(missing_ok=True)
 
 
 def open_no_follow(path: Path) -> int:
-    """Open or make a file to read and write, as a descriptor, without following a symbolic link.
-
-    Raises:
-        OSError: it cannot be opened, or is a symbolic link (`errno.ELOOP`).
-    """
+    """Open or make a file to read and write, as a descriptor, without following a symbolic link."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read; refuse anything else at once, even a pipe without a writer.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file; `strerror` says so.
-    """
+    """Open a regular file to read; refuse anything else at once, even a pipe without a writer, by `OSError`."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
@@ -159,7 +115,6 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file or a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -168,7 +123,6 @@ def fsync_path(path: Path) -> None:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Write UTF-8 text as `write_bytes_atomic` does."""
     write_bytes_atomic(path, text.encode())
 
 
@@ -179,11 +133,7 @@ def find_free_path(path: Path) -> Path:
 
 
 def append_jsonl(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool = False) -> None:
-    """Append `records`, all of them or none; with `sync` they are on the disk on return.
-
-    Raises:
-        RunError: the disk is full or the file not writable; says what the file still holds.
-    """
+    """Append `records`, all of them or none (`RunError`); with `sync` they are on the disk on return."""
     data = memoryview(b"".join(map(encode_line, records)))
     try:
         with path.open("ab", buffering=0) as file:
@@ -201,11 +151,7 @@ def append_jsonl(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of `path` in order; none if there is no such file.
-
-    Raises:
-        RunError: a damaged line, by number.
-    """
+    """Yield the records of `path` in order, none if there is no such file; raises `RunError` for a damaged line."""
     for number, line in enumerate(read_lines_from(path), 1):
         record = parse_record(line)
         if record is None:
@@ -233,24 +179,20 @@ def read_lines_from(path: Path, offset: int = 0) -> Iterator[bytes]:
                 yield line
 
 
-def parse_iteration(line: bytes) -> int | None:
-    """Extract the iteration of a line of a run without parsing the line."""
-    found = _ITERATION_PATTERN.match(line)
-    return int(found[1]) if found else None
-
-
 def split_after(path: Path, iterations: int | None = None) -> Path | None:
     """Move lines after the first `iterations` iterations out of `path`; None moves a half-written last line.
 
-    Lines without an "iteration" stay with those before them. The lines reach ``<stem>.after-<iterations>.<n>.jsonl``
-    beside `path` before they leave it, so that a crash loses none.
-
-    Returns:
-        The file that now holds the lines, or None if there were none.
+    Lines without an "iteration" stay with those before them. Returns the file that now holds the lines, if any: they
+    reach ``<stem>.after-<iterations>.<n>.jsonl`` beside `path` before they leave it, so that a crash loses none.
     """
     if not path.exists():
         return None
-    offset = _find_cut(path, iterations)
+    offset = 0
+    for line in read_lines_from(path):
+        iteration = _ITERATION_PATTERN.match(line)
+        if iterations is not None and iteration is not None and int(iteration[1]) >= iterations:
+            break
+        offset += len(line)
     if offset == path.stat().st_size:
         return None
     name = "half" if iterations is None else f"after-{iterations:06d}"
@@ -265,8 +207,7 @@ def split_after(path: Path, iterations: int | None = None) -> Path | None:
         temporary.replace(aside)
         os.truncate(path, offset)
     except OSError as error:
-        text = f"cannot move lines from {path} to {aside} ({error.strerror}): all are still there; {_FIX_HINT}"
-        raise RunError(text) from error
+        raise RunError(f"cannot move lines from {path} ({error.strerror}): all are still there; {_FIX_HINT}") from error
     return aside
 
 
@@ -275,30 +216,9 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=repr)
     except ValueError:
-        text = json.dumps(_replace_nonfinite(record), ensure_ascii=False, default=repr)
+        finite = parse_json(json.dumps(record, default=repr), "drop")
+        text = json.dumps(finite, ensure_ascii=False)
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair from an environment: escaped, so that it comes back the same
         return json.dumps(json.loads(text), ensure_ascii=True).encode() + b"\n"
-
-
-def _replace_nonfinite(value: Any) -> Any:
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {name: _replace_nonfinite(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_replace_nonfinite(item) for item in value]
-        case _:
-            return value
-
-
-def _find_cut(path: Path, iterations: int | None) -> int:
-    offset = 0
-    for line in read_lines_from(path):
-        iteration = parse_iteration(line)
-        if iterations is not None and iteration is not None and iteration >= iterations:
-            break
-        offset += len(line)
-    return offset

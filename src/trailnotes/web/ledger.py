@@ -24,17 +24,11 @@ class TokenCount:
 
     @property
     def total(self) -> int:
-        """Return all of them."""
         return self.prefilled + self.sampled + self.trained
 
     def compute_cost(self, prices: LearnerConfig) -> float:
-        """Compute the cost at the config's prices, in the currency of these."""
-        million = 1e6
-        return (
-            self.prefilled * prices.price_prefill
-            + self.sampled * prices.price_sample
-            + self.trained * prices.price_train
-        ) / million
+        read, written = self.prefilled * prices.price_prefill, self.sampled * prices.price_sample
+        return (read + written + self.trained * prices.price_train) / 1e6
 
 
 class TokenLedger:
@@ -59,23 +53,18 @@ class TokenLedger:
         self._before = self.count.total
 
     def require(self, num_tokens: int) -> None:
-        """Refuse a request that could pass `learner.max_tokens_total`.
-
-        Raises:
-            BudgetError: it could.
-        """
+        """Refuse a request that could pass `learner.max_tokens_total`; raises `BudgetError`."""
         most = self.config.max_tokens_total
         if most and self.count.total + self._reserved + num_tokens > most:
             raise BudgetError(
                 f"another request of {num_tokens:,} tokens would pass learner.max_tokens_total = {most:,}, of which "
                 f"{self.count.total:,} are spent, and {self._reserved:,} held back for requests under way: raise "
-                "it, with --allow-change learner.max_tokens_total, and "
-                "the run resumes at the last checkpoint"
+                "it, with --allow-change learner.max_tokens_total, and the run resumes at the last checkpoint"
             )
 
     @contextmanager
     def reserve(self, num_tokens: int) -> Iterator[None]:
-        """Hold tokens back for a request during the block. Raises as `require`."""
+        """Hold tokens back for a request during the block; raises as `require`."""
         with self._lock:
             self.require(num_tokens)
             self._reserved += num_tokens

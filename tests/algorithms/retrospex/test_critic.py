@@ -17,20 +17,17 @@ from hypothesis import strategies as st
 
 from trailnotes.algorithms.retrospex import critic as critics
 from trailnotes.algorithms.retrospex.critic import (
+    EMPTY_ID,
     IQL,
+    MAX_TEXT_WORDS,
     Critic,
+    CriticNetworks,
+    Vocabulary,
     estimate_auc,
     expectile_loss,
     load_critic,
-    soft_update,
     td_target,
     train_critic,
-)
-from trailnotes.algorithms.retrospex.network import (
-    EMPTY_ID,
-    MAX_TEXT_WORDS,
-    CriticNetworks,
-    Vocabulary,
 )
 from trailnotes.algorithms.retrospex.transitions import (
     Transition,
@@ -114,18 +111,11 @@ def test_runs_evaluations_adaptations_and_files_are_read_and_failed_episodes_are
     assert [step.episode for step in read_transitions(places, "raw", "raw")] == [0, 1, 2, 3, 4]
 
 
-def test_a_cut_last_line_is_skipped(tmp_path: Path) -> None:
-    run = write(tmp_path, episode([0.0]), episode([1.0]))
-    file = run / "trajectories.jsonl"
-    file.write_bytes(file.read_bytes()[:-20])
-    assert [t.episode_return for t in read_episodes([run])] == [0.0]
-
-
 def test_a_place_without_episodes_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no episodes \(trajectories.jsonl"):
+    with pytest.raises(ConfigError, match="trajectories"):
         find_episode_files(tmp_path)
     write(tmp_path, episode([1.0], "error", success=False))
-    with pytest.raises(ConfigError, match="no step of a good episode"):
+    with pytest.raises(ConfigError, match=str(tmp_path)):
         read_transitions([tmp_path], "raw", "raw")
 
 
@@ -152,15 +142,6 @@ def test_words_have_ids_of_their_own_and_unknown_words_share_a_few() -> None:
     assert len(vocabulary.encode("go " * 1000)) == MAX_TEXT_WORDS
 
 
-def test_a_text_is_read_the_same_alone_and_beside_longer_ones() -> None:
-    networks = make_networks()
-    rows = (["walk", "walk", "run"], ["place 0", "a far longer place than that", ""], ["a0", "a1 a2 a3", "a0"])
-    together = networks.target_q(*rows)
-    for index in range(3):
-        alone = networks.target_q(*([column[index]] for column in rows))
-        torch.testing.assert_close(alone, together[index : index + 1])
-
-
 # -- arithmetic
 
 
@@ -174,16 +155,6 @@ def test_expectile_loss_weighs_what_lies_above_by_tau() -> None:
 def test_targets_bootstrap_but_at_the_end_of_a_game() -> None:
     target = td_target(torch.tensor([1.0, 1.0]), torch.tensor([False, True]), torch.tensor([2.0, float("nan")]), 0.9)
     assert target.tolist() == pytest.approx([2.8, 1.0])
-
-
-def test_the_target_follows_by_its_rate() -> None:
-    slow, fast = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    torch.nn.init.constant_(slow.weight, 1.0)
-    torch.nn.init.constant_(fast.weight, 3.0)
-    soft_update(slow, fast, 0.005)
-    assert slow.weight.item() == pytest.approx(1.01)
-    soft_update(slow, fast, 1.0)
-    assert slow.weight.item() == 3.0
 
 
 def test_the_lesser_head_counts_and_both_are_trained() -> None:
@@ -250,24 +221,6 @@ def test_the_area_counts_pairs_and_a_tie_counts_half() -> None:
     assert found is not None
     assert found.mean == 0.625
     assert found.low <= found.mean <= found.high
-
-
-def test_within_a_task_only_its_own_pairs_count() -> None:
-    scores, won = [9, 8, 1, 2], [True, False, True, False]
-    whole = estimate_auc(scores, won, [0, 1, 2, 3])
-    inside = estimate_auc(scores, won, [0, 1, 2, 3], ["a", "a", "b", "b"])
-    assert whole is not None
-    assert inside is not None
-    assert (whole.mean, inside.mean) == (0.5, 0.5)
-    easy = estimate_auc([9, 9, 1, 1], won, [0, 1, 2, 3], ["a", "a", "b", "b"])
-    assert easy is not None
-    assert easy.mean == 0.5
-
-
-def test_without_won_or_lost_steps_there_is_no_area() -> None:
-    assert estimate_auc([1.0, 2.0], [True, True], [0, 1]) is None
-    assert estimate_auc([], [], []) is None
-    assert estimate_auc([1.0, 2.0], [True, False], [0, 1], ["a", "b"]) is None
 
 
 @given(
@@ -358,27 +311,18 @@ def test_training_goes_on_after_the_last_epoch_bit_for_bit(
     assert passes == [0, 1, 1, 2]
 
 
-def test_a_directory_of_another_critic_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_directory_of_another_critic_or_none_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no whole critic"):
+        load_critic(tmp_path)
     train_critic(make_config(), [run], tmp_path / "critic")
-    with pytest.raises(ConfigError, match="other settings: choose another directory"):
+    with pytest.raises(ConfigError, match="other settings"):
         train_critic(make_config(epochs=4), [run], tmp_path / "critic")
     write(run, episode([0.0]))
     with pytest.raises(ConfigError, match="other transitions, episodes, episodes_won"):
         train_critic(make_config(), [run], tmp_path / "critic")
-
-
-def test_a_critic_that_is_not_there_or_damaged_is_named(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no critic"):
-        load_critic(tmp_path)
-    train_critic(make_config(), [run], tmp_path / "critic")
-    weights_file = tmp_path / "critic" / "critic.safetensors"
-    whole = weights_file.read_bytes()
-    weights_file.write_bytes(whole[:-9])
-    with pytest.raises(ConfigError, match="is damaged"):
-        load_critic(tmp_path / "critic")
-    weights_file.write_bytes(whole)
-    (tmp_path / "critic" / "vocabulary.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is damaged"):
+    file = tmp_path / "critic" / "critic.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ConfigError, match="holds no whole critic"):
         load_critic(tmp_path / "critic")
 
 

@@ -6,8 +6,6 @@ import hashlib
 import itertools
 import json
 import random
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,7 +20,7 @@ from hypothesis import strategies as st
 from small import small_config
 from trailnotes.envs import check_env, list_env_tasks, make_env
 from trailnotes.envs.base import Env
-from trailnotes.envs.textworld.interpreter import open_interpreter
+from trailnotes.envs.textworld.env import open_interpreter
 from trailnotes.envs.waymarks import env as wm
 from trailnotes.envs.waymarks import simulator as sim
 from trailnotes.envs.waymarks import spec as ws
@@ -59,9 +57,6 @@ def play(env: Env, task: Task, actions: list[str] | tuple[str, ...]) -> list[Obs
     return seen
 
 
-# ---------------------------------------------------------------------------------------------- tasks and rules
-
-
 def test_splits_have_their_sizes_and_share_no_game() -> None:
     tasks = {split: wm.make_tasks(split, ALL_FAMILIES) for split in SPLITS}
     assert {split: len(found) for split, found in tasks.items()} == {"train": 240, "validation": 240, "test": 960}
@@ -90,9 +85,6 @@ def test_families_may_be_a_number_half_of_either_kind() -> None:
     names = {task.id.split("/", 1)[1].rpartition("/")[0] for task in wm.make_tasks("train", 4)}
     assert names == set(wm.FEW_FAMILIES)
     assert wm.make_tasks("test", 48) == wm.make_tasks("test", ALL_FAMILIES)
-    for number in (3, -2, 50):
-        with pytest.raises(ConfigError, match=rf"families = {number} is not an even number up to 48"):
-            wm.make_tasks("test", number)
 
 
 def test_new_families_are_never_trained_and_share_no_family_with_any_other_side() -> None:
@@ -118,27 +110,10 @@ def test_spare_games_share_no_rule_with_a_panel_nor_with_their_own_family() -> N
     assert games == wm.make_tasks("spare", 12, new_families=12, new_validation=4)
 
 
-def test_spare_games_of_a_size_whose_rules_are_all_examined_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"all 9 rules of route games of size 2 are examined: set a larger"):
-        wm.make_tasks("spare", 20, sizes={"route": 2})
-    assert wm.make_tasks("spare", 4, sizes={"route": 2})
-
-
 def test_named_new_families_leave_the_numbered_ones_to_the_others() -> None:
     sides = wm.select_families(4, ["route/amber", "keys/kelp"], 2)
     assert sides["train"] == ["route/birch", "route/cobalt", "keys/granite", "keys/hazel"]
     assert sides["new-validation"] == ["route/dusk", "keys/ivory"]
-    with pytest.raises(ConfigError, match="route/amber is to be trained and new"):
-        wm.select_families(["route/amber"], ["route/amber"])
-    with pytest.raises(ConfigError, match=r"split 'new' has no family: set env\.options\.new_families = 12"):
-        wm.make_tasks("new")
-
-
-def test_another_dataset_seed_is_another_panel() -> None:
-    here, there = wm.make_tasks("test"), wm.make_tasks("test", dataset_seed=3)
-    assert not {t.id for t in here} & {t.id for t in there}
-    assert not {t.seed for t in here} & {t.seed for t in there}
-    assert wm.list_panel_rules() != wm.list_panel_rules(dataset_seed=3)
 
 
 @pytest.mark.parametrize("dataset_seed", range(20))
@@ -147,9 +122,10 @@ def test_families_of_a_kind_have_different_rules(dataset_seed: int) -> None:
     assert len(rules) == len({(kind, rule) for kind, _, rule in rules}) == len(ALL_FAMILIES)
 
 
-def test_panel_rules_are_those_of_the_tasks() -> None:
-    specs = [wm.parse_spec(task) for split in SPLITS for task in wm.make_tasks(split)]
-    assert wm.list_panel_rules() == {(spec.kind, spec.family, spec.rule) for spec in specs}
+@pytest.mark.parametrize("sizes", [{}, {"route/birch": 3, "keys/hazel": 2}])
+def test_panel_rules_are_those_of_the_tasks(sizes: dict[str, int]) -> None:
+    specs = [wm.parse_spec(task) for split in SPLITS for task in wm.make_tasks(split, sizes=sizes)]
+    assert wm.list_panel_rules(sizes=sizes) == {(spec.kind, spec.family, spec.rule) for spec in specs}
 
 
 @given(st.sampled_from(EVERY_SIZE), st.integers(0, 10**9))
@@ -158,14 +134,6 @@ def test_random_rules_are_rules(sized: tuple[ws.Kind, int], seed: int) -> None:
     rule = ws.draw_rule(kind, random.Random(seed), size)
     assert ws.validate_rule(kind, rule) == rule
     assert len(rule) == size
-
-
-def test_random_rules_reach_every_rule_about_equally() -> None:
-    rng = random.Random(1)
-    counts = dict.fromkeys(all_rules("keys"), 0)
-    for _ in range(50 * len(counts)):
-        counts[ws.draw_rule("keys", rng)] += 1
-    assert 15 < min(counts.values()) <= max(counts.values()) < 100  # mean 50, sd 7
 
 
 @pytest.mark.parametrize(
@@ -180,28 +148,39 @@ def test_random_rules_reach_every_rule_about_equally() -> None:
         ("keys", ""),
         ("keys", "ruby opal jade onyx pearl"),
         ("keys", "ruby opal jade gold"),
+        ("maze", "north"),
     ],
 )
 def test_impossible_rules_are_refused(kind: ws.Kind, rule: str) -> None:
-    with pytest.raises(ConfigError, match="is not a rule for"):
+    with pytest.raises(ConfigError, match=kind):
         ws.make_spec(kind, "amber", rule.split(), 0)
 
 
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown split 'dev'"):
-        wm.make_tasks("dev")
-    for family in ("route/hazel", "maze/amber", "amber"):
-        with pytest.raises(ConfigError, match=r"unknown family.*route/amber"):
-            wm.make_tasks("train", [family])
-    with pytest.raises(ConfigError, match="unknown kind"):
-        ws.make_spec("maze", "amber", ("north",), 0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="not a Waymarks task"):
-        wm.parse_spec(Task("x", "waymarks"))
-    with pytest.raises(ConfigError, match="max_steps"):
-        wm.WaymarksSimulator(max_steps=0)
+@pytest.mark.parametrize(
+    ("split", "options", "named"),
+    [
+        ("dev", {}, "'dev'"),
+        ("train", {"families": ["route/hazel"]}, "route/hazel"),
+        ("train", {"families": ["maze/amber"]}, "maze/amber"),
+        ("train", {"families": ["amber"]}, "amber"),
+        ("train", {"families": 3}, "families = 3"),
+        ("train", {"families": -2}, "families = -2"),
+        ("train", {"families": 50}, "families = 50"),
+        ("new", {}, "new_families"),
+        ("train", {"families": ["route/amber"], "new_families": ["route/amber"]}, "route/amber"),
+        ("spare", {"families": 20, "sizes": {"route": 2}}, "sizes"),
+        ("test", {"sizes": {"route/hazel": 3}}, "route/hazel"),
+        ("test", {"sizes": {"route/birch": 1}}, "size 1; use 2 to 7"),
+        ("test", {"sizes": {"route/birch": 8}}, "size 8; use 2 to 7"),
+        ("test", {"sizes": {"keys/hazel": 0}}, "size 0; use 1 to 4"),
+        ("test", {"sizes": {"keys/hazel": 2.0}}, "sizes"),
+        ("test", {"sizes": ["route/birch"]}, "sizes"),
+    ],
+)
+def test_impossible_options_are_refused(split: str, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        wm.make_tasks(split, **options)
 
-
-# ---------------------------------------------------------------------------------------------- sizes
 
 SMALL = {"route/birch": 3, "keys/hazel": 2}
 
@@ -228,13 +207,6 @@ def test_a_size_changes_its_family_alone() -> None:
     assert {task.id for task in wm.make_tasks("test", SMALL, 3, SMALL)}.isdisjoint(task.id for task in sized)
 
 
-def test_a_size_may_be_given_to_a_kind_and_a_family_goes_first() -> None:
-    named = {name: 4 if name.startswith("route") else 2 for name in wm.FEW_FAMILIES} | {"keys/hazel": 3}
-    assert wm.make_tasks("test", sizes={"route": 4, "keys": 2, "keys/hazel": 3}) == wm.make_tasks("test", sizes=named)
-    new = wm.make_tasks("new", 2, sizes={"route": 4}, new_families=2)
-    assert {(spec.kind, spec.size) for spec in map(wm.parse_spec, new)} == {("route", 4), ("keys", 4)}
-
-
 def test_rules_of_a_size_are_pure_functions_of_seed_family_and_size() -> None:
     rules = {
         (kind, size): [ws.draw_family_rule.__wrapped__(kind, name, 0, size) for name in ws.FAMILY_NAMES[kind]]
@@ -246,27 +218,6 @@ def test_rules_of_a_size_are_pure_functions_of_seed_family_and_size() -> None:
     assert all(len(rule) == size for (_, size), found in rules.items() for rule in found)
     assert rules["route", 3][1] == ws.draw_family_rule("route", "birch", 0, 3) == ("east", "south", "west")
     assert rules["keys", 2][1] == ws.draw_family_rule("keys", "hazel", 0, 2) == ("opal", "beryl")
-
-
-def test_panel_rules_respect_sizes() -> None:
-    specs = [wm.parse_spec(task) for task in wm.make_tasks("test", sizes=SMALL)]
-    assert wm.list_panel_rules(sizes=SMALL) == {(spec.kind, spec.family, spec.rule) for spec in specs}
-
-
-@pytest.mark.parametrize(
-    ("sizes", "fault"),
-    [
-        ({"route/hazel": 3}, r"unknown family.*keys/hazel"),
-        ({"route/birch": 1}, r"no games of size 1; use 2 to 7"),
-        ({"route/birch": 8}, r"no games of size 8; use 2 to 7"),
-        ({"keys/hazel": 0}, r"no games of size 0; use 1 to 4"),
-        ({"keys/hazel": 2.0}, r"route/birch"),
-        (["route/birch"], r"route/birch. = 3"),
-    ],
-)
-def test_impossible_sizes_are_refused_with_the_fix(sizes: Any, fault: str) -> None:
-    with pytest.raises(ConfigError, match=fault):
-        wm.make_tasks("test", sizes=sizes)
 
 
 @pytest.mark.parametrize(("kind", "size"), EVERY_SIZE)
@@ -297,9 +248,6 @@ def test_simulated_equals_compiled_at_every_size(kind: ws.Kind, size: int, games
     side_by_side(task, [*gold[: data.draw(st.integers(0, size))], *data.draw(st.lists(lines, max_size=12))], games)
 
 
-# ---------------------------------------------------------------------------------------------- how hard
-
-
 def all_rules(kind: ws.Kind, size: int | None = None) -> list[ws.Rule]:
     """Every rule of a kind, by brute force."""
     size = size or ws.DEFAULT_SIZE[kind]
@@ -311,16 +259,6 @@ def all_rules(kind: ws.Kind, size: int | None = None) -> list[ws.Rule]:
         if all(word != back for word, back in zip(rule, steps, strict=False)):
             found.append(rule)
     return found
-
-
-def test_a_guesser_wins_at_most_one_of_2000_episodes() -> None:
-    assert len(all_rules("route")) == 3**7 == 2187
-    assert len(all_rules("keys")) == 9 * 8 * 7 * 6 == 3024
-
-
-def test_of_small_games_luck_finds_many() -> None:
-    assert [len(all_rules("route", size)) for size in ws.SIZES["route"]] == [9, 27, 81, 243, 729, 2187]
-    assert [len(all_rules("keys", size)) for size in ws.SIZES["keys"]] == [9, 72, 504, 3024]
 
 
 def random_success(spec: ws.GameSpec) -> float:
@@ -352,9 +290,6 @@ def test_chances_of_a_random_explorer(task: Task) -> None:
     }
     assert random_success(spec) == pytest.approx(by_hand[spec.kind])
     assert round(1 / random_success(spec)) == {"route": 11916, "keys": 8202}[spec.kind]
-
-
-# ---------------------------------------------------------------------------------------------- players
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -419,23 +354,6 @@ KEYS_TEXTS = [
 ]
 
 
-def test_words_are_few() -> None:
-    rng = random.Random(0)
-    words: set[str] = set()
-    env = wm.WaymarksSimulator(actions=True)
-    for task in [t for split in SPLITS for t in wm.make_tasks(split, ALL_FAMILIES)]:
-        spec = wm.parse_spec(task)
-        walk = [rng.choice(["look", "inventory", "examine door", *(env.reset(task).actions or ())]) for _ in range(8)]
-        for actions in (ws.gold_actions(spec), ws.archive_actions(spec), walk):
-            seen = play(env, task, actions)
-            assert all(len(o.text.split()) <= 22 for o in seen)
-            assert len((seen[0].instruction or "").split()) <= 10
-            words.update(*(o.text.split() for o in seen), *(a.split() for a in actions))
-    assert len({word.strip(".,:") for word in words}) < 150
-
-
-# ---------------------------------------------------------------------------------------------- secrecy
-
 NOSY = """
     look|inventory|goal|help|print_state|enable print state option|restrict commands|tw-extra-infos description
     |tw-print max_score|tw-trace-actions|tw-print player id|open chest|open trunk|unlock chest|lock chest with ruby
@@ -459,18 +377,6 @@ def test_only_the_archive_depends_on_the_rule(games: Path) -> None:
         notes = [story.play(story.start.state, "west").answer.text.lower() for story in stories]
         assert [note.split("here")[1] for note in notes] != [notes[0].split("here")[1]] * 2
 
-
-def test_the_games_file_names_its_own_instruction_and_no_walkthrough(games: Path) -> None:
-    for task in tiny_tasks():
-        spec = wm.parse_spec(task)
-        path = wm.compile_game(spec, games)
-        data = json.loads(path.with_suffix(".json").read_text())
-        assert data["objective"] == ws.instruction_text(spec)
-        assert not path.with_suffix(".ni").exists()
-        assert ws.instruction_text(spec) in " ".join(open_interpreter(path).start.raw.split())
-
-
-# ---------------------------------------------------------------------------------------------- equality
 
 VOCABULARY = (
     *ws.DIRECTIONS, *ws.BOXES, *ws.GEMS, *ws.FURNITURE, *ws.ROOMS[:6], "archive", "unlock", "with", "go", "look",
@@ -527,9 +433,6 @@ def any_action(gold_actions: Sequence[str]) -> st.SearchStrategy[str]:
     return st.one_of(gold, gold, st.sampled_from(ws.DIRECTIONS), unlocking, babble, attempts, looks, st.text())
 
 
-# ---------------------------------------------------------------------------------------------- episodes
-
-
 @pytest.mark.parametrize("actions", [False, True])
 def test_both_keep_the_contract(games: Path, actions: bool) -> None:
     options: dict[str, Any] = {"actions": actions, "cache_dir": games, "families": ["keys/hazel", "route/amber"]}
@@ -541,32 +444,30 @@ def test_both_keep_the_contract(games: Path, actions: bool) -> None:
 def test_the_budget_ends_an_episode_and_no_step_follows(kind: ws.Kind) -> None:
     task = next(task for task in tiny_tasks() if task.options["kind"] == kind)
     env = wm.WaymarksSimulator()
-    with pytest.raises(EnvError, match="call reset"):
-        env.step("look")
+
+    def is_over() -> bool:
+        with pytest.raises(EnvError, match="call reset"):
+            env.step("look")
+        return True
+
+    assert is_over()
     seen = play(env, task, ["look"] * 20)
     assert len(seen) == 1 + {"route": 9, "keys": 4}[kind]
     assert (seen[-1].truncated, seen[-1].terminated, seen[-1].success) == (True, False, False)
-    with pytest.raises(EnvError, match="call reset"):
-        env.step("look")
+    assert is_over()
     play(env, task, ws.archive_actions(wm.parse_spec(task)))
-    with pytest.raises(EnvError, match="call reset"):
-        env.step("look")
+    assert is_over()
     env.reset(task)
     env.close()
     env.close()
-    with pytest.raises(EnvError, match="call reset"):
-        env.step("look")
+    assert is_over()
 
 
-def test_winning_with_the_last_step_of_the_budget_is_no_truncation() -> None:
-    task = tiny_tasks()[1]
-    last = play(wm.WaymarksSimulator(max_steps=len(ws.BOXES)), task, ws.gold_actions(wm.parse_spec(task)))[-1]
-    assert (last.terminated, last.truncated, last.actions) == (True, False, None)
-
-
-def test_one_wrong_attempt_cannot_be_made_good() -> None:
+def test_a_vault_allows_no_wrong_attempt_and_winning_with_the_last_step_is_no_truncation() -> None:
     task = tiny_tasks()[1]
     gold = ws.gold_actions(wm.parse_spec(task))
+    last = play(wm.WaymarksSimulator(max_steps=len(ws.BOXES)), task, gold)[-1]
+    assert (last.terminated, last.truncated, last.actions) == (True, False, None)
     assert not play(wm.WaymarksSimulator(), task, ["unlock chest with beryl", *gold])[-1].success
 
 
@@ -578,14 +479,6 @@ def test_refused_actions_are_marked() -> None:
     assert env.step("sing loudly").info == {}
 
 
-def test_admissible_actions_do_something() -> None:
-    route, keys = (wm.parse_spec(task) for task in tiny_tasks())
-    assert sim.list_admissible(sim.make_first_scene(route)) == ("east", "north", "south", "west")
-    scene = sim.advance_scene(sim.make_first_scene(keys), ws.gold_actions(keys)[0])
-    assert len(sim.list_admissible(scene)) == 1 + 3 * 9
-    assert not any("chest" in action for action in sim.list_admissible(scene))
-
-
 def test_compile_all_compiles_once_and_reports(games: Path) -> None:
     tasks = tiny_tasks()
     reported: list[tuple[int, int]] = []
@@ -593,21 +486,6 @@ def test_compile_all_compiles_once_and_reports(games: Path) -> None:
     assert reported == [(1, 3), (2, 3), (3, 3)]
     assert paths == [wm.compile_game(wm.parse_spec(task), games) for task in [*tasks, tasks[0]]]
     assert all(path.is_file() and path.with_suffix(".json").is_file() for path in paths)
-
-
-def compile_slowly(spec: ws.GameSpec, folder: Path) -> Path:
-    time.sleep(0.02)
-    return Path(tempfile.mkstemp(dir=folder)[1])
-
-
-def test_an_interrupt_does_not_wait_for_all_games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(wm, "compile_game", compile_slowly)
-    with pytest.raises(KeyboardInterrupt):
-        wm.compile_all(tiny_tasks() * 300, 2, interrupt, tmp_path)
-    assert len(list(tmp_path.iterdir())) < 600
 
 
 def test_games_to_compile_are_named_once_for_all_settings_that_play_them(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ types = pytest.importorskip("mcp_types")
 
 from mcp.server.mcpserver.exceptions import ToolError  # noqa: E402
 
-from trailnotes.memory.mcp.server import make_server  # noqa: E402
-from trailnotes.memory.mcp.tools import AccessRules, Toolbox  # noqa: E402
+from trailnotes.memory.mcp import AccessRules, Toolbox, make_server  # noqa: E402
 
 WRITE = AccessRules(write=True)
 
@@ -67,13 +66,6 @@ def test_the_most_similar_come_first(memory: TipMemory) -> None:
     assert {tip["text"] for tip in found} == {"door 0", "door 2"}, "what is off is never told"
 
 
-def test_long_states_are_cut_among_others_and_whole_alone(memory: TipMemory) -> None:
-    memory.add([Tip("maze/3", "run", "la " * 1000, 1.0)])
-    (found,) = call(memory, "search_tips", task="maze/3", query="la")["tips"]
-    assert len(found["state"]) < 500
-    assert call(memory, "read_tip", id=found["id"])["state"] == "la " * 1000
-
-
 def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
     added = call(memory, "add_tip", task="maze/1", text='<b>Go</b> "left"\nat once', client="agent\x1b[2J\n7", score=4)
     (tip,) = memory.store.load_tips("maze/1")[-1:]
@@ -86,15 +78,6 @@ def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
     (tip,) = memory.store.load_tips("new/1")
     assert (tip.model, tip.key, tip.score, tip.id) == ("mcp: unknown", "a tower", 1.0, unnamed["id"])
     assert call(memory, "add_tip", task="maze/1", text="stand still")["score"] == 4.0, "as good as the best"
-
-
-def test_what_is_added_may_have_to_wait(memory: TipMemory) -> None:
-    added = call(memory, "add_tip", AccessRules(write=True, enabled=False), task="maze/2", text="look up")
-    assert "switched it on" in added["shown"]
-    with pytest.raises(ToolError, match="no tip 5"):
-        call(memory, "read_tip", id=added["id"])
-    enable_tips(memory.store, [added["id"]])
-    assert call(memory, "read_tip", id=added["id"])["text"] == "look up"
 
 
 @pytest.mark.parametrize(
@@ -129,38 +112,22 @@ def test_a_call_that_cannot_be_is_refused_in_words(
 
 def test_the_same_tip_is_not_stored_twice(memory: TipMemory) -> None:
     call(memory, "add_tip", task="maze/2", text="look up")
-    with pytest.raises(ToolError, match="has this tip already"):
+    with pytest.raises(ToolError, match="already"):
         call(memory, "add_tip", task="maze/2", text=" look   up ")
     assert memory.store.size("maze/2") == 2
 
 
-def test_reading_is_all_there_is_without_write(memory: TipMemory) -> None:
-    assert not Toolbox(memory, AccessRules()).writers
-    for name in ("add_tip", "memory_open", "memory_report"):
-        with pytest.raises(ToolError, match=f"Unknown tool: {name}"):
-            call(memory, name, AccessRules(), task="maze/1", text="up")
-    assert memory.stats()["tips"] == 4
-
-
-def test_nobody_pushes_others_out(memory: TipMemory) -> None:
-    with pytest.raises(ToolError, match="'maze/1' has 3 tips, and no room"):
+def test_a_full_task_takes_no_more_tips(memory: TipMemory) -> None:
+    """Tips that wait for their owner count where what is added waits; tasks that share a capacity share it here."""
+    with pytest.raises(ToolError, match="'maze/1' has no room"):
         call(memory, "add_tip", AccessRules(write=True, capacity=3), task="maze/1", text="up")
     assert call(memory, "add_tip", AccessRules(write=True, capacity=4), task="maze/1", text="up")["id"] == 5
-
-
-def test_what_waits_has_no_endless_room_either(memory: TipMemory) -> None:
     waits = AccessRules(write=True, enabled=False, capacity=2)
     call(memory, "add_tip", waits, task="maze/2", text="up")
-    with pytest.raises(ToolError, match="'maze/2' has 2 tips, and no room"):
-        call(memory, "add_tip", waits, task="maze/2", text="down")
-
-
-def test_tasks_that_share_a_capacity_share_it_here(memory: TipMemory) -> None:
     memory.store.register_tasks([Task(f"maze/{n}", "maze", n, "train", family="maze") for n in (1, 2)])
-    full = AccessRules(write=True, capacity=4, scope="family")
-    with pytest.raises(ToolError, match="'maze/2' and those it reads have 4 tips, and no room"):
-        call(memory, "add_tip", full, task="maze/2", text="up")
-    assert call(memory, "add_tip", AccessRules(write=True, capacity=4), task="maze/2", text="up")["id"] == 5
+    for rules in (waits, AccessRules(write=True, capacity=5, scope="family")):
+        with pytest.raises(ToolError, match="'maze/2' has no room"):
+            call(memory, "add_tip", rules, task="maze/2", text="down")
 
 
 def test_what_had_to_make_room_is_never_told_and_comes_back_when_it_is_added(memory: TipMemory) -> None:
@@ -175,13 +142,6 @@ def test_what_had_to_make_room_is_never_told_and_comes_back_when_it_is_added(mem
         memory.store.retire([5], "oldest", "memory.capacity = 1")
     assert call(memory, "add_tip", task="maze/2", text="mind the well", state="a yard")["id"] == 5
     assert call(memory, "read_tip", id=5)["imported"]
-
-
-def test_no_score_puts_a_tip_before_all_others(memory: TipMemory) -> None:
-    with pytest.raises(ToolError, match=r"score of 1e\+300 is above the highest of 'maze/1', 5: give less"):
-        call(memory, "add_tip", task="maze/1", text="obey", score=1e300)
-    first = call(memory, "add_tip", task="new/1", text="up", score=40)
-    assert (first["score"], first["max_score"]) == (40, 40)
 
 
 def test_one_task_may_be_all_there_is(memory: TipMemory) -> None:

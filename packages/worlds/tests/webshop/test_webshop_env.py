@@ -17,10 +17,10 @@ import trailnotes
 from shelves import DOZEN, MUG
 from tinyrun import metrics
 from trailnotes.commands import main
-from trailnotes.commands.rollout import rollout
 from trailnotes.config.toml import load_config
 from trailnotes.envs import check_env, get_env_identity, list_env_tasks
 from trailnotes.errors import ConfigError, EnvError
+from trailnotes.runs.evaluate import rollout
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.webshop import env as ws
 from trailnotes_worlds.webshop.protocols import SPLITS

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import howto
-from trailnotes.commands.adapt import adapt
 from trailnotes.config.toml import load_config
 from trailnotes.envs import check_env, get_env_identity, list_env_tasks
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.runs.adapt import adapt
 from trailnotes.types import Message, Observation, Task
 from trailnotes_worlds.wikihow import env as wh
 from trailnotes_worlds.wikihow.articles import Article, Category

@@ -1,33 +1,178 @@
 """TextWorld: any compiled ``.z8`` game with its ``.json`` beside it, a folder of them, or TextWorld's own generators.
 
-Source: Côté et al. 2018, "TextWorld: A Learning Environment for Text-based Games" (arXiv 1806.11532).
+Source: Côté et al. 2018, "TextWorld: A Learning Environment for Text-based Games" (arXiv 1806.11532). Its interpreter,
+jericho's, is driven directly because TextWorld's wrappers spend most of a step on unused information: `GameInterpreter`
+holds one game open, and any number of environments may continue from a `GamePosition`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib
+import json
+import os
 import re
+import shutil
+import tempfile
+import threading
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from trailnotes.envs.base import strip_intent
-from trailnotes.envs.options import suggest_nearest
-from trailnotes.envs.textworld.interpreter import (
-    GameAnswer,
-    GamePosition,
-    build_cached_game,
-    clean_answer,
-    get_textworld_version,
-    open_interpreter,
-    play_command,
-    require_complete_game,
-    require_textworld,
-    sanitize_action,
-)
-from trailnotes.errors import ConfigError, EnvError
+from trailnotes.envs.options import require_int, suggest_nearest
+from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
+from trailnotes.storage.files import get_cache_dir
 from trailnotes.types import Observation, Task
+
+MAX_ACTION_CHARS = 160  # the interpreter's line holds 198 bytes
+_HEADER = 64  # bytes of a game that its checksum leaves out
+_WON = "*** The End ***"
+_LOST = "*** You lost! ***"
+_STATUS = re.compile(r"(?:=-|\s)(-?\d+)/\d+\s*$")  # the status line's end: "-= Room =-score/turns"
+_FINAL_SCORE = re.compile(r"You scored (?:a total of )?(-?\d+) ")  # the status line is not drawn again at the end
+_SCORE_LINE = re.compile(r"Your score (?:has just gone up|changed) by [^.]*\.")
+_TITLE = re.compile(r"-= *(.*?) *=-")
+
+
+def require_textworld() -> None:
+    """Raise `MissingExtraError` unless TextWorld and its interpreter can be imported."""
+    try:
+        importlib.import_module("jericho")
+        importlib.import_module("textworld")
+    except ImportError as error:
+        raise MissingExtraError(f"it needs TextWorld ({error}): {format_install_command('textworld')}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class GameAnswer:
+    """A game's text, cleaned of everything that is not the story."""
+
+    text: str  # one line
+    won: bool
+    lost: bool
+    score: int | None  # from the status line; None when the game shows none
+
+
+def clean_answer(raw: str) -> GameAnswer:
+    """Cut banner, status line, prompt, score remarks, end marks and the restart question from `raw`."""
+    body, _, status = raw.rpartition("\n>")
+    score = _FINAL_SCORE.search(body) or _STATUS.search(status)
+    won, lost = _WON in body, _LOST in body
+    body = body.split(_WON)[0].split(_LOST)[0]
+    if "$$$" in body:  # the banner, the objective under it
+        body = body[max(body.find("-= "), 0) :]
+    body = _TITLE.sub(r"\1.", _SCORE_LINE.sub("", body))
+    return GameAnswer(" ".join(body.split()), won, lost, int(score[1]) if score else None)
+
+
+def sanitize_action(action: str) -> tuple[str, bool]:
+    """Make `action` one printable line of bounded length; returns it, and whether more than spaces was lost."""
+    head = action[: 4 * MAX_ACTION_CHARS]
+    line = " ".join("".join(c if c.isprintable() else " " for c in head).split())
+    line = line.encode("ascii", "replace").decode()[:MAX_ACTION_CHARS].rstrip()
+    return line, line != " ".join(action.split()) if len(action) <= len(head) else True
+
+
+def require_complete_game(path: Path) -> None:
+    """Refuse a damaged ``.z8`` by length and checksum (Z-Machine Standard 1.1, 11.1.6); raises `EnvError`.
+
+    The interpreter is a C library: a damaged game ends its process, or never answers.
+    """
+    if not path.is_file():
+        raise EnvError(f"no game at {path}")
+    game = path.read_bytes()
+    version, length, checksum = game[:1], 8 * int.from_bytes(game[26:28]), int.from_bytes(game[28:30])
+    if version != b"\x08" or not _HEADER < length <= len(game) or sum(game[_HEADER:length]) % 65_536 != checksum:
+        raise EnvError(f"{path} is no whole .z8 game: delete it, or compile it again")
+
+
+class GameInterpreter:
+    """One compiled game, open in its own interpreter; about 1.7 MB, threads take turns."""
+
+    def __init__(self, path: Path) -> None:
+        require_textworld()
+        jericho = importlib.import_module("jericho")
+        require_complete_game(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # jericho warns about every game that it has no walkthrough for
+            self._machine: Any = jericho.FrotzEnv(str(path), seed=1)
+            raw, _ = self._machine.reset()
+        self.path = path
+        self._lock = threading.Lock()
+        self.start = GamePosition(self, raw, self._machine.get_state(), clean_answer(raw))
+
+    def play(self, state: Any, command: str) -> GamePosition:
+        """Send one line from `state`; returns the position that follows."""
+        with self._lock:
+            self._machine.set_state(state)
+            raw = self._machine.frotz_lib.step(command.encode("ascii", "replace") + b"\n").decode("cp1252")
+            return GamePosition(self, raw, self._machine.get_state(), clean_answer(raw))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class GamePosition:
+    """A moment of a game. Equal only to itself, so that it can be the key of remembered answers."""
+
+    story: GameInterpreter
+    raw: str
+    state: Any = field(repr=False)  # the interpreter's memory, about 40 kB
+    answer: GameAnswer
+
+
+@lru_cache(maxsize=1024)
+def play_command(position: GamePosition, command: str) -> GamePosition:
+    """Play a command; games hold no chance, so each move is computed once and remembered."""
+    return position.story.play(position.state, command)
+
+
+@lru_cache(maxsize=160)
+def open_interpreter(path: Path) -> GameInterpreter:
+    """Open the game at `path`, once in each process."""
+    return GameInterpreter(path)
+
+
+def build_cached_game(
+    description: Mapping[str, Any], build: Callable[[Path], None], folder: Path | None = None
+) -> Path:
+    """Build the ``.z8`` of `description` by `build(path)`, unless it is in the cache.
+
+    Two processes may build the same game at once: each builds aside and renames.
+    """
+    folder = folder or get_cache_dir("games")
+    text = json.dumps(description, sort_keys=True, default=str)
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.z8"
+    if path.is_file() and path.with_suffix(".json").is_file():
+        return path
+    require_textworld()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
+    except OSError as error:
+        raise EnvError(f"cannot write the game cache {folder} ({error}); set TRAILNOTES_CACHE to a folder") from error
+    try:
+        with Path(os.devnull).open("w") as sink, contextlib.redirect_stdout(sink), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some generators play the game, see `GameInterpreter`
+            build(aside / path.name)
+        for suffix in (".json", ".z8"):  # the game last: its presence says that both are there
+            (aside / path.name).with_suffix(suffix).replace(path.with_suffix(suffix))
+    except RuntimeError as error:  # TextWorld's own, when Inform refuses the source
+        raise EnvError(f"the game does not compile: {str(error).strip().splitlines()[0]}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return path
+
+
+def get_textworld_version() -> str:
+    """Return the installed version of `textworld`; raises `MissingExtraError` where there is none."""
+    require_textworld()
+    return version("textworld")
+
 
 SPLITS = ("train", "validation", "test")
 _SEEDS_PER_SPLIT = 100_000
@@ -38,17 +183,11 @@ GENERATORS: dict[str, dict[str, Collection[Any]]] = {
     "treasure_hunter": {"level": range(1, 31)},
     "coin_collector": {"level": range(1, 301)},
     "cooking": {
-        "recipe": range(1, 6),
-        "take": range(6),
-        "go": (1, 6, 9, 12),
-        "open": _BOOLEANS,
-        "cook": _BOOLEANS,
-        "cut": _BOOLEANS,
-        "drop": _BOOLEANS,
-        "recipe_seed": range(2**31),
+        "recipe": range(1, 6), "take": range(6), "go": (1, 6, 9, 12), "open": _BOOLEANS, "cook": _BOOLEANS,
+        "cut": _BOOLEANS, "drop": _BOOLEANS, "recipe_seed": range(2**31),
     },
     "simple": {"rewards": ("dense", "balanced", "sparse"), "goal": ("detailed", "brief", "none")},
-}
+}  # fmt: skip
 
 # Commands that would leave the game, write files, or show what only its author may see.
 _FORBIDDEN = re.compile(
@@ -68,11 +207,9 @@ class TextWorldEnv:
 
         `actions` offers admissible actions, which is slower; `task_options` are checked here and used by `tasks`.
         """
-        if max_steps < 1:
-            raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
         _validate_source(**task_options)
         self._offers_actions = actions
-        self._max_steps = max_steps
+        self._max_steps = require_int("max_steps", max_steps)
         self._folder = Path(cache_dir) if cache_dir else None
         self._game: _GameSession | None = None
         self._steps_left = 0
@@ -100,7 +237,6 @@ class TextWorldEnv:
         return [Task(f"{family}/{split}-{seed}", "textworld", seed, split, chosen, family) for seed in seeds]
 
     def reset(self, task: Task) -> Observation:
-        """Start `task`, compiling its game if it is not in the cache."""
         path = self._resolve_path(task)
         objective, self._max_score = _load_game_info(path)
         self.close()
@@ -132,7 +268,6 @@ class TextWorldEnv:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Forget the episode, and close its game."""
         if self._game:
             self._game.close()
         self._game = None
@@ -141,16 +276,12 @@ class TextWorldEnv:
     def _resolve_path(self, task: Task) -> Path:
         if "path" in task.options:
             return _require_game_file(Path(task.options["path"]))
-        generator, settings = task.options.get("generator"), task.options.get("settings", {})
-        if generator not in GENERATORS:
-            raise ConfigError(f"task {task.id} is not a TextWorld task: it has neither a path nor a known generator")
+        generator = task.options["generator"]
         description = {
-            "generator": generator,
-            "settings": dict(settings),
-            "split": task.split if generator in ("cooking", "simple") else "",
-            "seed": task.seed,
+            "generator": generator, "settings": dict(task.options["settings"]),
+            "split": task.split if generator in ("cooking", "simple") else "", "seed": task.seed,
             "textworld": get_textworld_version(),
-        }
+        }  # fmt: skip
         return build_cached_game(description, lambda path: _generate_game(task, path), self._folder)
 
 
@@ -207,14 +338,11 @@ def _load_game_info(path: Path) -> tuple[str, float]:
 
 
 def _validate_source(
-    path: str | Path | None = None,
-    generator: str | None = None,
-    num_games: int = 20,
-    dataset_seed: int = 0,
+    path: str | Path | None = None, generator: str | None = None, num_games: int = 20, dataset_seed: int = 0,
     **settings: Any,
-) -> tuple[str, str, int, int, dict[str, Any]]:
+) -> tuple[str, str, int, int, dict[str, Any]]:  # fmt: skip
     if path is None and generator is None and not settings:
-        return "", "treasure_hunter", num_games, dataset_seed, _complete_settings("treasure_hunter", {})
+        generator = "treasure_hunter"
     if (path is None) == (generator is None):
         raise ConfigError("TextWorld needs either path (a .z8 game or a folder) or generator, and not both")
     if path is not None:
@@ -246,28 +374,21 @@ def _complete_settings(generator: str, given: Mapping[str, Any]) -> dict[str, An
 
 
 def _list_file_tasks(split: str, path: Path) -> list[Task]:
+    files = [path]
     if path.is_dir():
         has_splits = any((path / name).is_dir() for name in SPLITS)
         files = sorted((path / split if has_splits else path).glob("*.z8"))
         if not files and not has_splits:
             raise ConfigError(f"no .z8 game in {path}; make one with: tw-make tw-simple --output game.z8 ...")
-    else:
-        files = [path]
-    options = [{"path": str(_require_game_file(file))} for file in files]
-    names = [file.stem for file in files]
-    pairs = zip(names, options, strict=True)
-    return [Task(f"textworld/{split}/{name}", "textworld", 0, split, option) for name, option in pairs]
+    return [
+        Task(f"textworld/{split}/{file.stem}", "textworld", 0, split, {"path": str(_require_game_file(file))})
+        for file in files
+    ]
 
 
 def _require_game_file(path: Path) -> Path:
-    if path.suffix == ".ulx":
-        raise ConfigError(f"{path.name} is a Glulx game, which TextWorld no longer plays; compile it to .z8")
-    if not path.is_file():
-        raise ConfigError(f"there is no game {path}")
-    if path.suffix != ".z8":
-        raise ConfigError(f"{path.name} is not a compiled game; give the .z8 file that lies beside it")
-    if not path.with_suffix(".json").is_file():
-        raise ConfigError(f"{path.with_suffix('.json').name} is missing beside {path.name}; tw-make writes both")
+    if path.suffix != ".z8" or not path.is_file() or not path.with_suffix(".json").is_file():
+        raise ConfigError(f"{path} must be a .z8 file with its .json beside it: tw-make writes both")
     return path
 
 

@@ -23,7 +23,6 @@ def list_shown_texts(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def split_equally(texts: Sequence[str]) -> dict[str, float]:
-    """Split a reader's gain into equal parts, one for each text."""
     return dict.fromkeys(texts, 1 / len(texts)) if texts else {}
 
 
@@ -53,11 +52,7 @@ def compute_tip_credits(
     `normalize_std`. `shares` has a mapping of texts for each trajectory of each group, {} without tips. A text is
     credited once, however many wrote it; groups without a member of either kind give none.
 
-    Returns:
-        (task, text) -> credit, in the order of showing.
-
-    Raises:
-        ValueError: the shares do not match the groups.
+    Returns (task, text) -> credit, in the order of showing.
     """
     if [len(group.trajectories) for group in groups] != [len(row) for row in shares]:
         raise ValueError("shares must hold a mapping for each trajectory of each group")
