@@ -383,7 +383,7 @@ class ExperienceTable(MemoryFile):
                     done, offered = (tuple(parse_json(texts)) for texts in (history, admissible))
                     vectors = np.frombuffer(blob, "<f4").reshape(2, -1).astype(np.float32, copy=False)
                     found = ExperienceRecord(
-                        number, task, observation, done, offered, last, total, visits, age, values.get(number, {})
+                        number, task, observation, done, offered, last, total, num, age, values.get(number, {})
                     )
                     self._situations.put(row, found, vectors)
                 self._data_version = version
