@@ -26,7 +26,8 @@ from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks.env import WaymarksSimulator
 from trailnotes.errors import EnvError
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.iteration import Iteration, run_method
+from trailnotes.runs.iteration import Iteration
+from trailnotes.runs.train import run_method
 from trailnotes.runs.training import TrainingRun, open_run
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task

@@ -36,8 +36,8 @@ from trailnotes.policies.hf.policy import load_model
 from trailnotes.policies.tinker import CompletionCache
 from trailnotes.runs import iteration as iterations
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.iteration import run_method
 from trailnotes.runs.preflight import run_preflight
+from trailnotes.runs.train import run_method
 from trailnotes.runs.training import open_run
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Sample

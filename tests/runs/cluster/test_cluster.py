@@ -15,7 +15,6 @@ from dying import Dying
 from nodes import TwoNodes, get_pid, refused
 from small import small_config
 from tinyrun import SAME, differences, episodes, metrics, tiny_config
-from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory
@@ -23,6 +22,7 @@ from trailnotes.runs.cluster import connection
 from trailnotes.runs.cluster.cluster import Cluster
 from trailnotes.runs.cluster.connection import connect_cluster
 from trailnotes.runs.cluster.memory import MemoryService, ServedMemory
+from trailnotes.runs.train import train
 from trailnotes.types import Tip
 
 PAID = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}}

@@ -16,7 +16,7 @@ import ray
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.controls import make_prompt_memory
-from trailnotes.memory.owner import reconcile
+from trailnotes.memory.exchange import reconcile
 from trailnotes.memory.retrieval import embedder_of
 from trailnotes.memory.schema import Closeable
 from trailnotes.memory.store import REQUEST
