@@ -119,10 +119,7 @@ def validate_engine_settings(engine: EngineConfig) -> None:
 def start_engine(
     config: Config, index: int, folder: Path, *, host: str = "", port: int = 0, program: Path | None = None
 ) -> EngineServer:
-    """Start engine `index`, and wait for nothing; see `start_server`. `program` stands in for vLLM's.
-
-    At a host and port it serves a run elsewhere, and the learner has another device.
-    """
+    """Start engine `index`, and wait for nothing; with a host for a run elsewhere. `program` stands in for vLLM's."""
     devices = config.engine.devices[index] if config.engine.devices else ""
     command, variables = build_command(config, devices, alone=bool(host), program=program)
     return server.start_server(f"engine {index}", command, variables, folder, host=host, port=port)

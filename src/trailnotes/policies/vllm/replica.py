@@ -52,7 +52,6 @@ class Replica:
 
     @property
     def server(self) -> EngineServer | None:
-        """The server that is asked now."""
         return self._client.server if self._client else None
 
     def start(self) -> None:

@@ -91,8 +91,7 @@ class EngineServer:
     log: Path | None = None  # of the child's output
 
     @property
-    def has_ended(self) -> bool:
-        """Tell whether the child has ended; False for a server that is not ours."""
+    def has_ended(self) -> bool:  # False for a server that is not ours
         return self.process is not None and self.process.poll() is not None
 
     @property

@@ -36,18 +36,10 @@ class WeightFiles:
 def write_weights(
     weights: Mapping[str, Tensor], folder: Path, version: int, dtype: torch.dtype, adapters: Mapping[str, Any] | None
 ) -> WeightFiles:
-    """Write a whole model, by the names of its state dict, or adapters, by peft's.
+    """Write a whole model, by the names of its state dict, or adapters, by peft's, to a new folder.
 
-    Args:
-        weights: all of a model, or adapters alone, with or without the name that peft gives them in a live model.
-        folder: a new one.
-        version: of the weights.
-        dtype: of the engine.
-        adapters: settings of the adapters that the weights do not show, ``lora_alpha`` among them; None for a whole
-            model.
-
-    Raises:
-        PolicyError: the weights are not of the kind that `adapters` says, or cannot be written.
+    `adapters` are the settings that the tensors of adapters do not show, ``lora_alpha`` among them; None for a whole
+    model. Raises `PolicyError` where the weights are of the other kind, or cannot be written.
     """
     matches = {name: match for name in weights if (match := _ADAPTER.search(name))}
     if not weights or len(matches) != (0 if adapters is None else len(weights)):
