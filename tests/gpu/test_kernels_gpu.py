@@ -154,10 +154,8 @@ def test_an_update_takes_the_memory_that_was_foretold(dtype: str, lora: bool, ag
 @pytest.mark.vllm
 @pytest.mark.skipif(not VLLM, reason="TRAILNOTES_TEST_VLLM names no Python with vLLM")
 def test_an_engine_that_sleeps_leaves_the_card_and_wakes_as_it_was(start_model: Path, tmp_path: Path) -> None:
-    from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy
+    from trailnotes.policies.vllm import make_vllm_policy
 
-    if not hasattr(VLLMPolicy, "sleep"):
-        pytest.skip("engines do not sleep yet")
     tokenizer = AutoTokenizer.from_pretrained(start_model)
     Qwen2ForCausalLM(shape(256, 2, len(tokenizer) + 64)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -179,7 +177,7 @@ def test_an_engine_that_sleeps_leaves_the_card_and_wakes_as_it_was(start_model: 
         await policy.wake()
         assert await said(policy) == before
 
-    policy: Any = make_vllm_policy(config, trains=True)  # type: ignore[call-arg, unused-ignore]
+    policy = make_vllm_policy(config, trains=True)
     try:
         asyncio.run(play(policy))
     finally:
