@@ -46,7 +46,8 @@ def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines draw as the embedded one does."""
-    monkeypatch.setattr(engines, "place_engines", partial(engines.place_engines, program=PROGRAM))
+    placed = partial(engines.place_engines, program=PROGRAM)
+    monkeypatch.setattr("trailnotes.runs.cluster.cluster.place_engines", placed)
 
 
 def alone(start_model: Path, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Config:
