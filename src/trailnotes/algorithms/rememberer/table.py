@@ -377,13 +377,12 @@ class ExperienceTable(MemoryFile):
                 for record, action, reward, q, number, *_ in self._query("SELECT * FROM experience_values"):
                     values.setdefault(record, {})[action] = ActionValue(action, reward, q, number)
                 rows = self._query(f"SELECT id, vectors, {', '.join(COLUMNS)} FROM experience ORDER BY id")  # noqa: S608
-                for row, (number, blob, task, observation, history, admissible, last, total, visits, age) in enumerate(
-                    rows
-                ):
+                for row, record in enumerate(rows):
+                    number, blob, task, observation, history, admissible, last, total, visits, age = record
                     done, offered = (tuple(parse_json(texts)) for texts in (history, admissible))
                     vectors = np.frombuffer(blob, "<f4").reshape(2, -1).astype(np.float32, copy=False)
                     found = ExperienceRecord(
-                        number, task, observation, done, offered, last, total, num, age, values.get(number, {})
+                        number, task, observation, done, offered, last, total, visits, age, values.get(number, {})
                     )
                     self._situations.put(row, found, vectors)
                 self._data_version = version
