@@ -23,9 +23,9 @@ from trailnotes.commands.command import render_cli_page
 from trailnotes.config import methods
 from trailnotes.config.__main__ import render_config_page
 from trailnotes.config.builtin import BUILTIN
+from trailnotes.config.former import REMOVED_KEYS
 from trailnotes.config.methods import find_method, list_names
 from trailnotes.config.schema import full_config_type
-from trailnotes.config.section import REMOVED_KEYS
 from trailnotes.config.toml import collect_fields, load_config, render_config
 from trailnotes.policies.vllm import server
 from trailnotes.types import MODES, Observation, RowRole, Task

@@ -9,10 +9,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from trailnotes.config.builtin import list_builtin_configs
+from trailnotes.config.former import RENAMED_KEYS
 from trailnotes.config.json_schema import render_json_schema
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
-from trailnotes.config.section import RENAMED_KEYS
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trailnotes.config.former import REMOVED_KEYS
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config, full_config_type
-from trailnotes.config.section import REMOVED_KEYS
 from trailnotes.config.toml import (
     collect_fields,
     diff_configs,

@@ -14,8 +14,8 @@ import pytest
 
 from tinyrun import tiny_config, train_in_process
 from trailnotes.config import section
+from trailnotes.config.former import RENAMED_KEYS
 from trailnotes.config.schema import Config, RolloutConfig
-from trailnotes.config.section import RENAMED_KEYS
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.directory import RunDir, RunLock, is_trained, load_run_config

@@ -64,7 +64,7 @@ async def ucob(iteration: Iteration) -> None:
         groups = iteration.add_novelty(groups)
         terms, advantages, lessons = [], [], list[Lesson]()
         for group, rebuilt, scores in zip(groups, with_tips, iteration.scores(groups), strict=True):
-            visits = collect_visits(scores, gigpo.gamma, gigpo.similarity)
+            visits = collect_visits(scores, gigpo.gamma)
             terms.append(compute_two_level_advantages(visits, scores.returns, gigpo))
             advantages.append(terms[-1].sum_by_episode(scores))
             turns = collect_turns(group, rebuilt)

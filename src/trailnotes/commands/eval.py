@@ -27,7 +27,7 @@ def evaluate(
     config: Config,
     model_or_run: StrPath,
     *,
-    memory: bool | None = None,
+    memory: bool = False,
     out: StrPath | None = None,
     progress: ProgressBar | None = None,
 ) -> PanelResult:
@@ -40,7 +40,7 @@ def evaluate(
         config: panel, sampling and environment.
         model_or_run: run directory, checkpoint, model directory or hub name. A run that is being trained keeps the
             checkpoint until the evaluation has ended.
-        memory: act with the run's memory; None takes `config.eval.memory`.
+        memory: act with the run's memory.
         out: directory for the files of `write_evaluation`; None writes nothing.
         progress: shows the number of finished episodes.
 
@@ -53,15 +53,14 @@ def evaluate(
     from trailnotes.runs.load_policy import open_evaluated_model
     from trailnotes.runs.panels import build_panel_result, write_evaluation
 
-    use_memory = config.eval.memory if memory is None else memory
     directory = None if out is None else Path(out)
     if directory is not None and (directory / "table.json").exists():
         logger.warning("%s holds a finished evaluation, which this one replaces", directory)
     with open_evaluated_model(model_or_run) as subject:
         if said := describe_training_overlap(subject.trained, config):
             logger.warning("%s", said)
-        played = evaluate_model(config, subject, use_memory=use_memory, directory=directory, progress=progress)
-    result = replace(build_panel_result(played.episodes, config, subject, memory=use_memory), remark=played.remark)
+        played = evaluate_model(config, subject, use_memory=memory, directory=directory, progress=progress)
+    result = replace(build_panel_result(played.episodes, config, subject, memory=memory), remark=played.remark)
     if directory is not None:
         write_evaluation(directory, config, subject, played.episodes, result)
     return result
@@ -92,7 +91,7 @@ EVAL = Command(
     example="trailnotes eval runs/smoke --out runs/smoke/eval --eval.num_tasks 4", run=_run,
     arguments=(
         MODEL_OR_RUN, OTHER_CONFIG,
-        argument("--memory", action="store_true", default=None, help="act with the run's memory"),
+        argument("--memory", action="store_true", help="act with the run's memory"),
         argument("--out", type=Path, metavar="DIR", help="write table.json, table.md and the episodes here"),
     ),
     settings=True,

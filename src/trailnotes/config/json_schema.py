@@ -8,10 +8,10 @@ from typing import Any, Final
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from trailnotes.config.former import RENAMED_KEYS
 from trailnotes.config.methods import list_names
 from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.config.schema import TRACKERS, full_config_type
-from trailnotes.config.section import RENAMED_KEYS
 
 _OWN_CODE: Final = {"type": "string", "pattern": ":"}  # module:NAME
 
@@ -40,9 +40,9 @@ def render_json_schema() -> str:
     sections["algorithm"]["author"] |= {"anyOf": authors}
     sections["run"]["trackers"]["items"] = {"anyOf": [{"enum": [*TRACKERS]}, _OWN_CODE]}
     for former, present in RENAMED_KEYS.items():
-        section, _, name = former.partition(".")
+        (section, _, name), (new_section, _, new_name) = former.partition("."), present.partition(".")
         about = {"description": f"former name of {present}", "deprecated": True, "x-taplo": {"hidden": True}}
-        sections[section][name] = sections[section][present.partition(".")[2]] | about
+        sections[section][name] = sections[new_section][new_name] | about
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
@@ -15,6 +15,9 @@ GIGPO = "GiGPO, arXiv 2505.10978"
 REMEMBERER = "REMEMBERER, arXiv 2306.07929"
 LAMER = "LaMer, arXiv 2512.16848"
 RETROSPEX = "Retrospex, arXiv 2505.11807"
+
+CREDIT = "algorithm.author_credit"  # what keys need to have an effect
+REHEARSED = "rehearsal.split or rehearsal.path"
 
 
 class AlgorithmConfig(Section):
@@ -32,16 +35,31 @@ class AlgorithmConfig(Section):
         "tip_free", "off-policy denominator: under the tip-free context (4.2), or under the one acted on (Table 3, and "
         "the release)", PAPER)  # fmt: skip
     intrinsic: Literal["none", "tips", "states", "counts", "rnd"] = key(
-        "none", "novelty reward: 1/n with n = 1 + tips shown (tips; release: retrieved), visits of similar states "
-        "(states, paper) or visits of this very state (counts); or the error of Random Network Distillation (rnd)"
-    )  # fmt: skip
-    beta: float = key(1.0, "weight of the novelty reward in the return", ge=0)
-    novelty_threshold: float = key(0.9, "states: cosine similarity from which two states are the same", ge=-1, le=1)
+        "none",
+        "novelty reward: 1/n with n = 1 + tips shown (tips; release: retrieved), visits of similar states "
+        "(states, paper) or visits of this very state (counts); or the error of Random Network Distillation (rnd)",
+    )
+    beta: float = key(
+        1.0, "weight of the novelty reward in the return", ge=0, needs="algorithm.intrinsic = tips|states|counts|rnd"
+    )
+    novelty_threshold: float = key(
+        0.9,
+        "states: cosine similarity from which two states are the same",
+        ge=-1,
+        le=1,
+        needs="algorithm.intrinsic = states",
+    )
     dynamic_sampling: int = key(
         0, "rounds that replace groups of equal returns by freshly played ones; 0 = off", "DAPO, arXiv 2503.14476", ge=0
     )
     invalid_penalty: float = key(0.0, "penalty for each unreadable action", ge=0)
-    anchor_tips: float = key(0.0, "share of an iteration's tips that are anchored to the start model", ge=0, le=1)
+    anchor_tips: float = key(
+        0.0,
+        "share of an iteration's tips that are anchored to the start model",
+        ge=0,
+        le=1,
+        needs="algorithm.author = policy|start",
+    )
     anchor_reading: float = key(0.0, "share of off-policy episodes that are also anchored, with their tips", ge=0, le=1)
     author: str = key(
         "policy", "writer of the tips: policy, start (the initial weights), extract (no model: quotes the actions up "
@@ -49,8 +67,10 @@ class AlgorithmConfig(Section):
     author_credit: float = key(0.0, "weight of the credit that a tip gets for its readers' gain; 0 = off", ge=0)
     author_age: int = key(
         3, "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "
-        "rollout.num_tasks, or most tasks come back too late", ge=1)  # fmt: skip
-    author_share: Literal["used", "equal"] = key("used", "split a reader's gain over its tips by their use, or equally")
+        "rollout.num_tasks, or most tasks come back too late", ge=1, needs=CREDIT)  # fmt: skip
+    author_share: Literal["used", "equal"] = key(
+        "used", "split a reader's gain over its tips by their use, or equally", needs=CREDIT
+    )
 
     show_tips: Literal["own", "other", "empty"] = key(
         "own", "tips shown: of the task, or a control, of other tasks or empty"
@@ -107,14 +127,18 @@ class RehearsalConfig(Section):
     """Conversations of games outside all panels that each update of a method with tips holds on to."""
 
     split: str = key("", "games outside all panels that the start model plays and writes about first; '' = none")
-    options: dict[str, Any] = key(dict, "env.options of these games, where they differ from those that are trained")
-    num_tasks: int = key(0, "games of the split; 0 = all", ge=0)
+    options: dict[str, Any] = key(
+        dict, "env.options of these games, where they differ from those that are trained", needs="rehearsal.split"
+    )
+    num_tasks: int = key(0, "games of the split; 0 = all", ge=0, needs="rehearsal.split")
     path: str = key("", "JSONL of conversations instead, of `trailnotes rehearsal record` or `script`; '' = none")
-    rows: int = key(24, "conversations in each update", ge=1)
-    hold: float = key(0.4, "weight of KL(start model || model) on them, as on anchored tips; 0 = none", ge=0)
+    rows: int = key(24, "conversations in each update", ge=1, needs=REHEARSED)
+    hold: float = key(
+        0.4, "weight of KL(start model || model) on them, as on anchored tips; 0 = none", ge=0, needs=REHEARSED
+    )
     imitate: float = key(
         0.0, "weight of the likelihood of conversations that helped (won, or followed by a better trial), or of all "
-        "of a file that does not say; 0 = none", ge=0)  # fmt: skip
+        "of a file that does not say; 0 = none", ge=0, needs=REHEARSED)  # fmt: skip
 
     @model_validator(mode="after")
     def validate_source(self) -> Self:
@@ -129,6 +153,6 @@ class RehearsalConfig(Section):
 class ArchiveConfig(Section):
     """Go-Explore's first phase: promising states that episodes return to before they explore."""
 
+    capacity: ClassVar[int] = 64  # states kept for each task
+
     share: float = key(0.0, "share of the plain members that start from a kept state; 0 = off", ge=0, le=1)
-    capacity: int = key(64, "states kept for each task", ge=1)
-    max_depth: int = key(0, "actions that a kept state may be away from the start; 0 = any", ge=0)

@@ -19,6 +19,8 @@ from trailnotes.config.methods_schema import AlgorithmConfig, ArchiveConfig, Reh
 from trailnotes.config.model_schema import (
     NO_MODEL_MESSAGE,
     OPENAI_PREFIX,
+    TINKER,
+    VLLM,
     ClusterConfig,
     EndpointConfig,
     EngineConfig,
@@ -74,7 +76,6 @@ class RolloutConfig(Section):
     group_size: int = key(8, "N, trajectories of each task", PAPER, ge=1)
     max_steps: int = key(30, "steps in an episode at most", PAPER, ge=1)
     temperature: float = key(1.0, "sampling temperature while training", PAPER, gt=0)
-    top_p: float = key(1.0, "nucleus; refused in training, where log-probabilities must be the sampler's", gt=0, le=1)
     style: Literal["full", "terse"] = key("full", "wording of all prompts: full for real models, terse for tiny ones")
     max_action_tokens: int = key(32, "tokens of one action", PAPER, ge=1)
     max_context_tokens: int = key(4500, "tokens of a whole episode, prompt and actions together", PAPER, ge=8)
@@ -113,12 +114,16 @@ class LossConfig(Section):
     dual_clip: float = key(10.0, "c, bound of the loss for negative advantages; 0 = off", PAPER, ge=0)
     kl: float = key(0.0, "coefficient of the k3 KL to the start model, under the row's own context", PAPER, ge=0)
     mask_logprob: float | None = key(-5.0, "off-policy tokens with a log-probability below this are masked; none = off")
-    mask_unit: Literal["token", "response"] = key("token", "mask the token (ours), or its whole response (release)")
+    mask_unit: Literal["token", "response"] = key(
+        "token", "mask the token (ours), or its whole response (release)", needs="loss.mask_logprob"
+    )
     mask_kl: bool = key(True, "leave masked tokens out of the KL, which would pull them back to the start model")
     aggregation: Aggregation = key(
         "token", "average losses over tokens, over rows of row means, or over rows of sums over constant_length (Dr. "
         "GRPO, 2503.20783)")  # fmt: skip
-    constant_length: int = key(512, "constant: tokens that each row counts as, whatever it has", ge=1)
+    constant_length: int = key(
+        512, "constant: tokens that each row counts as, whatever it has", ge=1, needs="loss.aggregation = constant"
+    )
     objective: Literal["ppo", "gspo", "gmpo", "cispo", "dppo"] = key(
         "ppo", "PPO's clip of token ratios; of the row's mean ratio (GSPO, 2507.18071); a geometric mean of clipped "
         "ones (GMPO, 2507.20673); a bounded weight without clip (CISPO, 2506.13585); a bound on how far a probability "
@@ -131,9 +136,8 @@ class LossConfig(Section):
         "prime-rl); 0 = off", ge=0)  # fmt: skip
     mismatch: Literal["none", "truncate", "mask"] = key(
         "none", "where another program samples: weigh tokens by the learner's probability over the engine's, under the "
-        "prompt that was acted on; up to mismatch_cap, or not at all above it (TRL, verl)")  # fmt: skip
-    mismatch_unit: Literal["token", "sequence"] = key("sequence", "that ratio: of the token, or of the whole episode")
-    mismatch_cap: float = key(3.0, "largest ratio that counts", "TRL 1.16", ge=1)
+        "prompt that was acted on, by the mean of its episode; up to 3, or not at all above it (TRL 1.16, verl)",
+        needs=f"{VLLM} or {TINKER}")  # fmt: skip
     shaping: Literal["none", "luffy"] = key("none", "off-policy rows: the clipped surrogate, or LUFFY's x / (x + 0.1)")
     drop_negative_off_policy: bool = key(
         False, "leave off-policy rows with a negative advantage out of the update: a reader who failed after its tip "
@@ -172,7 +176,9 @@ class TrainConfig(Section):
     eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
     split: str = key("train", "split of the training tasks")
     num_tasks: int = key(0, "how many of them, evenly spaced; 0 = all. Tips are read when a task comes again", ge=0)
-    validation_split: str = key("validation", "held-out variations that choose the best checkpoint; never the test")
+    validation_split: str = key(
+        "validation", "held-out variations that choose the best checkpoint; never the test", needs="train.eval_every"
+    )
 
     def compute_progress(self, spent: Mapping[str, float]) -> float:
         """Compute the used share of the nearest limit, 1 and more at its end; `spent`: a checkpoint's counters."""
@@ -187,15 +193,13 @@ class EvalConfig(Section):
     num_tasks: int = key(0, "tasks of the panel; 0 = all of the split", ge=0)
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
-    memory: bool = key(False, "act with the run's memory")
     show_tips: Literal["own", "other", "empty"] = key("own", "algorithm.show_tips for panels with tips or with plans")
     meet_split: str = key(
         "", "empo2-tips: before trial 0 games of this split are played and written about, whose tips memory.scope may "
         "find; '' = none")  # fmt: skip
-    meet_tasks: int = key(0, "how many of them, evenly spaced; 0 = all of the split", ge=0)
+    meet_tasks: int = key(0, "how many of them, evenly spaced; 0 = all of the split", ge=0, needs="eval.meet_split")
     trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
     metric: Literal["success", "return"] = key("success", "what tables and curves show")
-    confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
 
 
 class WarmstartConfig(Section):
@@ -263,16 +267,20 @@ class Config(Section):
     )  # fmt: skip
     run: RunConfig = key(RunConfig, "the run as a whole")
     model: ModelConfig = key(ModelConfig, "the language model")
-    endpoint: EndpointConfig = key(EndpointConfig, "an OpenAI-compatible server that acts")
+    endpoint: EndpointConfig = key(
+        EndpointConfig,
+        "an OpenAI-compatible server that acts",
+        needs="model.path = openai:* or memory.embedder = openai:* or algorithm.author = openai:*",
+    )
     engine: EngineConfig = key(EngineConfig, "what samples, where the model is one of transformers")
     learner: LearnerConfig = key(LearnerConfig, "where the update runs")
-    cluster: ClusterConfig = key(ClusterConfig, "several machines")
+    cluster: ClusterConfig = key(ClusterConfig, "several machines", needs="cluster.address")
     env: EnvConfig = key(EnvConfig, "the environment")
     rollout: RolloutConfig = key(RolloutConfig, "how episodes are played")
     memory: MemoryConfig = key(MemoryConfig, "the store of tips")
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
     rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
-    archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
+    archive: ArchiveConfig = key(ArchiveConfig, "states to return to", needs="archive.share")
     loss: LossConfig = key(LossConfig, "the loss")
     optim: OptimConfig = key(OptimConfig, "the optimizer")
     train: TrainConfig = key(TrainConfig, "length and rhythm of training")
@@ -311,11 +319,6 @@ class Config(Section):
             raise ValueError("train.validation_split must differ from train.split, or training games choose the best")
         if rollout.example_turns and (self.rehearsal.path or self.rehearsal.split):
             raise ValueError("rehearsal imitates whole conversations, rollout.example_turns too: set these to []")
-        if self.memory.scope != "task" and self.memory.shared_split not in {"", self.train.split}:
-            raise ValueError(
-                "tips of memory.shared_split reach all games, those that are trained on among them: "
-                f"set it to train.split = {self.train.split!r}, or to '', so that every split keeps its own"
-            )
         if is_known(algorithm.name):  # one of module:NAME is asked when it is run: reading settings does not import it
             self._validate_method(find_method(algorithm.name))
         return self
@@ -365,11 +368,6 @@ class Config(Section):
     def has_other_sampler(self) -> bool:
         """Tell whether another program than the learner's samples, so that their log-probabilities may differ."""
         return self.engine.name == "vllm" or self.is_hosted
-
-    @property
-    def update_attention(self) -> str:
-        """Name the attention of the update, as transformers does; "" where it chooses."""
-        return self.learner.attention or self.model.attn_implementation
 
     @property
     def has_reference_model(self) -> bool:
@@ -426,8 +424,6 @@ class Config(Section):
                 f"model.path = {self.model.path!r} cannot be trained: an OpenAI-compatible server returns no token "
                 "ids, and its weights are not ours to change; name a model directory or hub name, or `trailnotes adapt`"
             )
-        if self.rollout.top_p < 1:
-            raise ConfigError("training needs the sampler's log-probabilities: set rollout.top_p = 1")
         if self.rollout.group_size < 2:
             raise ConfigError("training compares the members of a group: set rollout.group_size to 2 or more")
         self.algorithm.require_equal_temperature(self.memory.write_temperature, self.rollout.temperature)

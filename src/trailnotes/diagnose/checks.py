@@ -180,7 +180,7 @@ def _check_corrections(lines: Sequence[JsonRecord]) -> Check:
         lambda m: 1 - m.get("engine/truncated", 0.0) - m.get("update/dropped_fraction", 0.0), 0.9,
         ("update/tokens_trained", "tokens"),
         "engine and learner, or the weights before and after the update, are too far apart: lower optim.lr or "
-        "optim.epochs, sample in float32, or raise loss.mismatch_cap and loss.max_negative_kl",
+        "optim.epochs, sample in float32, or raise loss.max_negative_kl",
     )  # fmt: skip
 
 

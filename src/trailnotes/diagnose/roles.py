@@ -22,7 +22,7 @@ from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
 from trailnotes.envs.tasks import describe_training_overlap, load_panel
 from trailnotes.errors import ConfigError, RunError, TrailnotesError
 from trailnotes.gateway.pool import open_pool
-from trailnotes.reporting.crossed import MIN_FAMILIES, estimate, estimate_difference
+from trailnotes.reporting.crossed import CONFIDENCE, MIN_FAMILIES, estimate, estimate_difference
 from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval
 from trailnotes.reporting.tables import MISSING_CELL, Table
 from trailnotes.runs.adaptation import AdaptationRun, Roles, build_adaptation_config
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 DEFAULT_TRIALS = 2  # after trial 0: by then a link that is weak shows, and one that heals itself, too
-CHANGEABLE_KEYS = (*RUNTIME_KEYS, "eval.trials", "eval.confidence", "run.trackers")
+CHANGEABLE_KEYS = (*RUNTIME_KEYS, "eval.trials", "run.trackers")
 """What may differ when an exchange is resumed."""
 MakeBar = Callable[[str], AbstractContextManager["ProgressBar | None"]]
 ROLE_NAMES = ("author", "explorer", "reader")
@@ -88,7 +88,7 @@ class RoleAnalysis:
     costs: Mapping[str, RoleCost]  # row -> what it costs; none of "none"
     num_games: int  # that every row has played in every trial
     num_families: int
-    confidence: float  # of each interval of a cost, so that those of the links together have that of eval.confidence
+    confidence: float  # of each interval of a cost, so that those of the links together have `CONFIDENCE`
 
     @property
     def links(self) -> list[RoleCost]:
@@ -226,7 +226,7 @@ def exchange_roles(
             run_to_end(_play_rows(configs, models, place, make_bar))
         metric, families = config.eval.metric, {task.id: get_family(task) for task in load_panel(configs["none"])}
         values = {row: _read_task_means(place / row, trials + 1, metric) for row in ROLES_BY_ROW}
-        found = analyse_roles(values, families, metric, config.eval.confidence)
+        found = analyse_roles(values, families, metric, CONFIDENCE)
         about = {name: subject.model for name, subject in models.items()} | {"verdict": found.verdict()}
         write_text_atomic(place / "roles.json", json.dumps(about | asdict(found), indent=1) + "\n")
         return found, place

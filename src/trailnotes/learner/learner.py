@@ -34,7 +34,6 @@ from trailnotes.learner.states import (
     save_state,
 )
 from trailnotes.policies.hf.decoder import needs_training_mode, switch_mode, trim_heap
-from trailnotes.seeds import derive_seed
 from trailnotes.types import Sample
 
 
@@ -112,8 +111,7 @@ class Learner:
 
         Args:
             samples: the rows; advantages are final.
-            seed: of the order of the mini-batches; with several ranks also of their dropout, which a single process
-                draws from torch's generator as it finds it.
+            seed: of the order of the mini-batches.
             lr_scale: factor on `optim.lr`, from the caller's schedule.
 
         Returns:
@@ -123,8 +121,6 @@ class Learner:
             NonFiniteError: a loss or gradient is not finite; that mini-batch was not stepped, and lies in a dump.
         """
         started = time.perf_counter()
-        if self.ranks.world > 1:
-            torch.manual_seed(derive_seed(seed, "dropout", self.ranks.rank))  # of other rows, other masks
         rows = [sample for sample in samples if is_trained(sample, self.loss)]
         metrics = UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)

@@ -267,6 +267,4 @@ def count_prompt_tokens(policy: Policy, messages: Sequence[Message]) -> int:
 def build_action_sampling(config: Config, seed: int) -> Sampling:
     """Build the sampling of actions from the settings."""
     rollout = config.rollout
-    return Sampling(
-        rollout.temperature, rollout.top_p, max_tokens=rollout.max_action_tokens, stop=rollout.stop, seed=seed
-    )
+    return Sampling(rollout.temperature, max_tokens=rollout.max_action_tokens, stop=rollout.stop, seed=seed)

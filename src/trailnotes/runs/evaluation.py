@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trailnotes.config.former import RENAMED_KEYS, has_former_default
 from trailnotes.config.schema import Config
-from trailnotes.config.section import RENAMED_KEYS, has_former_default
 from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
 from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import describe_tip_overlap, load_panel, tasks_of

@@ -25,7 +25,7 @@ from trailnotes.rollout.tips import compute_tip_metrics, write_tips
 from trailnotes.seeds import derive_seed
 from trailnotes.training.authors import compute_author_credit, compute_author_metrics
 from trailnotes.training.run import save_checkpoint
-from trailnotes.training.staleness import MAX_STALENESS_WEIGHT, Correction, correct_samples
+from trailnotes.training.staleness import MAX_STALENESS_WEIGHT, MISMATCH_CAP, Correction, correct_samples
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -205,7 +205,7 @@ class Iteration:
         if stale:
             section, correction = "stale", Correction(MAX_STALENESS_WEIGHT)
         elif loss.mismatch != "none" and self.config.has_other_sampler:
-            section, correction = "engine", Correction(loss.mismatch_cap, loss.mismatch_unit, loss.mismatch)
+            section, correction = "engine", Correction(MISMATCH_CAP, "sequence", loss.mismatch)
         else:
             return samples
         with self._time_section("staleness"):

@@ -26,6 +26,7 @@ class TokenLogprobs(NamedTuple):
     now: float
 
 
+MISMATCH_CAP = 3.0  # largest ratio of the learner to another engine that counts (TRL 1.16)
 MAX_STALENESS_WEIGHT = 2.0  # largest ratio that counts where older weights sampled a token
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -208,9 +208,7 @@ class TinkerServer:
                 found = SKYRL if answer.json()["info"]["title"] == SKYRL_TITLE else DOCUMENTED
             except (httpx.HTTPError, ValueError, LookupError, TypeError):
                 pass  # the API asks no server for its schema
-        if self.config.reduction == "auto":
-            return found
-        return replace(found, averages_rows=self.config.reduction == "row_mean")
+        return found
 
     def _read(self, ended: Any, doing: str) -> Any:
         try:

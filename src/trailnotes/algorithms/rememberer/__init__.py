@@ -7,8 +7,6 @@ from typing import ClassVar, Literal
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
 
-REMEMBERER = "REMEMBERER, arXiv 2306.07929"
-
 
 class RemembererConfig(Section):
     """REMEMBERER: a table of (task, observation, action) and its value, shown as examples with advice."""
@@ -19,12 +17,12 @@ class RemembererConfig(Section):
     action_capacity: ClassVar[int] = 20  # actions of a record
     examples: ClassVar[int] = 2  # records shown
     history: ClassVar[int] = 5  # last actions shown
+    n_step: ClassVar[int] = 0  # rewards before the bootstrap; 0 = Monte Carlo
+    gamma: ClassVar[float] = 1.0  # discount
 
     epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
     num_tasks: int = key(0, "training tasks, evenly spaced in train.split; 0 = all (release: 10)", ge=0)
     group_size: int = key(1, "episodes of each training task in an epoch", ge=1)
-    n_step: int = key(0, "rewards before the bootstrap; 0 = Monte Carlo, as the released launchers", REMEMBERER, ge=0)
-    gamma: float = key(1.0, "discount", "Rememberer release 552cb62", gt=0, le=1)
     task_similarity: Literal["embedding", "words", "equal"] = key("embedding", "how two tasks are compared")
     observation_similarity: Literal["embedding", "words", "lines"] = key(
         "words", "how two observations are compared: embeddings, shared words, or the longest common subsequence of "

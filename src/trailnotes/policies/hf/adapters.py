@@ -47,8 +47,7 @@ def add_adapters(model: Any, config: LoraConfig, base: str) -> Any:
 
     targets = "all-linear" if config.target_modules is None else list(config.target_modules)
     settings = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout,
-        target_modules=targets,
+        task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, target_modules=targets,
     )  # fmt: skip
     try:
         with suppress_future_warnings():
@@ -71,7 +70,7 @@ def load_adapters(model: Any, path: str, settings: Any, config: LoraConfig, base
         raise ConfigError(f"model.path = {path!r} holds {settings.peft_type.value}, not adapters of weights: name LoRA")
     if config.enabled:
         _validate_adapter_config(path, settings, config)
-        settings.lora_dropout = config.dropout
+        settings.lora_dropout = 0.0
     settings.base_model_name_or_path = base
     with suppress_future_warnings():
         warnings.filterwarnings("error", "Found missing adapter keys")

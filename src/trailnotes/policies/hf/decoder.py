@@ -95,14 +95,11 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def needs_training_mode(model: nn.Module) -> bool:
-    """Return whether updates need the training mode: for dropout inside adapters, or gradient checkpointing.
+    """Return whether updates need the training mode: for gradient checkpointing alone.
 
-    Other dropout would keep the ratio from starting at 1.
+    Dropout would keep the ratio from starting at 1.
     """
-    return any(
-        getattr(module, "gradient_checkpointing", False) or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
-        for name, module in model.named_modules()
-    )
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 class Network:
