@@ -13,9 +13,9 @@ from trailnotes.commands.eval import evaluate
 from trailnotes.commands.train import train
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.presets import PRESETS
-from trailnotes.config.schema import Config
-from trailnotes.config.toml import flatten_config, load_config
-from trailnotes.config.unused import REQUIREMENTS, warn_unused
+from trailnotes.config.schema import full_config_type
+from trailnotes.config.toml import collect_fields, load_config
+from trailnotes.config.unused import list_requirements, warn_unused
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import RunDir
 
@@ -39,8 +39,8 @@ CONFIGS = BUILTIN / "configs"
         (["--gigpo.omega", "0.5"], "gigpo.omega (needs algorithm.name = gigpo or ucob or module:NAME)"),
         (["--gigpo.omega", "0.5", "--algorithm.name", "mine:METHOD"], ""),
         (
-            ["--archive.capacity", "2", "--archive.max_depth", "1", "--engine.replicas", "2"],
-            "engine.replicas (needs engine.name = vllm); archive.capacity, archive.max_depth (needs archive.share)",
+            ["--rehearsal.options.a", "2", "--rehearsal.num_tasks", "1", "--engine.replicas", "2"],
+            "engine.replicas (needs engine.name = vllm); rehearsal.options, rehearsal.num_tasks (needs rehearsal.split)",
         ),
     ],
 )
@@ -59,8 +59,8 @@ def test_what_a_run_was_told_and_who_acts_count(caplog: pytest.LogCaptureFixture
 
 
 def test_every_name_in_the_table_is_a_setting() -> None:
-    names = [*flatten_config(Config())]
-    for key, need in REQUIREMENTS.items():
+    names = [*collect_fields(full_config_type())]
+    for key, need in list_requirements(full_config_type()).items():
         assert any(name == key or name.startswith(f"{key}.") for name in names), key
         assert {*re.findall(r"[a-z_]+(?:\.[a-z_]+)+", need.replace("*:*", ""))} <= {*names}, need
 

@@ -76,11 +76,6 @@ def test_what_a_scope_holds(scope: Scope, trained: set[str], examined: set[str])
         assert found(memory, "never met") == []
 
 
-def test_every_split_may_keep_its_own() -> None:
-    with memory_of("all", HOUSEHOLD, shared_split="") as memory:
-        assert [set(found(memory, reader)) for reader in ("a", "new", "v")] == [{"a", "b", "c", "d"}, {"new"}, {"v"}]
-
-
 def test_beyond_the_task_similarity_decides_unless_it_has_a_place() -> None:
     for order, texts in {
         ("score",): ["like", "alike", "other"],
@@ -254,13 +249,6 @@ def test_environments_say_the_families_that_statistics_know(words: list[str]) ->
     config = load_config(None, words)
     for each in list_env_tasks(config.env.name, "train", config.env.options):
         assert each.family == each.id.rpartition("/")[0] == get_family(each)
-
-
-def test_a_split_that_is_open_must_be_that_of_the_training() -> None:
-    words = ["--memory.scope", "family", "--memory.shared_split"]
-    with pytest.raises(ConfigError, match=r"set it to train\.split = 'train'"):
-        load_config(None, [*words, "test"])
-    assert load_config(None, [*words, ""]).memory.shared_split == ""
 
 
 def test_a_training_reads_within_its_family_and_a_resumed_run_is_the_same(start_model: Path, tmp_path: Path) -> None:

@@ -110,17 +110,5 @@ def test_the_event_loop_goes_on_while_words_are_counted(monkeypatch: pytest.Monk
         assert {tip.text for tip in asyncio.run(search(memory))} == {*KEYS}
 
 
-def test_the_most_similar_alone_are_put_in_order() -> None:
-    keys = {"near": "red door", "nearer": "red door of the red house", "far": "red sea", "best score": "blue gate"}
-    query = "red door of the red house"
-    with memory_of(keys) as memory:
-        assert found(memory, query)[0] == "best score"
-    with memory_of(keys, rerank=2) as memory:
-        assert found(memory, query) == ["nearer", "near"]
-        memory.config = memory.config.model_copy(update={"order": ("recency",), "rerank": 3})
-        assert found(memory, query) == ["far", "nearer", "near"]
-
-
-def test_beyond_the_task_reranking_leaves_the_order_as_it_is() -> None:
+def test_beyond_the_task_similarity_comes_first() -> None:
     assert MemoryConfig(scope="env", order=("worth",)).ranking == ("similarity", "worth")
-    assert MemoryConfig(scope="env", order=("worth",), rerank=9).ranking == ("worth",)

@@ -26,7 +26,6 @@ from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import run_groups, select_from_start
 from trailnotes.runs.directory import RunDir
 from trailnotes.seeds import derive_seed
-from trailnotes.storage.files import read_jsonl
 from trailnotes.training.exploration import RETURN_OPTION, Archive
 from trailnotes.training.iteration import Iteration
 from trailnotes.training.preflight import run_preflight
@@ -241,9 +240,9 @@ def test_a_higher_score_is_worth_a_longer_way() -> None:
     assert kept(archive, walked("a", "b")) == {**found, "": (0, 3), "to x to b": (0.5, 3)}
 
 
-def test_ends_and_what_lies_too_deep_are_not_kept() -> None:
-    archive = Archive(ArchiveConfig(share=1.0, max_depth=2))
-    assert set(kept(archive, walked("a", "b", "c", "d"))) == {"", "to b", "to b to c"}
+def test_ends_are_not_kept() -> None:
+    archive = Archive(ArchiveConfig(share=1.0))
+    assert set(kept(archive, walked("a", "b", "c"))) == {"", "to b", "to b to c"}
     over = Observation("over", truncated=True)
     assert set(kept(archive, walked("a", over))) == {"", "to b", "to b to c"}
 
@@ -285,8 +284,9 @@ def test_the_highest_score_is_chosen_and_then_the_rarely_visited() -> None:
     assert set(choices(archive, 50)) == {"to gold"}
 
 
-def test_the_worst_are_forgotten_where_there_is_no_room() -> None:
-    archive = Archive(ArchiveConfig(share=1.0, capacity=2))
+def test_the_worst_are_forgotten_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ArchiveConfig, "capacity", 2)
+    archive = Archive(ArchiveConfig(share=1.0))
     rich = walked("a", Observation("rich", score=1.0))
     assert set(kept(archive, rich, rich, walked("a", "poor"), walked("a", "poor"))) == {"", "to rich", "to poor"}
     assert set(kept(archive, walked("a", "new"))) == {"", "to rich", "to new"}, "poor was met twice, new once"
@@ -419,11 +419,3 @@ def test_an_archive_survives_a_resumption(
     assert differences(returning[0], tmp_path) == SAME
     whole, parts = ((path / "checkpoints/step-000003/archive.json").read_bytes() for path in (returning[0], tmp_path))
     assert whole == parts
-
-
-def test_without_a_share_nothing_changes(start_model: Path, tmp_path: Path) -> None:
-    for name, archive in (("default", {"share": 0.0}), ("set", {"share": 0.0, "capacity": 1, "max_depth": 1})):
-        train_in_process(archive_config(start_model, archive=archive), tmp_path / name)
-    assert differences(tmp_path / "default", tmp_path / "set") == SAME
-    assert not list(tmp_path.rglob("archive.json"))
-    assert not [name for line in read_jsonl(tmp_path / "set/metrics.jsonl") for name in line if "archive" in name]

@@ -302,7 +302,7 @@ def die() -> None:
 def test_what_was_killed_resumes_as_if_it_had_not_been(given: bool, start_model: Path, tmp_path: Path) -> None:
     config = small_config(warmstart={"steps": 8, "save_every": 3})
     if given:
-        lora = {"enabled": True, "rank": 2, "dropout": 0.3}
+        lora = {"enabled": True, "rank": 2}
         tuning = sft_config(start_model, tmp_path / "sft.jsonl", steps=8, save_every=3)
         config = in_model(tuning, dtype="bfloat16", lora=lora)
     whole = warmstart(config, tmp_path / "whole")

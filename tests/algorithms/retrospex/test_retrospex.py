@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small import FAMILIES, small_config
+from trailnotes.algorithms.retrospex import RetrospexConfig
 from trailnotes.algorithms.retrospex.critic import train_critic
 from trailnotes.algorithms.retrospex.method import (
     RescoringActor,
@@ -176,7 +177,7 @@ def play(
 ) -> tuple[Trajectory, list[dict[str, Any]]]:
     """One episode of two turns, and the journal."""
     journal: list[dict[str, Any]] = []
-    config = Config(rollout={"style": "terse", "temperature": 0.4}, retrospex={"candidates": 3, **retrospex})
+    config = Config(rollout={"style": "terse", "temperature": 0.4}, retrospex=retrospex)
 
     class OneDoor:
         @asynccontextmanager
@@ -190,6 +191,11 @@ def play(
         )
     )  # fmt: skip
     return groups[0].trajectories[0], journal
+
+
+@pytest.fixture(autouse=True)
+def _three_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RetrospexConfig, "candidates", 3)
 
 
 CRITIC_ALONE = {"first_step": 1, "decay": 1e-9, "floor": 0.0}
@@ -255,9 +261,9 @@ def test_unreadable_answers_count_only_where_there_is_nothing_else() -> None:
 
 def test_candidates_are_drawn_as_the_settings_say_each_with_a_seed_of_its_own() -> None:
     policy = Talker("north", "south")
-    play(policy, Taste({}), candidates=4)
+    play(policy, Taste({}))
     assert {(each.temperature, each.top_p) for each in policy.asked} == {(0.9, 0.95)}
-    assert len({each.seed for each in policy.asked}) == len(policy.asked) == 8
+    assert len({each.seed for each in policy.asked}) == len(policy.asked) == 6
 
 
 def test_decisions_that_count_are_those_of_the_episodes_that_do() -> None:
@@ -277,7 +283,7 @@ def test_decisions_that_count_are_those_of_the_episodes_that_do() -> None:
 
 def config_of(start: Path, split: str = "test", **retrospex: Any) -> Config:
     torch.set_num_threads(1)
-    tiny = {"epochs": 1, "candidates": 3}
+    tiny = {"epochs": 1}
     return small_config(
         model={"path": str(start)},
         env={"options": {"families": FAMILIES, "max_steps": 2, "actions": True}},

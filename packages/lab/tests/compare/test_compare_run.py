@@ -195,7 +195,6 @@ def test_other_methods_without_training_play_the_last_model_of_the_run_they_foll
         (PLAN + '"run.seed" = 9', r"sets run\.seed, which is the comparison's"),
         (PLAN + '[settings]\n"run.seed" = 9', r"settings sets run\.seed, which is the comparison's"),
         (PLAN + '"optim.rate" = 9', "plan.toml: .* has no key 'rate'"),
-        (PLAN + '"rollout.top_p" = 0.9', "training needs the sampler"),
         (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
         (PLAN + 'label = "GRPO"', "would share the label 'GRPO': rename one"),
         (PLAN + "[methods.ppo]", r"plan\.toml: no method is called .ppo.: choose one of ace"),

@@ -80,7 +80,7 @@ def test_a_config_has_the_papers_settings(name: str) -> None:
     assert algorithm.mode_unit == "iteration"
     assert (optim.lr, optim.minibatch, optim.epochs, config.loss.kl) == (1e-6, 16, 1, 0.0)
     assert (config.memory.top_k, config.memory.threshold, config.memory.capacity) == (10, 0.5, 1000)
-    assert (config.eval.temperature, config.eval.split, config.eval.memory) == (0.4, "test", False)
+    assert (config.eval.temperature, config.eval.split) == (0.4, "test")
     assert (config.eval.metric, config.eval.num_tasks) == ("return", 0)
     assert config.train.validation_split not in (config.train.split, config.eval.split)
 
