@@ -35,12 +35,12 @@ CONFIGS = BUILTIN / "configs"
         (["--rehearsal.rows", "3"], "rehearsal.rows (needs rehearsal.split or rehearsal.path)"),
         (["--rehearsal.rows", "3", "--rehearsal.path", "x.jsonl"], ""),
         (["--endpoint.concurrency", "2", "--memory.embedder", "openai:m"], ""),
-        (["--algorithm.author_age", "2"], "algorithm.author_age (needs algorithm.author_credit)"),
+        (["--empo2.author_age", "2"], "empo2.author_age (needs empo2.author_credit)"),
         (["--gigpo.omega", "0.5"], "gigpo.omega (needs algorithm.name = gigpo or ucob or module:NAME)"),
         (["--gigpo.omega", "0.5", "--algorithm.name", "mine:METHOD"], ""),
         (
-            ["--rehearsal.options.a", "2", "--rehearsal.num_tasks", "1", "--engine.replicas", "2"],
-            "engine.replicas (needs engine.name = vllm); rehearsal.options, rehearsal.num_tasks (needs rehearsal.split)",
+            ["--rehearsal.num_tasks", "1", "--engine.replicas", "2"],
+            "engine.replicas (needs engine.name = vllm); rehearsal.num_tasks (needs rehearsal.split)",
         ),
     ],
 )

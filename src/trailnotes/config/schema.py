@@ -11,11 +11,13 @@ from functools import cache
 from itertools import chain
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import create_model, field_validator, model_validator
+from pydantic import GetCoreSchemaHandler, create_model, field_validator, model_validator
+from pydantic_core import CoreSchema, core_schema
 
+from trailnotes.config.former import rename_keys
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods import Method, find_method, is_known, list_methods, list_sections, resolve_method
-from trailnotes.config.methods_schema import AlgorithmConfig, ArchiveConfig, RehearsalConfig
+from trailnotes.config.methods_schema import AlgorithmConfig, ArchiveConfig, Empo2Config, RehearsalConfig
 from trailnotes.config.model_schema import (
     NO_MODEL_MESSAGE,
     OPENAI_PREFIX,
@@ -289,7 +291,14 @@ class Config(Section):
 
     def __new__(cls, **sections: Any) -> Self:
         """Choose the class by the sections."""
-        return super().__new__(config_type(sections) if cls is Config else cls)  # type: ignore[return-value]
+        return super().__new__(config_type(rename_keys(sections)) if cls is Config else cls)  # type: ignore[return-value]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Accept former keys from Python. JSON comes from `resolve_config`, which has renamed them."""
+        schema = handler(source)
+        renaming = core_schema.no_info_before_validator_function(rename_keys, schema)
+        return core_schema.json_or_python_schema(json_schema=schema, python_schema=renaming)
 
     def section(self, kind: type[S]) -> S:
         """Return the section of a method; its defaults if this config is of another method and does not set it."""
@@ -301,11 +310,6 @@ class Config(Section):
         algorithm, rollout = self.algorithm, self.rollout
         if rollout.group_size < 2 and algorithm.normalize_std:
             raise ValueError("rollout.group_size = 1 has no group to be relative to: set rollout.group_size >= 2")
-        if algorithm.intrinsic == "tips" and algorithm.mode_unit == "trajectory":
-            raise ValueError(
-                'algorithm.intrinsic = "tips" pays only members that act with tips, which biases mixed groups: '
-                'set algorithm.intrinsic = "states", or algorithm.mode_unit = "iteration"'
-            )
         if 0 < self.loss.dual_clip <= 1:
             raise ValueError("loss.dual_clip up to 1 flattens every negative advantage: set it above 1, or 0 for none")
         if algorithm.dynamic_sampling and algorithm.intrinsic != "none":
@@ -334,11 +338,21 @@ class Config(Section):
         return self
 
     def _validate_method(self, method: Method) -> None:
-        algorithm, rollout = self.algorithm, self.rollout
-        mixed = method.shows_tips and algorithm.mode_unit == "trajectory"
-        if mixed and algorithm.p_memory and not round(algorithm.p_memory * rollout.group_size):
+        algorithm, rollout, empo2 = self.algorithm, self.rollout, self.section(Empo2Config)
+        mixed = method.shows_tips and empo2.mode_unit == "trajectory"
+        if mixed and algorithm.intrinsic == "tips":
             raise ConfigError(
-                f"algorithm.p_memory = {algorithm.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
+                'algorithm.intrinsic = "tips" pays only members that act with tips, which biases mixed groups: '
+                'set algorithm.intrinsic = "states", or empo2.mode_unit = "iteration"'
+            )
+        if method.shows_tips and empo2.author_credit and (algorithm.author, algorithm.show_tips) != ("policy", "own"):
+            raise ConfigError(
+                "empo2.author_credit trains the policy as the author of the tips that it reads: "
+                'set algorithm.author = "policy" and algorithm.show_tips = "own", or empo2.author_credit = 0'
+            )
+        if mixed and empo2.p_memory and not round(empo2.p_memory * rollout.group_size):
+            raise ConfigError(
+                f"empo2.p_memory = {empo2.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
                 "no member with tips: raise either"
             )
         if method.trains and not method.shows_tips and algorithm.intrinsic == "tips":
@@ -350,8 +364,6 @@ class Config(Section):
             )
         if method.validate:
             method.validate(self)
-        if method.plain and algorithm.author_credit:
-            raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
 
     @property
     def has_shared_gpu(self) -> bool:
@@ -411,7 +423,8 @@ class Config(Section):
                 f"{self.algorithm.name} lets no member read tips, and memory.order = {min(by_readers)} goes by "
                 "readers: leave it out, and name it where tips are read (trailnotes adapt, [panels.NAME])"
             )
-        reads_off_policy = self.algorithm.name == "empo2" and self.algorithm.p_memory and self.algorithm.q_off_policy
+        empo2 = self.section(Empo2Config)
+        reads_off_policy = self.algorithm.name == "empo2" and empo2.p_memory and empo2.q_off_policy
         if self.memory.distilled and not reads_off_policy:
             raise ConfigError(
                 "memory.distilled is measured where empo2 trains without the tips that it acted on: set it to 0, or "
@@ -426,7 +439,12 @@ class Config(Section):
             )
         if self.rollout.group_size < 2:
             raise ConfigError("training compares the members of a group: set rollout.group_size to 2 or more")
-        self.algorithm.require_equal_temperature(self.memory.write_temperature, self.rollout.temperature)
+        trains_tips = self.algorithm.name == "lamer" or (empo2.author_credit and method.shows_tips)
+        if trains_tips and self.memory.write_temperature != self.rollout.temperature:
+            raise ConfigError(
+                "lamer and empo2.author_credit train tips as they were sampled: set memory.write_temperature to "
+                f"rollout.temperature = {self.rollout.temperature:g}"
+            )
         if not self.model.path:
             raise ConfigError(NO_MODEL_MESSAGE)
         return self
@@ -456,4 +474,4 @@ def full_config_type() -> type[Config]:
 @cache
 def _extend_config(kinds: tuple[tuple[str, type[Section]], ...]) -> type[Config]:
     fields: dict[str, Any] = {name: (kind, key(kind, (kind.__doc__ or "").partition("\n")[0])) for name, kind in kinds}
-    return Config if not fields else create_model("Config", __base__=Config, __module__=__name__, **fields)
+    return create_model("Config", __base__=Config, __module__=__name__, **fields)

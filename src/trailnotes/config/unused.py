@@ -30,7 +30,7 @@ def warn_unused(config: Config, told: Config | None = None, model: str = "") -> 
     """
     values = flatten_config(config) | ({"model.path": model} if model else {})
     requirements = list_requirements(type(config))
-    for section in type(config).model_fields.keys() - Config.model_fields.keys():
+    for section in type(config).model_fields.keys() - type(Config()).model_fields.keys():  # whose method is empo2
         owners = [name for name in list_names() if section in find_method(name).sections]
         requirements[section] = f"algorithm.name = {'|'.join([*owners, '*:*'])}"
     unused: dict[str, list[str]] = {}

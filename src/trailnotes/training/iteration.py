@@ -223,7 +223,7 @@ class Iteration:
         return build_anchor_samples(tips, groups, self.config.algorithm, self.config.optim.rows, self.seed("anchors"))
 
     def author_samples(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
-        """Build samples that credit the authors of tips; none without `algorithm.author_credit`."""
+        """Build samples that credit the authors of tips; none without `empo2.author_credit`."""
         if self.run.authors is None:
             return []
         with self._time_section("author_credit"):

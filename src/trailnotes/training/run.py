@@ -16,6 +16,7 @@ from safetensors.numpy import load_file as load_numpy
 from safetensors.numpy import save_file as save_numpy
 
 from trailnotes.config.methods import resolve_method
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.envs.tasks import load_training_tasks, load_validation_tasks
 from trailnotes.errors import RunError
 from trailnotes.gateway.pool import open_pool
@@ -98,7 +99,7 @@ class TrainingRun:
         self.config, self.directory, self.pool, self.progress = config, directory, pool, progress
         self.cluster = cluster  # places what runs elsewhere; None: everything runs here
         self.archive = Archive(config.archive) if config.archive.share else None
-        credits_authors = config.algorithm.author_credit and resolve_method(config.algorithm.name).shows_tips
+        credits_authors = config.section(Empo2Config).author_credit and resolve_method(config.algorithm.name).shows_tips
         self.authors = AuthorRegistry(config) if credits_authors else None
         self.embedder = cache(partial(embedder_of, config))  # one model for novelty and memory
         self.novelty = make_novelty(config, derive_seed(config.run.seed, "novelty"), self.embedder)
