@@ -214,7 +214,6 @@ def test_success_is_by_episode() -> None:
     [
         ({"algorithm": {"name": "lamer", "dynamic_sampling": 1}}, r"algorithm\.dynamic_sampling = 0"),
         ({"algorithm": {"name": "lamer", "author": "start"}}, r'algorithm\.author = "policy"'),
-        ({"algorithm": {"name": "lamer", "author_credit": 1.0}}, r"author_credit = 0"),
     ],
     ids=str,
 )

@@ -302,8 +302,6 @@ def test_shares_of_members_with_tips_are_not_asked_of_it(start_model: Path) -> N
         tiny_config(start_model, algorithm={"p_memory": 0.1}, rollout={"group_size": 2})
     with pytest.raises(ValueError, match="opsd retrieves no tips"):
         tiny_config(start_model, algorithm=OPSD | {"intrinsic": "tips", "mode_unit": "iteration"})
-    with pytest.raises(ValueError, match=r"opsd lets no member read tips: set algorithm\.author_credit = 0"):
-        tiny_config(start_model, algorithm=OPSD | {"author_credit": 1.0})
     readers = tiny_config(start_model, algorithm=OPSD, memory={"order": ["ucb"]})  # its adaptations have some
     with pytest.raises(ConfigError, match=r"opsd lets no member read tips, and memory\.order = ucb goes by readers"):
         readers.validate_training()

@@ -30,7 +30,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
         ("trailnotes memory list --optim.lr", {""}),  # it takes no settings
         ("trailnotes rehearsal record --run.det", {"--run.deterministic"}),
         ("trailnotes train --run.deterministic ''", {"true", "false"}),
-        ("trailnotes train own.toml --algorithm.mode_unit ''", {"iteration", "trajectory"}),
+        ("trailnotes train own.toml --empo2.mode_unit ''", {"iteration", "trajectory"}),
         ("trailnotes train --env.name way", {"waymarks", "waymarks-simulator"}),
         ("trailnotes config show --preset ''", {*PRESETS}),
         ("trailnotes train ow", {"own-model", "own.toml"}),

@@ -63,8 +63,8 @@ def test_presets_hold_the_published_settings(preset: str, steps: int, tokens: in
     assert (config.rollout.max_steps, config.rollout.max_action_tokens) == (steps, tokens)
     assert (config.optim.minibatch, config.loss.kl, config.optim.lr) == (minibatch, kl, 1e-6)
     assert (config.rollout.group_size, config.rollout.max_context_tokens) == (8, 4500)
-    assert (config.algorithm.mode_unit, config.algorithm.p_memory) == ("iteration", 0.25)
-    assert config.algorithm.q_off_policy == pytest.approx(0.6667, abs=1e-4)
+    assert (config.empo2.mode_unit, config.empo2.p_memory) == ("iteration", 0.25)
+    assert config.empo2.q_off_policy == pytest.approx(0.6667, abs=1e-4)
     memory = config.memory
     assert (memory.duplicates, memory.order, memory.top_k, memory.threshold) == ("reject", ("score",), 10, 0.5)
     assert (memory.query, memory.capacity) == ("conversation", 1000)
@@ -137,8 +137,8 @@ def test_environment_options_of_file_and_command_line_are_merged(tmp_path: Path)
         (["--rehearsal.path", "a.jsonl", "--rehearsal.split", "spare"], ["path is taken", "set one to ''"]),
         (["--warmstart.advice", "0.6", "--warmstart.write", "0.6"], ["shares of one whole", "their sum to 1 at most"]),
         (["--rehearsal.split", "spare", "--rehearsal.hold", "0"], ["neither held nor imitated", "rehearsal.imitate"]),
-        (["--algorithm.author_credit", "1", "--algorithm.p_memory", "1"], ["members with tips and without"]),
-        (["--algorithm.author_credit", "1", "--algorithm.show_tips", "other"], ['set algorithm.show_tips = "own"']),
+        (["--empo2.author_credit", "1", "--empo2.p_memory", "1"], ["members with tips and without"]),
+        (["--empo2.author_credit", "1", "--algorithm.show_tips", "other"], ['set algorithm.show_tips = "own"']),
         (["--rollout.example_turns", '[["a", "b"]]', "--rehearsal.split", "spare"], ["rollout.example_turns too"]),
         (["--rollout.example_turns", '[["a"]]'], ["rollout.example_turns"]),
         (["--endpoint.extra.stop", "x"], ["endpoint.extra.stop is sent", "leave it out"]),

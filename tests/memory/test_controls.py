@@ -140,7 +140,7 @@ def test_a_method_that_shows_no_tips_refuses_a_control(method: str, tmp_path: Pa
 
 @pytest.mark.parametrize("method", ["grpo", "lamer"])
 def test_a_training_that_shows_no_tips_refuses_a_control_of_its_own_and_none_of_its_panels(method: str) -> None:
-    words = ["--algorithm.name", method, "--algorithm.author_credit", "0"]
+    words = ["--algorithm.name", method, "--empo2.author_credit", "0"]
     assert load_config(None, [*words, "--eval.show_tips", "other"]).eval.show_tips == "other"
     with pytest.raises(ConfigError, match=r'algorithm.show_tips = "own"'):
         load_config(None, [*words, "--algorithm.show_tips", "empty"])

@@ -227,7 +227,7 @@ def test_a_named_measure_counts_once_and_nothing_is_written_without() -> None:
 
 
 def test_what_no_training_measures_is_refused() -> None:
-    for more in ("--algorithm.name grpo", "--algorithm.q_off_policy 0"):
+    for more in ("--algorithm.name grpo", "--empo2.q_off_policy 0"):
         config = load_config(None, f"--model.path there --memory.distilled 0.5 {more}".split())
         with pytest.raises(ConfigError, match=r"memory\.distilled is measured where empo2.*set it to 0"):
             config.validate_training()

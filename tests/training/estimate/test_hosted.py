@@ -48,7 +48,7 @@ def test_what_the_loss_and_the_memory_take_besides() -> None:
     plain = count_tokens(unclipped, played, longest=False)
     clipped = count_tokens(make_config(*words, "--algorithm.name", "grpo", "--loss.kl", "0"), played, longest=False)
     held = count_tokens(make_config(*words, "--algorithm.name", "grpo"), played, longest=False)
-    tips = count_tokens(make_config(*words, "--algorithm.q_off_policy", "1"), played, longest=False)
+    tips = count_tokens(make_config(*words, "--empo2.q_off_policy", "1"), played, longest=False)
     assert clipped.prefilled - plain.prefilled == 4 * 23  # the dual bound is sent by its gradient: one forward pass
     assert held.prefilled - clipped.prefilled == 4 * 23  # the start model scores each row
     # a quarter of the members acts with tips and is scored without them; all write, from a context of an episode

@@ -161,4 +161,4 @@ def test_comparisons_name_the_denominator_that_they_were_measured_with(path: Pat
     """Published figures come out to the digit whatever the default is."""
     plan = load_spec(path)
     shared = tomllib.loads(find_config(plan.compare.config).read_text(encoding="utf-8"))
-    assert "old_logprobs" in shared["algorithm"]
+    assert "old_logprobs" in shared["empo2"]

@@ -73,7 +73,7 @@ trials = 1
 
 [methods."half of them"]
 algorithm = "empo2"
-"algorithm.p_memory" = 0.5
+"empo2.p_memory" = 0.5
 """
 
 
@@ -96,7 +96,7 @@ def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path
     runs = planned(write_plan(tmp_path / "plan.toml"))
     assert list(runs) == ["naive-0", "grpo-0", "half-of-them-0", "naive-1", "grpo-1", "half-of-them-1"]
     assert diff_configs(runs["grpo-0"], runs["grpo-1"]) == ["run.name", "run.seed"]
-    assert diff_configs(runs["grpo-0"], runs["half-of-them-0"]) == ["run.name", "algorithm.name", "algorithm.p_memory"]
+    assert diff_configs(runs["grpo-0"], runs["half-of-them-0"]) == ["run.name", "algorithm.name", "empo2.p_memory"]
     assert runs["half-of-them-0"].algorithm.name == "empo2"
     assert runs["grpo-0"].train.max_env_steps == 24
     assert (runs["naive-0"].eval.trials, runs["naive-0"].train.max_env_steps) == (1, 0)
@@ -104,7 +104,7 @@ def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path
 
 def test_tables_and_dotted_keys_say_the_same(tmp_path: Path) -> None:
     text = PLAN.replace(
-        '"algorithm.p_memory" = 0.5', 'loss.kl = 0.25\n[methods."half of them".env.options]\nfamilies = ["keys/hazel"]'
+        '"empo2.p_memory" = 0.5', 'loss.kl = 0.25\n[methods."half of them".env.options]\nfamilies = ["keys/hazel"]'
     )
     runs = planned(
         write_plan(
@@ -374,7 +374,7 @@ def test_other_settings_are_refused_by_name_and_more_runs_are_welcome(finished: 
     text = path.read_text()
     changed = path.with_name("changed.toml")
     changed.write_text(text.replace('p_memory" = 0.5', 'p_memory" = 0.75'))
-    with pytest.raises(RunError, match=r"\(half-of-them-0: algorithm\.p_memory; half-of-them-1: algorithm\.p_memory\)"):
+    with pytest.raises(RunError, match=r"\(half-of-them-0: empo2\.p_memory; half-of-them-1: empo2\.p_memory\)"):
         run_comparison(changed, out=out)
     settings = '[settings]\n"endpoint.max_cost" = 3.0\n"train.keep_optimizer" = true\n'
     changed.write_text(text.replace("[0, 1]", "[0, 1, 2]") + settings)
@@ -399,7 +399,7 @@ def test_what_was_cut_off_is_what_is_left(finished: tuple[Path, Path], tmp_path:
         table.write_bytes(kept)
     assert f"trailnotes eval {out}/runs/grpo-0 --out {out}/runs/grpo-0/eval" in said
     assert "naive-0: done" in said
-    assert "half of them: algorithm.p_memory = 0.5" in said
+    assert "half of them: empo2.p_memory = 0.5" in said
     assert [stage.key for stage in list_unfinished_stages(expand_runs(load_spec(path), path, tmp_path))][1:3] == [
         "grpo-0 train", "grpo-0 eval",
     ]  # fmt: skip
