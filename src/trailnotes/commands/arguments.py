@@ -37,20 +37,14 @@ HUB_ARGUMENTS = (
 
 
 def require_hub_arguments(args: Namespace) -> None:
-    """Refuse `HUB_ARGUMENTS` that cannot work, before the command writes anything.
-
-    Raises:
-        ConfigError: --push-to-hub is missing beside the others, or names no repository.
-        MissingExtraError: huggingface_hub is not installed.
-    """
+    """Refuse `HUB_ARGUMENTS` that cannot work, before the command writes anything."""
     if args.push_to_hub is None:
-        given = {"--private": args.private, "--licence": args.licence, "--dry-run": args.dry_run}
-        if alone := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{alone[0]} needs --push-to-hub OWNER/NAME: add it, or leave {alone[0]} out")
+        if args.private or args.licence or args.dry_run:
+            raise ConfigError("--private, --licence and --dry-run need --push-to-hub OWNER/NAME")
         return
-    from trailnotes.runs.hub import require_repository_name
-
     try:
+        from trailnotes.runs.hub import require_repository_name
+
         require_repository_name(args.push_to_hub)
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"--push-to-hub needs {error.name}: {format_install_command('train')}") from error
@@ -81,14 +75,11 @@ def load_command_config(subject: str | None, path: Path | None, settings: Sequen
         path = run / "config.toml" if (run / "config.toml").is_file() else None
     if path is not None:
         return load_config(path, settings)
-    if subject and subject.startswith((".", "/", "runs/")) and not Path(subject).exists():
-        raise ConfigError(f"there is no {subject}")
     alone = resolve_config(None, settings)
     if "env.name" in alone.origins:
         return alone.config
-    no_run = f"{subject} is no run directory, which would bring its settings: add --config CONFIG"
-    missing = no_run if subject else "nothing says what to play: name a CONFIG"
-    raise ConfigError(f"{missing}, or an environment by --env.name (module:Class is one of your own)")
+    no_run = f"{subject} is no run directory, which would bring its settings: " if subject else ""
+    raise ConfigError(f"{no_run}name a CONFIG, or an environment by --env.name (module:Class is one of your own)")
 
 
 def print_output_path(out: Path | None) -> None:
