@@ -4,7 +4,6 @@ import json
 import math
 import random
 import signal
-import tempfile
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -17,7 +16,6 @@ from transformers import AutoTokenizer
 
 from small import demonstration_texts, small_config
 from trailnotes.commands import main
-from trailnotes.commands.warmstart import dry_run
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
@@ -89,25 +87,12 @@ def test_the_command_line_trains_the_config(tmp_path: Path, capsys: pytest.Captu
     assert json.loads((tmp_path / "model" / "warmstart.json").read_text())["steps"] == 2
 
 
-def test_a_dry_run_takes_a_few_steps_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    taken = []
-    learn = module.SupervisedTrainer.train_step
-    monkeypatch.setattr(module.SupervisedTrainer, "train_step", lambda self, batch: (
-        taken.append(self.step), learn(self, batch))[1])  # fmt: skip
-    report = dry_run(small_config(warmstart={"steps": 1234}), tmp_path / "model")
-    assert [line.split()[0] for line in report.splitlines()[1:]] == ["time", "memory", "disk"]
-    assert "for 1,234 steps" in report
-    assert taken == [0, 1, 2, 3, 4]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_would_end_the_start_ends_its_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_start_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "warm.toml"
     path.write_text(to_toml(small_config()))
-    assert main(["warmstart", str(path), "--out", str(tmp_path), "--dry-run"]) == 2
+    assert main(["warmstart", str(path), "--out", str(tmp_path)]) == 2
     assert "already exists; choose another --out" in capsys.readouterr().err
-    assert main(["warmstart", str(path), "--out", str(tmp_path / "m"), "--dry-run", "--env.name", "textworld"]) == 2
+    assert main(["warmstart", str(path), "--out", str(tmp_path / "m"), "--env.name", "textworld"]) == 2
     assert "has no scripted episodes" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [path]
 
