@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import RolloutConfig
+from trailnotes.config.schema import Config, RolloutConfig
 from trailnotes.memory import clean_tip
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.conversation import (
@@ -262,7 +262,7 @@ def test_the_action_format_is_explained() -> None:
 
 def test_a_thought_must_not_end_an_answer() -> None:
     with pytest.raises(ValueError, match=r"set rollout\.stop = \[\]"):
-        RolloutConfig(action_format="react")
+        Config(rollout={"action_format": "react"})
 
 
 def test_actions_are_left_out_when_there_are_none_or_the_game_is_over() -> None:

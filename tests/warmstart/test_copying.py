@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from trailnotes.config.schema import WarmstartConfig
+from trailnotes.config.schema import Config, WarmstartConfig
 from trailnotes.warmstart.small_model import build_model
 
 VOCABULARY = 400
@@ -55,4 +55,4 @@ def test_the_first_head_looks_at_the_token_before(sizes: dict[str, int]) -> None
 
 def test_it_takes_two_layers() -> None:
     with pytest.raises(ValidationError, match=r"set warmstart\.num_layers to 2 or more"):
-        WarmstartConfig(copying=True, num_layers=1)
+        Config(warmstart={"copying": True, "num_layers": 1})

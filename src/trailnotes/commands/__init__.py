@@ -136,13 +136,18 @@ class _PrintableFormatter(logging.Formatter):
         return escape_unprintable_lines(super().format(record))
 
 
+def relax_gc() -> None:
+    """Relax garbage collection: torch and transformers load a million objects."""
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, 100)
+    atexit.register(gc.freeze)
+
+
 def _prepare_process(debug: bool) -> None:
     for stream in (sys.stdout, sys.stderr):  # a tip may be in any script, and a terminal's encoding may lack it
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, 100)  # torch and transformers load a million objects
-    atexit.register(gc.freeze)
+    relax_gc()
     if debug:
         return
     for name, value in QUIET_ENV.items():  # libraries that are not loaded yet

@@ -123,15 +123,6 @@ class RehearsalConfig(Section):
         0.0, "weight of the likelihood of conversations that helped (won, or followed by a better trial), or of all "
         "of a file that does not say; 0 = none", ge=0, needs=REHEARSED)  # fmt: skip
 
-    @model_validator(mode="after")
-    def validate_source(self) -> Self:
-        """Refuse two sources at once, and rehearsal without any weight."""
-        if self.path and self.split:
-            raise ValueError("rehearsal.path is taken instead of what rehearsal.split would record: set one to ''")
-        if (self.path or self.split) and not self.hold + self.imitate:
-            raise ValueError("rehearsal is neither held nor imitated: raise rehearsal.hold or rehearsal.imitate")
-        return self
-
 
 class ArchiveConfig(Section):
     """Go-Explore's first phase: promising states that episodes return to before they explore."""

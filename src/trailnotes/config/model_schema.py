@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -153,14 +152,9 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def validate_devices(self) -> Self:
-        """Refuse devices for another number of engines, and secrets in addresses."""
+        """Refuse secrets in addresses."""
         for url in self.urls:
             require_secret_free_url("engine.urls", _add_scheme(url), ENGINE_KEY_VARIABLE)
-        if self.devices and (self.urls or len(self.devices) != self.replicas):
-            raise ValueError(
-                f"engine.devices names the GPUs of {len(self.devices)} engines: set engine.replicas to their number, "
-                "and leave engine.urls empty"
-            )
         return self
 
 
@@ -205,13 +199,8 @@ class LearnerConfig(Section):
 
     @model_validator(mode="after")
     def validate_hosted(self) -> Self:
-        """Refuse secrets in the address, and settings of several processes beside a server."""
+        """Refuse secrets in the address."""
         require_secret_free_url("learner.url", _add_scheme(self.url), TINKER_KEY_VARIABLE)
-        if self.name == "tinker" and (self.world_size > 1 or self.offload or self.packed != "auto"):
-            raise ValueError(
-                'learner.name = "tinker" leaves the update to the server: leave out learner.world_size, offload '
-                "and packed"
-            )
         return self
 
 
@@ -224,10 +213,3 @@ class ClusterConfig(Section):
         "", "of a Ray cluster: auto = the one that this machine is part of; HOST:PORT; ray://HOST:PORT; '' = none, "
         "everything runs here")  # fmt: skip
     timeout: float = key(120.0, "seconds for Ray to place or restore an actor before the run stops", gt=0)
-
-    @model_validator(mode="after")
-    def validate_address(self) -> Self:
-        """Refuse an address that Ray would not accept, or take as a request to start a cluster."""
-        if not re.fullmatch(r"|auto|(ray://)?[^/\s]+:\d+", self.address):
-            raise ValueError(f"cluster.address = {self.address!r} is none: name auto, HOST:PORT, or ray://HOST:PORT")
-        return self

@@ -11,16 +11,14 @@ from functools import cache
 from itertools import chain
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import GetCoreSchemaHandler, create_model, field_validator, model_validator
+from pydantic import GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from trailnotes.config.former import rename_keys
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.methods import Method, find_method, is_known, list_methods, list_sections, resolve_method
+from trailnotes.config.methods import Method, find_method, is_known, list_sections, resolve_method
 from trailnotes.config.methods_schema import AlgorithmConfig, ArchiveConfig, Empo2Config, RehearsalConfig
 from trailnotes.config.model_schema import (
-    NO_MODEL_MESSAGE,
-    OPENAI_PREFIX,
     TINKER,
     VLLM,
     ClusterConfig,
@@ -29,13 +27,13 @@ from trailnotes.config.model_schema import (
     LearnerConfig,
     ModelConfig,
 )
+from trailnotes.config.refusals import Refusals, refuse_by_method, refuse_combinations, refuse_places, refuse_training
 from trailnotes.config.section import PAPER, Section, key
 from trailnotes.errors import ConfigError
 
 S = TypeVar("S", bound=Section)
 ActionFormat = Literal["line", "tags", "react"]
 Aggregation = Literal["token", "sequence", "constant"]
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 class RunConfig(Section):
@@ -48,17 +46,6 @@ class RunConfig(Section):
     trackers: tuple[str, ...] = key(
         (), "services that show the run as well: tensorboard, wandb, mlflow, trackio, or module:Class of your own"
     )
-
-    @field_validator("trackers")
-    @classmethod
-    def validate_trackers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse unknown trackers, and trackers that are named twice."""
-        for name in names:
-            if name not in TRACKERS and ":" not in name:
-                raise ValueError(f"{name!r} is no tracker: choose of {', '.join(TRACKERS)}, or name module:Class")
-        if len({*names}) < len(names):
-            raise ValueError("a tracker is named twice: name each once")
-        return names
 
 
 class EnvConfig(Section):
@@ -99,13 +86,6 @@ class RolloutConfig(Section):
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
         "newest weights; up to 1 repeats bit for bit, but for what memory.distilled, or a memory.order or "
         "memory.retire that goes by readers, changes meanwhile", ge=0)  # fmt: skip
-
-    @model_validator(mode="after")
-    def validate_stop(self) -> Self:
-        """Refuse to end an answer after its thought."""
-        if self.action_format == "react" and any("\n" in text for text in self.stop):
-            raise ValueError("rollout.stop ends an answer after its thought, before its action: set rollout.stop = []")
-        return self
 
 
 class LossConfig(Section):
@@ -238,20 +218,6 @@ class WarmstartConfig(Section):
         "from nothing learns to copy sooner", ge=0, le=1)  # fmt: skip
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
 
-    @model_validator(mode="after")
-    def validate_shares(self) -> Self:
-        """Refuse shares of the demonstrations that sum to more than 1."""
-        if self.advice + self.write > 1:
-            raise ValueError("warmstart.advice and warmstart.write are shares of one whole: set their sum to 1 at most")
-        return self
-
-    @model_validator(mode="after")
-    def validate_num_layers(self) -> Self:
-        """Refuse copying heads without a layer below them."""
-        if self.copying and self.num_layers == 1:
-            raise ValueError("warmstart.copying takes two layers: set warmstart.num_layers to 2 or more")
-        return self
-
 
 class Config(Section):
     """Everything that a run depends on.
@@ -308,62 +274,13 @@ class Config(Section):
 
     @model_validator(mode="after")
     def validate_combinations(self) -> Self:
-        """Refuse combinations that would only fail, or mislead, later."""
-        algorithm, rollout = self.algorithm, self.rollout
-        if rollout.group_size < 2 and algorithm.normalize_std:
-            raise ValueError("rollout.group_size = 1 has no group to be relative to: set rollout.group_size >= 2")
-        if 0 < self.loss.dual_clip <= 1:
-            raise ValueError("loss.dual_clip up to 1 flattens every negative advantage: set it above 1, or 0 for none")
-        if algorithm.dynamic_sampling and algorithm.intrinsic != "none":
-            raise ValueError(
-                "algorithm.dynamic_sampling replaces groups of equal returns, but with a novelty reward they teach "
-                'something: set algorithm.dynamic_sampling = 0 or algorithm.intrinsic = "none"'
-            )
-        if rollout.max_action_tokens >= rollout.max_context_tokens:
-            raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
-        if self.train.split == self.train.validation_split and self.train.eval_every:
-            raise ValueError("train.validation_split must differ from train.split, or training games choose the best")
-        if rollout.example_turns and (self.rehearsal.path or self.rehearsal.split):
-            raise ValueError("rehearsal imitates whole conversations, rollout.example_turns too: set these to []")
-        if is_known(algorithm.name):  # one of module:NAME is asked when it is run: reading settings does not import it
-            self._validate_method(find_method(algorithm.name))
-        return self
-
-    @model_validator(mode="after")
-    def validate_quantization(self) -> Self:
-        """Refuse a base in 4 bits where others than this process would need it."""
-        if self.model.load_in_4bit and (self.engine.name == "vllm" or self.learner.world_size > 1):
-            raise ValueError(
-                "model.load_in_4bit keeps its base in this process: set it to false, or "
-                'engine.name = "hf" and learner.world_size = 1'
-            )
+        _refuse(chain(refuse_places(self), refuse_combinations(self)))
+        if is_known(self.algorithm.name):  # module:NAME is asked when it is run: reading settings does not import it
+            self._validate_method(find_method(self.algorithm.name))
         return self
 
     def _validate_method(self, method: Method) -> None:
-        algorithm, rollout, empo2 = self.algorithm, self.rollout, self.section(Empo2Config)
-        mixed = method.shows_tips and empo2.mode_unit == "trajectory"
-        if mixed and algorithm.intrinsic == "tips":
-            raise ConfigError(
-                'algorithm.intrinsic = "tips" pays only members that act with tips, which biases mixed groups: '
-                'set algorithm.intrinsic = "states", or empo2.mode_unit = "iteration"'
-            )
-        if method.shows_tips and empo2.author_credit and (algorithm.author, algorithm.show_tips) != ("policy", "own"):
-            raise ConfigError(
-                "empo2.author_credit trains the policy as the author of the tips that it reads: "
-                'set algorithm.author = "policy" and algorithm.show_tips = "own", or empo2.author_credit = 0'
-            )
-        if mixed and empo2.p_memory and not round(empo2.p_memory * rollout.group_size):
-            raise ConfigError(
-                f"empo2.p_memory = {empo2.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
-                "no member with tips: raise either"
-            )
-        if method.trains and not method.shows_tips and algorithm.intrinsic == "tips":
-            raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
-        if method.trains and not method.memory and algorithm.show_tips != "own":
-            raise ConfigError(
-                f'{algorithm.name} shows no tips of a memory while it trains: set algorithm.show_tips = "own" (panels '
-                "that are played with tips have eval.show_tips)"
-            )
+        _refuse(refuse_by_method(self, method, self.section(Empo2Config)))
         if method.validate:
             method.validate(self)
 
@@ -415,41 +332,13 @@ class Config(Section):
         """Refuse settings that are fine for acting but wrong for training."""
         method = resolve_method(self.algorithm.name)
         self._validate_method(method)
-        if not method.trains:
-            raise ConfigError(
-                f"{self.algorithm.name} changes no weights: use `trailnotes adapt --method {self.algorithm.name}`, or "
-                f"train one of {', '.join(list_methods(trains=True))}"
-            )
-        if method.plain and (by_readers := {"ucb", "worth"} & {*self.memory.order}):
-            raise ConfigError(
-                f"{self.algorithm.name} lets no member read tips, and memory.order = {min(by_readers)} goes by "
-                "readers: leave it out, and name it where tips are read (trailnotes adapt, [panels.NAME])"
-            )
-        empo2 = self.section(Empo2Config)
-        reads_off_policy = self.algorithm.name == "empo2" and empo2.p_memory and empo2.q_off_policy
-        if self.memory.distilled and not reads_off_policy:
-            raise ConfigError(
-                "memory.distilled is measured where empo2 trains without the tips that it acted on: set it to 0, or "
-                "algorithm.name = empo2 with p_memory and q_off_policy above 0"
-            )
-        if self.model.path == "random":
-            raise ConfigError('model.path = "random" is not a model and learns nothing: name a model')
-        if self.model.path.startswith(OPENAI_PREFIX):
-            raise ConfigError(
-                f"model.path = {self.model.path!r} cannot be trained: an OpenAI-compatible server returns no token "
-                "ids, and its weights are not ours to change; name a model directory or hub name, or `trailnotes adapt`"
-            )
-        if self.rollout.group_size < 2:
-            raise ConfigError("training compares the members of a group: set rollout.group_size to 2 or more")
-        trains_tips = self.algorithm.name == "lamer" or (empo2.author_credit and method.shows_tips)
-        if trains_tips and self.memory.write_temperature != self.rollout.temperature:
-            raise ConfigError(
-                "lamer and empo2.author_credit train tips as they were sampled: set memory.write_temperature to "
-                f"rollout.temperature = {self.rollout.temperature:g}"
-            )
-        if not self.model.path:
-            raise ConfigError(NO_MODEL_MESSAGE)
+        _refuse(refuse_training(self, method, self.section(Empo2Config)))
         return self
+
+
+def _refuse(refusals: Refusals) -> None:
+    if text := next((text for is_refused, text in refusals if is_refused), ""):
+        raise ConfigError(text)
 
 
 def config_type(*trees: Mapping[str, Any]) -> type[Config]:
