@@ -94,7 +94,7 @@ test-tinker: $(INSTALLED) $(TINKER_INSTALLED)
 	TRAILNOTES_TEST_TINKER=$(CURDIR)/$(TINKER_PYTHON) $(BIN)/python -m pytest -m tinker tests/tinker $(PYTEST)
 
 test-ray: $(INSTALLED)
-	$(BIN)/python -m pytest -m ray tests/cluster $(PYTEST)
+	$(BIN)/python -m pytest -m ray tests/runs/cluster $(PYTEST)
 
 # The build for CPUs brings a torchvision that does not import beside its torch, and nothing of ours needs it.
 $(VLLM_INSTALLED):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import trailnotes.training.run  # noqa: F401 - here pytest itself compiles it, once, before its workers would, each
+import trailnotes.runs.training  # noqa: F401 - here pytest itself compiles it, once, before its workers would, each
 from proxy import Proxy, proxying
 from served import serving
 from small import save_start_model

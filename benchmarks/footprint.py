@@ -28,8 +28,8 @@ from shared import console, finish, make_model, make_parser, make_tokenizer, pri
 from trailnotes.config.schema import Config
 from trailnotes.learner.sharded import make_learner
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.training.estimate.footprint import estimate_for_shape, estimate_weight_copies
-from trailnotes.training.estimate.model_shape import infer_model_shape
+from trailnotes.runs.estimate.footprint import estimate_for_shape, estimate_weight_copies
+from trailnotes.runs.estimate.model_shape import infer_model_shape
 from trailnotes.types import Sample
 
 FLOOR = 0.15  # of the measured figure, by which the estimate may be off

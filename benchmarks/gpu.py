@@ -37,8 +37,8 @@ from trailnotes.learner.ranks import LOOPBACK
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.training.estimate.footprint import estimate_for_shape, estimate_weight_copies
-from trailnotes.training.estimate.model_shape import MAX_TIED_SIZE, QWEN_SHAPES, infer_model_shape
+from trailnotes.runs.estimate.footprint import estimate_for_shape, estimate_weight_copies
+from trailnotes.runs.estimate.model_shape import MAX_TIED_SIZE, QWEN_SHAPES, infer_model_shape
 from trailnotes.types import Sample
 
 SIZES = (7, 3, 1.5, 0.5)  # billions

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trailnotes.config.toml import load_config
-from trailnotes.training.estimate.footprint import DEFAULT_GPU_BYTES, GIB, estimate_footprint
+from trailnotes.runs.estimate.footprint import DEFAULT_GPU_BYTES, GIB, estimate_footprint
 
 SIZES = (0.5, 1.5, 3, 7, 14, 32)
 SETTINGS = [

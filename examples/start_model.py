@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +29,6 @@ from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes.warmstart.demonstrations.waymarks import WaymarksDemonstrator
-from trailnotes.warmstart.demonstrations.waymarks_words import parse_rule
 
 Game = rules.GameSpec
 LABELS = (
@@ -130,6 +130,30 @@ def invents_nothing(episode: Trajectory, text: str) -> bool:
     """Whether a tip after a failure names no moves or gems, or those that were tried."""
     tried = tuple(word for step in episode.steps for word in step.action.split()[-1:])
     return parse_rule(waymarks.parse_spec(episode.task).kind, text) in {(), tried}
+
+
+_THINGS = re.compile(rf"\b({'|'.join((*rules.BOXES, *rules.GEMS))})\b")
+_MOVE = f"(?:{'|'.join(rules.DIRECTIONS)})"
+_MOVES = re.compile(rf"\b{_MOVE}\b(?:(?:,|\s|and\b|then\b)+{_MOVE}\b)*")
+
+
+def parse_rule(kind: rules.Kind, text: str) -> rules.Rule:
+    """Parse the directions, or the gems by box, that a tip names in one piece; () where it names none.
+
+    It also parses wordings from outside this file: any list of directions, or of boxes beside gems.
+    """
+    if kind == "route":
+        longest: list[str] = max((re.findall(_MOVE, run) for run in _MOVES.findall(text.lower())), key=len, default=[])
+        return tuple(longest)
+    things = _THINGS.findall(text.lower())
+    gems: dict[str, str] = {}
+    while len(things) > 1:
+        box, gem = sorted(things[:2], key=rules.GEMS.__contains__)
+        if box in rules.BOXES and gem in rules.GEMS:
+            gems.setdefault(box, gem)
+            things = things[1:]
+        things = things[1:]
+    return tuple(gems[box] for box in rules.BOXES if box in gems)
 
 
 def understood(answer: str) -> bool:

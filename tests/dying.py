@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from trailnotes.cluster.memory import MemoryService
+from trailnotes.runs.cluster.memory import MemoryService
 
 
 class Dying(MemoryService):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trailnotes.cluster.cluster import Cluster
+from trailnotes.runs.cluster.cluster import Cluster
 
 CPUS = 4  # of a node of the tests' cluster
 

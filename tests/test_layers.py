@@ -27,8 +27,7 @@ PACKAGES = {
         commands
         warmstart
         algorithms
-        training diagnose
-        cluster
+        training
         runs
         gateway
         rollout learner reporting
@@ -37,7 +36,7 @@ PACKAGES = {
         config
         client
         storage
-        types errors seeds
+        types errors
     """,
     "trailnotes_worlds": """
         commands
@@ -190,8 +189,8 @@ def test_a_start_loads_nothing_heavy(code: str) -> None:
 LIGHT = (
     "trailnotes.envs", "trailnotes.config.toml", "trailnotes.runs.directory", "trailnotes.runs.load_policy",
     "trailnotes.runs.adaptation", "trailnotes.memory", "trailnotes.envs.tasks", "trailnotes.rollout.groups",
-    "trailnotes.learner.credit.episodes", "trailnotes_lab.compare", "trailnotes.commands.eval",
-    "trailnotes.commands.adapt",
+    "trailnotes.learner.credit.episodes", "trailnotes_lab.compare", "trailnotes.runs.evaluate",
+    "trailnotes.runs.adapt",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.config import methods
 
 SRC = str(Path(trailnotes.__file__).parent)
-WORKER = {"envs/workers/main.py", "envs/workers/wire.py"}  # entered in processes of their own
+WORKER = {"envs/workers/main.py"}  # entered in processes of its own
 
 
 def is_importing(frame: FrameType | None) -> bool:
@@ -63,5 +63,5 @@ def test_one_iteration_opens_few_files(start_model: Path, tmp_path: Path) -> Non
     inside = files_of_one_iteration(start_model, tmp_path / "inside", 0)
     workers = files_of_one_iteration(start_model, tmp_path / "workers", 1)
     entered = {name for name in inside | workers | WORKER if name != "moved.py"}  # asked by any import
-    assert {"algorithms/empo2.py", "training/run.py", "learner/losses.py"} <= entered
+    assert {"algorithms/empo2.py", "runs/training.py", "learner/losses.py"} <= entered
     assert len(entered) <= 48, sorted(entered)

@@ -4,7 +4,9 @@ import re
 from dataclasses import FrozenInstanceError
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from trailnotes.types import (
     MODES,
@@ -26,6 +28,28 @@ NAN, INF = float("nan"), float("inf")
 
 def step(reward: float = 0.0, tokens: int = 1, tips: tuple[Tip, ...] = ()) -> Step:
     return Step(Observation("hall"), tips, Completion((1,), (2,) * tokens, (-0.5,) * tokens, "go"), (1,), "go", reward)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5), 0.5])
+def test_numbers_of_users_become_floats(number: Any) -> None:
+    seen, tip = Observation("", number, score=number), Tip("n", "go", "k", number, step=np.int64(3))
+    assert [type(value) for value in (seen.reward, seen.score, tip.score, tip.step)] == [float, float, float, int]
+    assert seen.reward == seen.score == tip.score == 0.5
+
+
+@pytest.mark.parametrize("value", [None, "1", [1.0], b"1"])
+def test_what_is_no_number_is_refused_by_field_and_type(value: Any) -> None:
+    kind = type(value).__name__
+    with pytest.raises(TypeError, match=rf"^reward must be a number, is {kind}"):
+        Observation("", reward=value)
+    with pytest.raises(TypeError, match=rf"^score must be a number, is {kind}"):
+        Tip("n", "go", "k", value)
+
+
+@pytest.mark.parametrize("text", [None, b"a room", 3])
+def test_a_text_that_is_none_is_refused(text: Any) -> None:
+    with pytest.raises(TypeError, match=r"^text must be a str"):
+        Observation(text)
 
 
 def trajectory(**changes: Any) -> Trajectory:
@@ -52,6 +76,7 @@ def test_values_are_frozen() -> None:
         (lambda: Task("a", ""), "needs an id and an env"),
         (lambda: Observation("", reward=NAN), "must be finite"),
         (lambda: Observation("", score=INF), "must be finite"),
+        (lambda: Observation("", reward=1e308), "at most 1e\\+30"),
         (lambda: Tip("n", " \n", "k", 1.0), "needs text"),
         (lambda: Tip("n", "go", "k", NAN), "must be finite"),
         (lambda: Sampling(temperature=-0.1), "impossible"),

@@ -15,7 +15,7 @@ VOCABULARY = 48
 TASK = Task("task", "numbers")
 
 
-def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalLM:
+def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32, tied: bool = True) -> Qwen2ForCausalLM:
     """A Qwen2 of some 20,000 random weights, large enough that distributions are not flat."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -28,7 +28,7 @@ def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> Qwen2ForCau
         num_key_value_heads=2,
         max_position_embeddings=256,
         initializer_range=0.2,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
     )
     return Qwen2ForCausalLM(config).to(dtype).eval()
 

@@ -26,9 +26,10 @@ from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks.env import WaymarksSimulator
 from trailnotes.errors import EnvError
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.iteration import Iteration
+from trailnotes.runs.train import run_method
+from trailnotes.runs.training import TrainingRun, open_run
 from trailnotes.storage.files import read_jsonl
-from trailnotes.training.iteration import Iteration, run_method
-from trailnotes.training.run import TrainingRun, open_run
 from trailnotes.types import Observation, Task
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")
@@ -181,7 +182,7 @@ def command(words: Sequence[str], touched: Path, fatal: int, number: int = signa
 def run_command(words: Sequence[str], touched: Path, fatal: int = 0, number: int = signal.SIGKILL) -> int:
     """Exit code of `command`, negative for the signal that ended it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trailnotes.training.run", "tinyrun"])
+    context.set_forkserver_preload(["trailnotes.runs.training", "tinyrun"])
     process = context.Process(target=command, args=(words, touched, fatal, number))
     process.start()
     process.join(120)

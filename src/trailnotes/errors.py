@@ -7,7 +7,6 @@ A `ConfigError` is also a `ValueError`, so callers of the Python API may catch e
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 EXTRAS = {
     "train": ("torch", "transformers", "tokenizers", "safetensors", "peft", "huggingface_hub"),
@@ -111,79 +110,14 @@ def find_missing_module(extra: str) -> str:
 
 
 def format_install_command(*extras: str) -> str:
-    """Return the command that adds extras to this installation, from where it was installed."""
-    import shlex
-
+    """Return the command that adds extras to this installation, wherever pip had it from."""
     known = list_extras()
-    wanted: dict[str, list[str]] = {}
-    for extra in extras:
-        wanted.setdefault(known[extra][0], []).append(extra)
-    sources = []
-    for distribution, theirs in wanted.items():
-        suffix = f"[{','.join(theirs)}]"
-        option, source = _find_install_source(distribution)
-        if not source:
-            return f"pip install '.{suffix}' in a clone of Trailnotes"
-        sources.append(f"{option}{shlex.quote(source.replace('[]', suffix))}")
-    return f"{_find_pip()} {' '.join(sources)}"
+    distributions = dict.fromkeys(known[extra][0] for extra in extras)
+    named = (f"'{each}[{','.join(extra for extra in extras if known[extra][0] == each)}]'" for each in distributions)
+    return f"pip install {' '.join(named)}"
 
 
 def format_sibling_command(distribution: str) -> str:
-    """Return the command that installs another distribution of ours from where this one came."""
-    import shlex
-
-    option, source = _find_install_source("trailnotes")
-    here = Path(source.removesuffix("[]"))
-    if not option and here.suffix == ".whl":
-        wheels = sorted(here.parent.glob(f"{distribution.replace('-', '_')}-*.whl"))
-        return f"{_find_pip()} {shlex.quote(str(wheels[-1] if wheels else here.with_name(f'{distribution}.whl')))}"
-    if source == "trailnotes[]":
-        return f"{_find_pip()} {distribution}"
-    return f"pip install -e ./packages/{distribution.removeprefix('trailnotes-')} in a clone of Trailnotes"
-
-
-def _find_project_root(distribution: str) -> Path:
-    from importlib.util import find_spec
-
-    spec = find_spec(distribution.replace("-", "_"))
-    return Path(spec.origin).resolve().parents[2] if spec and spec.origin else Path()
-
-
-def _find_install_source(name: str) -> tuple[str, str]:
-    """Return pip's option and the source of a distribution, with ``[]`` for the extras; "" if unknown."""
-    import json
-    from importlib.metadata import PackageNotFoundError, distribution
-    from urllib.parse import unquote, urlsplit
-
-    root = _find_project_root(name)
-    project = root / "pyproject.toml"
-    if project.is_file() and f'name = "{name}"' in project.read_text(encoding="utf-8"):
-        if root.is_relative_to(Path.cwd()):
-            inside = root.relative_to(Path.cwd()).as_posix()
-            return "-e ", ".[]" if inside == "." else f"./{inside}[]"
-        return "-e ", f"{root}[]"
-    try:
-        origin = json.loads(distribution(name).read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
-        return "", ""
-    url = urlsplit(origin.get("url", ""))
-    if url.scheme == "file" and Path(unquote(url.path)).exists():
-        return "", f"{unquote(url.path)}[]"
-    if "vcs_info" in origin and "@" not in url.netloc:  # never a password
-        vcs = origin["vcs_info"]
-        folder = f"#subdirectory={origin['subdirectory']}" if "subdirectory" in origin else ""
-        return "", f"{name}[] @ {vcs['vcs']}+{url.geturl()}@{vcs['commit_id']}{folder}"
-    return "", "" if origin else f"{name}[]"  # pip writes no origin of what it had from an index
-
-
-def _find_pip() -> str:
-    """Find the installer of this very interpreter, which need not be the first on the path."""
-    import shutil
-    import sys
-    from importlib.util import find_spec
-
-    if find_spec("pip") is None and shutil.which("uv"):
-        return f"uv pip install --python {sys.executable}"
-    found = shutil.which("pip")
-    is_own = found is not None and Path(found).parent == Path(sys.executable).parent
-    return "pip install" if is_own else f"{sys.executable} -m pip install"
+    """Return the command that installs another distribution of ours."""
+    folder = f"./packages/{distribution.removeprefix('trailnotes-')}"
+    return f"pip install {distribution} (in a clone of Trailnotes: pip install -e {folder})"

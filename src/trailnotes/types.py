@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, SupportsFloat
 
 Role = Literal["system", "user", "assistant"]
 Mode = Literal["plain", "on_policy_tips", "off_policy"]
@@ -24,7 +25,22 @@ StrPath = str | os.PathLike[str]  # what a user may hand in as a path
 
 MODES: tuple[Mode, ...] = ("plain", "on_policy_tips", "off_policy")
 NO_OP: Final = ""  # what an environment gets in place of an action that cannot be read
+MAX_MAGNITUDE: Final = 1e30  # of rewards and scores: sums over an episode and squares over a group stay finite
 THINK: Final = ("<think>", "</think>")  # what models that think put around it
+
+
+def to_finite_float(name: str, value: SupportsFloat) -> float:
+    """Convert a user's number, of numpy or torch too, to a float.
+
+    Raises:
+        TypeError, ValueError: `value` is no number, or beyond `MAX_MAGNITUDE`; the message begins with `name`.
+    """
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, is {type(value).__name__}")
+    number = float(value)
+    if not abs(number) <= MAX_MAGNITUDE:
+        raise ValueError(f"{name} must be finite, and at most {MAX_MAGNITUDE:g} in size, is {number}")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +90,17 @@ class Observation:
     request: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.reward) and math.isfinite(self.score)):
-            raise ValueError(f"reward and score must be finite, got {self.reward} and {self.score}")
+        if not isinstance(self.text, str):
+            raise TypeError(f"text must be a str, is {type(self.text).__name__}")
+        for name in ("reward", "score", "max_score"):
+            object.__setattr__(self, name, to_finite_float(name, getattr(self, name)))
+        for name in ("terminated", "truncated", "success"):
+            object.__setattr__(self, name, bool(getattr(self, name)))
         if self.briefing is not None:
             _validate_briefing(self.briefing)
 
     @property
     def done(self) -> bool:
-        """Tell whether the episode ends here, for whichever reason."""
         return self.terminated or self.truncated
 
 
@@ -154,8 +173,10 @@ class Tip:
     def __post_init__(self) -> None:
         if not self.text.strip():
             raise ValueError("a tip needs text")
-        if not math.isfinite(self.score):
-            raise ValueError(f"a tip's score must be finite, got {self.score}")
+        for name in ("score", "max_score"):
+            object.__setattr__(self, name, to_finite_float(name, getattr(self, name)))
+        for name in ("support", "step", "version"):
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
 
 
 def replace_surrogates(text: str) -> str:
@@ -176,7 +197,6 @@ def find_answer_start(text: str) -> int:
 
 
 def strip_thinking(text: str) -> str:
-    """Remove a model's thinking; returns "" where nothing follows it."""
     return text[find_answer_start(text) :]
 
 
@@ -219,12 +239,10 @@ class Completion:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Count the tokens that were read."""
         return len(self.prompt_ids) if self.usage is None else self.usage[0]
 
     @property
     def num_tokens(self) -> int:
-        """Count the tokens that were sampled."""
         return len(self.token_ids) if self.usage is None else self.usage[1]
 
 
@@ -268,12 +286,10 @@ class Trajectory:
 
     @property
     def episode_return(self) -> float:
-        """Sum the extrinsic rewards, undiscounted."""
         return math.fsum(step.reward for step in self.steps)
 
     @property
     def num_tokens(self) -> int:
-        """Count the sampled tokens of all steps, including candidates that were not taken."""
         return sum(step.completion.num_tokens + step.other_tokens for step in self.steps)
 
 
@@ -340,7 +356,6 @@ class Sample:
 
 
 def count_common_prefix(one: Sequence[int], other: Sequence[int], most: int) -> int:
-    """Count the tokens that both begin with, at most `most`."""
     most = min(len(one), len(other), most)
     if tuple(one[:most]) == tuple(other[:most]):
         return most

@@ -18,9 +18,9 @@ from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout.tips import TipBatch
+from trailnotes.runs import iteration as run_module
 from trailnotes.runs.directory import RunDir
-from trailnotes.training import iteration as run_module
-from trailnotes.training.iteration import Iteration
+from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Mode, Sample, Trajectory, TrajectoryGroup
 
 # --- modes
@@ -56,13 +56,6 @@ def test_an_iteration_has_one_mode_for_all() -> None:
     modes = [rows[0][0] for rows in drawn]
     shares = [modes.count(mode) / len(modes) for mode in ("plain", "on_policy_tips", "off_policy")]
     assert shares == pytest.approx([0.75, 0.25 / 3, 0.5 / 3], abs=0.03)
-
-
-@pytest.mark.parametrize("unit", ["iteration", "trajectory"])
-def test_the_draw_follows_from_the_generator(unit: str) -> None:
-    options: dict[str, Any] = {"p_memory": 0.5, "q_off_policy": 0.5, "mode_unit": unit}
-    assert draw(4, 8, 7, **options) == draw(4, 8, 7, **options)
-    assert len({str(draw(4, 8, seed, **options)) for seed in range(20)}) > 1
 
 
 @pytest.mark.parametrize("options", [{}, {"mode_unit": "iteration"}])
@@ -236,15 +229,6 @@ def test_novelty_teaches_where_returns_are_equal(
     assert max(line["update/advantage_std"] for line in lines) > 0
 
 
-def test_beta_weighs_novelty_against_reward(start_model: Path, tmp_path: Path) -> None:
-    for beta in (0.0, 1.0):
-        algorithm = {"intrinsic": "states", "novelty_threshold": 0.5, "beta": beta}
-        train_in_process(tiny_config(start_model, algorithm=algorithm, env=ECHO), tmp_path / str(beta))
-    train_in_process(tiny_config(start_model, algorithm={"intrinsic": "none"}, env=ECHO), tmp_path / "none")
-    assert equal_weights(tmp_path / "0.0", tmp_path / "none")
-    assert not equal_weights(tmp_path / "1.0", tmp_path / "none")
-
-
 @pytest.mark.parametrize("kind", ["states", "counts", "rnd", "tips"])
 def test_novelty_survives_a_resumption(start_model: Path, tmp_path: Path, kind: str) -> None:
     algorithm = {"p_memory": 1.0, "intrinsic": kind, "novelty_threshold": 0.5, "mode_unit": "iteration"}
@@ -261,15 +245,3 @@ def test_novelty_survives_a_resumption(start_model: Path, tmp_path: Path, kind: 
         )
         assert kept == resumed
         assert kind == "tips" or len(kept) > 100
-
-
-def test_tips_count_as_long_as_they_are_in_the_context(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tip is shown once, but is retrieved, and makes the state less new, at every later step too."""
-    algorithm = {"p_memory": 1.0, "intrinsic": "tips", "mode_unit": "iteration"}
-    watched = Watched(tiny_config(start_model, algorithm=algorithm, memory={"top_k": 2}), tmp_path, monkeypatch)
-    rated = Iteration(watched.run, 0).add_novelty(watched.groups[-1])
-    bonuses = [[step.reward_intrinsic for step in t.steps] for group in rated for t in group.trajectories]
-    assert [len(step.tips) for step in watched.groups[-1][0].trajectories[0].steps] == [2, 0]
-    assert bonuses == [[1 / 3, 1 / 3]] * len(bonuses)

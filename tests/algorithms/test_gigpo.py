@@ -21,7 +21,6 @@ from trailnotes.learner.credit.steps import (
     build_histories,
     collect_visits,
     step_relative,
-    weigh_levels,
 )
 from trailnotes.runs.directory import RunDir
 
@@ -109,11 +108,6 @@ def test_levels_divide_by_the_deviation_of_the_population() -> None:
 def test_histories_that_an_episode_has_not_had_belong_to_no_group() -> None:
     visits = collect_visits(FORKS, 1.0)
     assert build_histories(visits, 2) == [None, (0, 1), (1, 2), None, (3, 1), (1, 2), None, (0, 1)]
-
-
-def test_no_level_has_anything_to_say() -> None:
-    zero = np.zeros(2)
-    assert weigh_levels({1: zero, 2: zero}).tolist() == [0, 0]
 
 
 # --- properties

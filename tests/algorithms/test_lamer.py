@@ -14,13 +14,11 @@ import pytest
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.algorithms.lamer import extend_trials, success_by_episode
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError
 from trailnotes.learner.credit.episodes import Scores, discount_across_episodes, group_relative
 from trailnotes.memory import clean_tip
 from trailnotes.rollout.tips import WrittenTip
 from trailnotes.runs.directory import RunDir
-from trailnotes.storage.files import append_jsonl
-from trailnotes.training.iteration import Iteration
+from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Observation, Sample, Task, Trajectory, TrajectoryGroup
 
 B, N, K, GAMMA = 7, 4, 3, 0.5  # two of the five tasks stand in each batch twice
@@ -29,9 +27,6 @@ B, N, K, GAMMA = 7, 4, 3, 0.5  # two of the five tasks stand in each batch twice
 def lamer_config(start: Path, **sections: dict[str, Any]) -> Config:
     own = {"algorithm": {"name": "lamer"}, "lamer": {"gamma": GAMMA}, "rollout": {"num_tasks": B}}
     return tiny_config(start, **{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
-
-
-# --- the arithmetic -----------------------------------------------------------------------------------------------
 
 
 def scores(*returns: float) -> Scores:
@@ -48,13 +43,7 @@ def test_an_episode_is_worth_what_comes_of_it() -> None:
     # from the end: 1, 1 + .6, 0 + .6 * 1.6 for the first; 1, 0 + .6, 1 + .6 * .6 for the second
     assert returns_of(0.6) == [pytest.approx([0.96, 1.36]), pytest.approx([1.6, 0.6]), [1, 1]]
     assert returns_of(1.0) == [[2, 2], [2, 1], [1, 1]]
-
-
-def test_without_a_future_each_episode_has_its_own_return() -> None:
     assert returns_of(0.0) == [[0, 1], [1, 0], [1, 1]]
-
-
-# --- a run, watched -----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -141,17 +130,6 @@ def test_rows_have_the_advantage_of_what_followed(watched: Watched) -> None:
     assert np.count_nonzero(expected_tips) > len(tips) / 2, "nothing is learned about writing"
 
 
-def test_tips_are_rows_of_the_context_that_they_were_written_in(watched: Watched) -> None:
-    completions = {each.completion.token_ids: each.completion for tips in watched.written for each in tips}
-    for row in (sample for sample in watched.samples if sample.role == "tip"):
-        sampled = tuple(token for token, trained in zip(row.token_ids, row.loss_mask, strict=True) if trained)
-        assert completions[sampled]
-        assert row.token_ids[-len(sampled) :] == sampled
-
-
-# --- reductions ---------------------------------------------------------------------------------------------------
-
-
 def test_one_episode_is_grpo(start_model: Path, tmp_path: Path) -> None:
     for name in ("grpo", "lamer"):
         config = lamer_config(start_model, algorithm={"name": name}, lamer={"episodes": 1}, train={"iterations": 2})
@@ -175,9 +153,6 @@ def test_a_resumed_run_goes_on_as_it_would_have(start_model: Path, tmp_path: Pat
     assert equal_weights(tmp_path / "whole", tmp_path / "parts")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
     assert episodes(tmp_path / "whole") == episodes(tmp_path / "parts")
-
-
-# --- what fails ---------------------------------------------------------------------------------------------------
 
 
 def group(task: str, *members: int, won: Sequence[int] = ()) -> TrajectoryGroup:
@@ -222,12 +197,6 @@ def test_what_would_break_the_row_of_episodes_is_refused(sections: dict[str, Any
         Config(**{"algorithm": {"name": "lamer"}, **sections})
 
 
-def test_tips_must_be_sampled_as_they_are_trained(start_model: Path) -> None:
-    lamer_config(start_model).validate_training()
-    with pytest.raises(ConfigError, match=r"lamer trains tips .* set memory\.write_temperature = 1"):
-        lamer_config(start_model, memory={"write_temperature": 0.5}).validate_training()
-
-
 def test_an_iteration_of_which_no_task_goes_on_is_no_reason_to_give_up(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,20 +211,3 @@ def test_an_iteration_of_which_no_task_goes_on_is_no_reason_to_give_up(
     monkeypatch.setattr(Iteration, "rollout", rollout)
     train_in_process(lamer_config(start_model, lamer={"episodes": 5}, rollout={"num_tasks": 1}), tmp_path)
     assert (asked[0], asked[1]) == (2, 5)
-
-
-def test_tips_can_be_held_and_rehearsed_without_a_kl_of_the_episodes(start_model: Path, tmp_path: Path) -> None:
-    said = {"messages": [{"role": "user", "content": "a gate ?"}, {"role": "assistant", "content": "go"}]}
-    append_jsonl(tmp_path / "rehearsed.jsonl", [said])
-    config = lamer_config(
-        start_model,
-        algorithm={"name": "lamer", "anchor_tips": 1.0},
-        rehearsal={"path": str(tmp_path / "rehearsed.jsonl")},
-        rollout={"num_tasks": 2},
-        loss={"kl": 0.0},
-        train={"iterations": 1},
-    )
-    train_in_process(config, tmp_path / "run")
-    (line,) = metrics(tmp_path / "run")
-    assert line["update/tokens_tip"] > line["tips/tokens"], "each tip is trained, and held besides"
-    assert line["update/tokens_rehearsal"] > 0

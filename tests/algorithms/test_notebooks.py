@@ -191,14 +191,6 @@ def test_an_insight_needs_content_and_there_are_three_at_most() -> None:
     assert parse_items(many) == ("t0: c0 (d)", "t1: c1 (d)", "t2: c2 (d)")
 
 
-def test_insights_are_read_as_the_release_asks_for_them() -> None:
-    answer = (
-        "# Memory Item 1\n## Title\nBoxes\n## Description\nin vaults\n## Content\nread\nfirst\n\n# Memory Item 2\n"
-        "**Title**: Doors\n- **Content:** knock"
-    )
-    assert parse_items(answer) == ("Boxes: read first (in vaults)", "Doors: knock")
-
-
 def test_the_playbook_loses_what_harmed_most() -> None:
     notebook = Playbook(2)
     notebook.entries = [Entry(1, "a", helpful=1), Entry(2, "b", harmful=2)]

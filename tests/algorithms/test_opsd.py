@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +25,6 @@ from tinyrun import (
     train_in_process,
     trained,
 )
-from trailnotes.algorithms.opid import UnboundedSignal
 from trailnotes.algorithms.opsd import (
     OpsdConfig,
     build_distillation_rows,
@@ -32,12 +32,9 @@ from trailnotes.algorithms.opsd import (
     distillation_metrics,
     rebuild_with_tips,
 )
-from trailnotes.commands.eval import evaluate
-from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory.controls import EMPTY_TEXT
-from trailnotes.storage.files import read_jsonl
-from trailnotes.training.iteration import Iteration
+from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Sample, Task, Trajectory, TrajectoryGroup
 
 FORMS = ("sdpo", "sdar", "opcd")
@@ -128,7 +125,7 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
     sampled = [p for step in student.steps for p in step.completion.logprobs]
     expected = [i + 1 - p if d else 0 for i, (d, p) in enumerate(zip(differs, sampled, strict=True))]
     assert ratios == pytest.approx(expected)
-    trained = [lesson.build_sample(UnboundedSignal(gate="none")) for lesson in lessons]
+    trained = [lesson.build_sample(OpsdConfig(gate="none"), math.inf) for lesson in lessons]
     laid = [a for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if mask]
     assert laid == pytest.approx([e if d else 2.0 for e, d in zip(expected, differs, strict=True)])
     assert all(a == 0 for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if not mask)
@@ -208,16 +205,6 @@ def test_each_form_learns_something_else(start_model: Path, tmp_path: Path, form
     assert second["opsd/signal"] > 0
 
 
-def test_rows_of_steps_are_taught_what_rows_of_episodes_are(start_model: Path, tmp_path: Path) -> None:
-    auto, step = (
-        trained(start_model, tmp_path / rows, algorithm=OPSD, optim={"rows": rows, "epochs": 1, "lr": 1e-3},
-                train={"iterations": 2})
-        for rows in ("auto", "step")
-    )  # fmt: skip
-    assert distance(auto, step) < 1e-5
-    assert distance(auto, start_model) > 1e-4
-
-
 def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +219,7 @@ def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
         sizes.append(max(abs(a) for sample in samples for a in sample.advantages))
         return await update(self, samples)
 
-    monkeypatch.setattr("trailnotes.training.iteration.correct_samples", impossible)
+    monkeypatch.setattr("trailnotes.runs.iteration.correct_samples", impossible)
     monkeypatch.setattr(Iteration, "update", watched)
     ahead = {"max_async_iterations": 1, "num_tasks": 5}
     run = trained(start_model, tmp_path, algorithm=OPSD, opsd={"gate": "none"}, rollout=ahead, train={"iterations": 4})
@@ -283,25 +270,16 @@ def test_a_control_is_what_the_teacher_reads(start_model: Path, tmp_path: Path) 
         assert metrics(tmp_path / show)[1]["opsd/taught"] > 0.5
 
 
-def test_an_evaluation_shows_a_control_where_it_is_asked_to(start_model: Path, tmp_path: Path) -> None:
-    trained(start_model, tmp_path / "run", train={"iterations": 1}, algorithm={"show_tips": "other"})
-    for show in ("own", "empty"):
-        config = tiny_config(start_model, eval={"split": "train", "num_tasks": 2, "show_tips": show})
-        evaluate(config, tmp_path / "run", memory=True, out=tmp_path / show)
-        seen = [tip for e in read_jsonl(tmp_path / show / "episodes.jsonl") for s in e["steps"] for tip in s["tips"]]
-        assert seen
-        assert all((tip["text"] == EMPTY_TEXT) == (show == "empty") for tip in seen)
-
-
-# --- settings
-
-
-def test_shares_of_members_with_tips_are_not_asked_of_it(start_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"algorithm": {"p_memory": 0.1}, "rollout": {"group_size": 2}}, "no member with tips"),
+        ({"algorithm": OPSD | {"intrinsic": "tips", "mode_unit": "iteration"}}, "opsd retrieves no tips"),
+        ({"algorithm": OPSD | {"author_credit": 1.0}}, r"empo2\.author_credit"),
+        ({"algorithm": OPSD, "memory": {"order": ["ucb"]}}, r"memory\.order"),
+    ],
+)
+def test_settings_of_readers_are_refused(start_model: Path, sections: Any, named: str) -> None:
     tiny_config(start_model, algorithm=OPSD | {"p_memory": 0.1}, rollout={"group_size": 2})
-    with pytest.raises(ValueError, match="no member with tips"):
-        tiny_config(start_model, algorithm={"p_memory": 0.1}, rollout={"group_size": 2})
-    with pytest.raises(ValueError, match="opsd retrieves no tips"):
-        tiny_config(start_model, algorithm=OPSD | {"intrinsic": "tips", "mode_unit": "iteration"})
-    readers = tiny_config(start_model, algorithm=OPSD, memory={"order": ["ucb"]})  # its adaptations have some
-    with pytest.raises(ConfigError, match=r"opsd lets no member read tips, and memory\.order = ucb goes by readers"):
-        readers.validate_training()
+    with pytest.raises(ValueError, match=named):
+        tiny_config(start_model, **sections).validate_training()

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,18 +51,6 @@ def test_plans_of_another_task_or_none_in_words_stand_in_for_own_ones() -> None:
         assert memory.stats()["tips"] == 8, "nothing is written by looking"
 
 
-def test_an_only_task_has_no_other_plans() -> None:
-    with ReflectionMemory(None, 2) as memory:
-        memory.add([plan("go left")])
-        assert memory.get_prompt_plans("maze/1", "other") == []
-
-
-def test_the_same_words_after_another_failure_are_another_plan() -> None:
-    with ReflectionMemory(None, 3) as memory:
-        assert memory.add([plan("go left", step=0), plan("go left", step=1)]) == 2
-        assert [tip.step for tip in memory.search("maze/1", "", 3)] == [0, 1]
-
-
 def test_a_batch_is_stored_once_whatever_comes_between(tmp_path: Path) -> None:
     with ReflectionMemory(tmp_path / "memory.db", 3) as memory:
         assert memory.add([plan("go left")], once="trial-0") == 1
@@ -72,27 +58,6 @@ def test_a_batch_is_stored_once_whatever_comes_between(tmp_path: Path) -> None:
         assert memory.add([plan("go left")], once="trial-0") == 0
         assert memory.add([plan("go right")], once="trial-1") == 1
         assert texts(memory.search("maze/1", "", 3)) == ["go left", "go right"]
-
-
-def test_marks_travel_with_snapshots_and_go_with_what_they_mark(tmp_path: Path) -> None:
-    with ReflectionMemory(tmp_path / "memory.db", 3) as memory:
-        memory.add([plan("go left")], once="trial-0")
-        memory.snapshot(tmp_path / "snapshot.db")
-        memory.add([plan("go right")], once="trial-1")
-        memory.restore(tmp_path / "snapshot.db")
-        assert memory.add([plan("go left")], once="trial-0") == 0
-        assert memory.add([plan("go right")], once="trial-1") == 1
-
-
-def test_a_mark_is_undone_with_its_transaction(tmp_path: Path) -> None:
-    with ReflectionMemory(tmp_path / "memory.db", 3) as memory:
-        with contextlib.suppress(ZeroDivisionError), memory.store.transaction():
-            assert memory.store.mark_first_time("trial-0")
-            assert not memory.store.mark_first_time("trial-0")
-            raise ZeroDivisionError
-        assert memory.add([plan("go left")], once="trial-0") == 1
-        with pytest.raises(AssertionError):
-            memory.store.mark_first_time("outside")
 
 
 def test_plans_are_cleaned_and_empty_ones_left_out() -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from adaptrun import NEVER, Gate, Guesser, adapt_by
+from adaptrun import NEVER, Guesser, adapt_by
 from trailnotes.algorithms.reflexion import ReflectionMemory
-from trailnotes.errors import ConfigError
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import Completion, Message, Observation
+from trailnotes.types import Completion, Message
 
 HEADER = "Your plans for this task, each made after a failed trial, oldest first (quoted; they may be wrong):"
 
@@ -124,22 +123,6 @@ def test_with_replay_last_the_final_trial_is_one_attempt_at_each_task(tmp_path: 
     assert len(lines(tmp_path / "eval" / "episodes.jsonl")) == 4
 
 
-def test_once_all_are_solved_nothing_is_played_any_more(tmp_path: Path) -> None:
-    policy = Guesser()
-    rows = adapt_by(policy, "reflexion", tmp_path, env={"options": {"gates": [0]}}, eval={"trials": 2})
-    assert [row.mean for row in rows] == [1.0] * 3
-    assert len(policy.prompts) == 1
-    figures = [row["figure"] for row in json.loads((tmp_path / "table.json").read_text())["rows"]]
-    assert figures == ["trial 0", "solved by trial 1", "solved by trial 2"]
-
-
-def test_success_is_what_the_environment_calls_won_not_what_it_pays(tmp_path: Path) -> None:
-    policy = Guesser()
-    adapt_by(policy, "reflexion", tmp_path, env={"name": "test_reflexion:Generous", "options": {"gates": [NEVER]}})
-    assert {r["return"] for r in lines(tmp_path / "trajectories.jsonl")} == {1.0}
-    assert len(plans_in(tmp_path)) == 4
-
-
 def test_a_plan_of_which_nothing_is_left_is_not_kept(tmp_path: Path) -> None:
     class Silent(Guesser):
         async def generate(self, *args: Any) -> Completion:
@@ -149,11 +132,6 @@ def test_a_plan_of_which_nothing_is_left_is_not_kept(tmp_path: Path) -> None:
     adapt_by(Silent(), "reflexion", tmp_path, eval={"trials": 1})
     assert plans_in(tmp_path) == []
     assert [m["tips/unusable"] for m in lines(tmp_path / "metrics.jsonl")] == [3, 3]
-
-
-def test_several_samples_of_a_task_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"set eval\.num_samples = 1"):
-        adapt_by(Guesser(), "reflexion", tmp_path, eval={"num_samples": 2})
 
 
 @pytest.mark.parametrize(("show", "solved"), [("own", [0.25, 0.5, 0.75]), ("empty", [0.25] * 3)])
@@ -169,28 +147,3 @@ def test_a_control_is_shown_to_the_actor_and_not_to_the_reflector(
     assert all('- Trial 1: "next time say w1"' in prompt for prompt in reflected)
     assert acted
     assert reflected
-
-
-def test_plans_of_another_gate_are_shown_and_recorded(tmp_path: Path) -> None:
-    adapt_by(Guesser(), "reflexion", tmp_path, eval={"trials": 1, "show_tips": "other"})
-    shown = {
-        record["task"]["id"]: {tip["namespace"] for tip in record["steps"][0]["tips"]}
-        for record in lines(tmp_path / "trajectories.jsonl") if record["iteration"]
-    }  # fmt: skip
-    assert len(shown) == 3
-    assert all(len(others) == 1 and task not in others for task, others in shown.items())
-
-
-def test_the_cap_of_a_plan_is_a_setting(tmp_path: Path) -> None:
-    policy = Guesser()
-    sections = {"rollout": {"style": "full"}, "env": {"options": {"gates": [NEVER]}}, "memory": {"top_k": 0}}
-    adapt_by(policy, "reflexion", tmp_path, **sections, reflexion={"max_shown_tokens": 12})
-    actor = policy.prompts[-2][-1].content
-    assert [line for line in actor.splitlines() if line.startswith("- ")][-1] == '- Trial 3: "next t [...]"'
-
-
-class Generous(Gate):
-    """Pays for a gate that stays shut."""
-
-    def step(self, action: str) -> Observation:
-        return replace(super().step(action), reward=1.0)

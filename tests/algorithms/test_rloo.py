@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyrun import distance, equal_weights, metrics, tiny_config, train_in_process
+from tinyrun import metrics, tiny_config, train_in_process
 from trailnotes.config.schema import Config
 from trailnotes.learner.credit.episodes import group_relative, leave_one_out
-from trailnotes.runs.directory import RunDir
 
 
 def test_each_return_is_compared_with_the_mean_of_the_others() -> None:
@@ -47,16 +46,3 @@ def test_a_run_takes_the_gradient_of_grpo_but_for_the_factor(start_model: Path, 
     for name in ("update/grad_norm", "update/advantage_std"):
         assert rloo[name] == pytest.approx(grpo[name] * 4 / 3, rel=1e-5)  # groups of four
         assert grpo[name] > 0
-
-
-def test_a_resumed_run_goes_on_as_it_would_have(start_model: Path, tmp_path: Path) -> None:
-    train_in_process(config_of(start_model, "rloo"), tmp_path / "whole")
-    for iterations in (1, 3):
-        config = config_of(start_model, "rloo", train={"iterations": iterations})
-        with RunDir.open(tmp_path / "parts", config, allow_change=["train"]):
-            pass
-        train_in_process(config, tmp_path / "parts")
-    assert equal_weights(tmp_path / "whole", tmp_path / "parts")
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
-    assert distance(tmp_path / "whole", start_model) > 1e-3
-    assert not (tmp_path / "whole" / "memory.db").exists()

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.algorithms.opid import UnboundedSignal
 from trailnotes.algorithms.opsd import (
     BETA,
     OpsdConfig,
@@ -36,8 +35,6 @@ def advantages(episode: float, known: tuple[bool, ...] = (True,) * 3, **options:
 def test_the_log_ratio_is_what_the_tips_add() -> None:
     assert log_ratio(TEACHER, STUDENT).tolist() == pytest.approx([math.log(2), -math.log(2), 0])
     assert log_ratio([math.nan, -1.0], [-2.0, -3.0]).tolist() == [0, 2]
-    with pytest.raises(ValueError, match="a teacher of 1 tokens cannot score 2"):
-        log_ratio([-1.0], [-1.0, -1.0])
 
 
 @pytest.mark.parametrize("form", ["sdpo", "opcd"])
@@ -93,7 +90,7 @@ def test_a_token_without_a_teacher_keeps_the_advantage_of_its_episode(form: str)
 def test_the_log_ratio_is_held_within_its_bound() -> None:
     ratios = np.array([9.0, -9.0, 1.0])
     assert compute_teacher_signal(ratios, OpsdConfig()).tolist() == [5, -5, 1]
-    assert compute_teacher_signal(ratios, UnboundedSignal()).tolist() == [9, -9, 1]
+    assert compute_teacher_signal(ratios, OpsdConfig(), math.inf).tolist() == [9, -9, 1]
 
 
 finite = st.floats(-30, 30)
@@ -106,11 +103,6 @@ def test_a_weight_of_zero_leaves_the_group_alone_bit_for_bit(episode: float, rat
         add_teacher_signal(group, np.array(ratios), known, OpsdConfig(form=form, coefficient=0)).tolist()
         == group.tolist()
     )
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_teacher_who_says_what_the_student_says_adds_nothing(form: str) -> None:
-    assert compute_teacher_signal(log_ratio(STUDENT, STUDENT), OpsdConfig(form=form)).tolist() == [0, 0, 0]
 
 
 def test_more_than_all_of_the_weight_is_refused() -> None:

@@ -12,6 +12,7 @@ from tiny import group, step, trajectory
 from tinyrun import distance, equal_weights, metrics, trained
 from trailnotes.algorithms.ucob import Lesson, Turn, collect_turns, find_lessons, lesson_metrics, weigh_rows
 from trailnotes.learner.credit.steps import Visits
+from trailnotes.learner.samples import anchor_sample
 from trailnotes.types import NO_OP, Completion
 
 UCOB = {"name": "ucob", "p_memory": 0.5}
@@ -91,7 +92,7 @@ def test_turns_know_both_contexts() -> None:
 def test_the_gate_of_a_token_by_hand() -> None:
     """log pi_teacher = -1 and -1, log pi_pupil = -1 and -3: gates 1/2 and sigmoid(10) = .99995, times .1 times 2."""
     lesson = Lesson(answer(1, -1.0, -1.0), True, (2, 3), 0.6, 2.0)
-    row = lesson.build_row()
+    row = anchor_sample(replace(lesson.answer, prompt_ids=lesson.prompt), "lesson", hold=0.0, advantage=1.0)
     assert (row.token_ids, row.loss_mask, row.role) == ((2, 3, 10, 11), (0, 0, 1, 1), "lesson")
     (taught,), gates = weigh_rows([lesson], [row], [[0.0, 0.0, -1.0, -3.0]], coefficient=0.1)
     assert taught.advantages == pytest.approx((0.0, 0.0, 0.1, 0.2 * 0.9999546))

@@ -9,8 +9,8 @@ import pytest
 from small import small_config
 from trailnotes.commands import main
 from trailnotes.config.toml import to_toml
-from trailnotes.diagnose.checks import Check, diagnose, run_checks
 from trailnotes.errors import RunError
+from trailnotes.runs.diagnose.checks import Check, diagnose, run_checks
 
 NAMES = ("read", "written", "shown", "gain", "advantage", "engine", "mask", "reliance", "rise")
 

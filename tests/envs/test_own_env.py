@@ -138,7 +138,7 @@ def test_what_is_missing_beside_its_name_is_said(
 
 def test_a_run_without_a_directory_is_called_by_its_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     called: list[Path] = []
-    monkeypatch.setattr("trailnotes.commands.train.train", lambda _, run_dir, **__: called.append(run_dir))
+    monkeypatch.setattr("trailnotes.runs.train.train", lambda _, run_dir, **__: called.append(run_dir))
     (tmp_path / "first.toml").write_text("[run]\nseed = 1\n")
     main(["train", str(tmp_path / "first.toml")])
     main(["train", str(tmp_path / "first.toml"), "--run-dir", "elsewhere"])

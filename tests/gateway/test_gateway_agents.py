@@ -452,9 +452,10 @@ def test_what_is_no_request_is_refused(tmp_path: Path, body: dict[str, Any]) -> 
 def test_rewards_without_a_finite_sum_are_refused(tmp_path: Path) -> None:
     def agent(session: AgentSession) -> None:
         ask(session, "a")
-        session.report(reward=1e308, done=False)
-        with pytest.raises(ConfigError, match="finite sum"):
-            session.report(reward=1e308, done=False)
+        session.report(reward=1e30, done=False)
+        for reward in (1e30, 1e308):
+            with pytest.raises(ConfigError, match="sum of at most"):
+                session.report(reward=reward, done=False)
         session.report(0.5, max_score=2.0, done=False)
         session.report()
 

@@ -57,7 +57,7 @@ def test_how_a_command_failed_is_said(tmp_path: Path, lines: str, said: str) -> 
 
 
 def test_a_command_that_never_ends_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes.gateway.launch.GRACE_S", 0.1)
+    monkeypatch.setattr("trailnotes.gateway.pool.GRACE_S", 0.1)
     lines = f"""
 import subprocess
 child = subprocess.Popen(["sleep", "600"])

@@ -24,8 +24,8 @@ from trailnotes.learner.process_group import LearnerGroup, init_process_group
 from trailnotes.learner.ranks import LOOPBACK
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
-from trailnotes.training.estimate.footprint import estimate_for_shape
-from trailnotes.training.estimate.model_shape import infer_model_shape
+from trailnotes.runs.estimate.footprint import estimate_for_shape
+from trailnotes.runs.estimate.model_shape import infer_model_shape
 from trailnotes.types import Message, Sample, Sampling
 
 VLLM = os.environ.get("TRAILNOTES_TEST_VLLM", "")  # a Python that has it

@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
 from trailnotes.config.schema import LossConfig, OptimConfig
@@ -485,6 +485,51 @@ def test_adapters_state_round_trip() -> None:
     for subject in (one, other):
         subject.update(samples)
     assert_equal_weights(one, other)
+
+
+DROPPING = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "embd_pdrop": 0.5, "attn_pdrop": 0.5, "resid_pdrop": 0.5},
+    "opt": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32,
+        "dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5,
+    },
+    "seed_oss": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
+        "num_key_value_heads": 2, "residual_dropout": 0.5, "attention_dropout": 0.5,
+    },
+    "falcon": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_dropout": 0.5,
+        "attention_dropout": 0.5,
+    },
+}  # fmt: skip
+
+
+@renamed
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("architecture", DROPPING)
+def test_dropout_of_the_model_never_acts_in_an_update(architecture: str, checkpointing: bool) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(architecture, vocab_size=tiny_model().config.vocab_size, **DROPPING[architecture])
+    model = AutoModelForCausalLM.from_config(config).eval()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    subject = learner(model)
+    metrics = subject.update(on_policy(subject, rows()))
+    assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["ratio_min"] == pytest.approx(1.0, abs=1e-5)
+
+
+@renamed
+def test_dropout_of_adapters_acts_in_updates_alone() -> None:
+    subject = learner(with_adapters(0.5))
+    samples = on_policy(subject, rows())
+    assert samples == on_policy(subject, rows()), "scoring drops nothing"
+    with torch.no_grad():
+        for name, parameter in subject.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    samples = on_policy(subject, rows())
+    assert subject.update(samples)["ratio_max"] > 1.001
 
 
 @renamed

@@ -16,7 +16,7 @@ from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner import losses
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import Batch
-from trailnotes.training.staleness import Correction, TokenLogprobs
+from trailnotes.runs.staleness import Correction, TokenLogprobs
 from trailnotes.types import Sample
 
 VERL = json.loads((Path(__file__).parents[1] / "data/verl_losses.json").read_text())

@@ -138,8 +138,8 @@ def test_a_run_asks_the_server_of_its_config(server: EmbeddingServer, monkeypatc
     config = Config(endpoint=endpoint, memory={"embedder": "openai:small"})
     assert embedder_of(config).dim == 64
     assert server.keys == [f"Bearer {KEY}"]
-    assert "openai" in _collect_extras(config, None)
-    assert "embed" not in _collect_extras(config, None)
+    assert "openai" in _collect_extras(config, config.model.path)
+    assert "embed" not in _collect_extras(config, config.model.path)
 
 
 @pytest.fixture
@@ -170,7 +170,6 @@ def memory_commands(run: Path) -> dict[str, list[str]]:
         "mind the dog": ["add", place, "mind the dog", "--task", "maze/1", "--key", "a gate"],
         "1 tips imported": ["import", place, more, "--enable"],
         "similarity 1.000": ["search", place, "maze/1", "a gate", "--top-k", "1"],
-        "4 tips written": ["merge", str(run.parent / "both.db"), place, more],
     }
 
 

@@ -20,12 +20,9 @@ from trailnotes.memory.tipfile import read_tips
 from trailnotes.types import Task, Tip
 
 WELL = "go left at the old well and take the brass key that lies on the third stone behind it"
-ALIKE = "go left at the old well and take the brass key that lies on the second stone behind it"
-OTHER = "the red door needs no key"
 
 
 class LaxConfig(MemoryConfig):
-    merge_similarity: ClassVar[float] = 0.5
     distilled_readers: ClassVar[int] = 2
 
 
@@ -66,7 +63,7 @@ def test_the_oldest_goes_and_is_marked() -> None:
     write(memory, "one", "two", "three")
     assert found(memory) == {"two", "three"}
     (mark,) = memory.store.load_retirements().values()
-    assert mark == ("oldest", 4, "today", "memory.capacity = 2", 0), "after three writes of tips"
+    assert mark == ("oldest", 4, "today", "memory.capacity = 2"), "after three writes of tips"
     assert memory.stats() == memory.stats() | {"tips": 2, "enabled": 2, "retired": 1}
 
 
@@ -103,48 +100,6 @@ def test_one_unlucky_reader_is_not_the_last_word() -> None:
     assert marks(memory).keys() == {2}
 
 
-def test_two_that_say_nearly_the_same_become_one_with_the_counts_of_both() -> None:
-    memory = memory_of(capacity=3, retire="merge")
-    memory.add([Tip("task", WELL, "a hall", 0.5, 2.0, model="first")])
-    write(memory, OTHER, ALIKE, model="second")
-    read(memory, 1, -0.5)
-    read(memory, 3, 0.5, 1.0)
-    memory.record_effects([TipEffect(1, 1.0), TipEffect(3, 0.0), TipEffect(3, 0.5)])
-    write(memory, "something else altogether")
-    assert found(memory) == {OTHER, ALIKE, "something else altogether"}, "that of more worth stays, in its own words"
-    kept, gone = memory.store.get_tip(3), memory.store.get_tip(1)
-    assert kept is not None
-    assert gone is not None
-    assert (kept.support, kept.score, kept.max_score, kept.model) == (2, 0.5, 2.0, "second")
-    assert (gone.support, gone.model) == (1, "first"), "its author is known"
-    (readers,) = memory.store.load_reader_stats(3).values()
-    assert readers == (3, 3.0, 3, 1.0, readers.used, 3, pytest.approx(0.5))
-    assert marks(memory) == {1: ("merge", "0.94 like tip 3")}
-    assert memory.store.find_merged_tips(3) == [1]
-
-
-def test_what_is_said_of_another_state_or_in_other_words_stays_and_then_the_oldest_goes() -> None:
-    memory = memory_of(capacity=2, retire="merge")
-    memory.add([Tip("task", WELL, "a hall", 0.0), Tip("task", ALIKE, "deep water under a bridge", 0.0)])
-    write(memory, "go right at the new mill")
-    assert marks(memory) == {1: ("oldest", "memory.capacity = 2")}
-
-
-def test_a_text_that_became_one_with_another_supports_that() -> None:
-    memory = memory_of(capacity=2, retire="merge")
-    write(memory, WELL, OTHER, ALIKE)
-    assert marks(memory).keys() == {1}
-    assert memory.add([Tip("task", WELL, "another hall", 3.0, action="jump")]) == 1
-    kept = memory.store.get_tip(3)
-    assert kept is not None
-    assert (kept.text, kept.key, kept.support, kept.score, kept.action) == (ALIKE, "a hall", 3, 3.0, "")
-    assert found(memory) == {OTHER, ALIKE}
-    with memory.store.transaction():
-        memory.store.delete([3])
-    write(memory, WELL)
-    assert found(memory) == {OTHER, WELL}, "what it had become is gone, so it comes back"
-
-
 def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
     memory = memory_of(capacity=2, scope="family")
     house = [Task(name, "house", split=split, family="maze") for name, split in (("a", "train"), ("b", "train"))]
@@ -158,15 +113,13 @@ def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
 
 
 def test_thousands_of_one_text_are_one_tip_or_thousands_of_states_within_the_capacity() -> None:
-    counted, by_state = memory_of(capacity=50), memory_of(capacity=50, entries="step", retire="merge")
+    counted, by_state = memory_of(capacity=50), memory_of(capacity=50, entries="step")
     batch = [Tip("task", WELL, f"state {number}", 0.0) for number in range(3000)]
     counted.add(batch)
     assert counted.stats() == counted.stats() | {"tips": 1, "support": 3000}
     by_state.add(batch)
     assert by_state.stats()["enabled"] == 50
-    gone, tips = by_state.store.load_retirements(), by_state.store.load_tips()
-    assert len(tips) == 3000
-    assert sum(tip.support for tip in tips if tip.id not in gone or not gone[tip.id].into) == 3000
+    assert len(by_state.store.load_tips()) == 3000
 
 
 def test_a_clock_that_jumps_changes_nothing() -> None:
@@ -179,7 +132,7 @@ def test_a_clock_that_jumps_changes_nothing() -> None:
 
 
 def test_tips_of_a_megabyte_are_bounded_and_found() -> None:
-    memory = memory_of(capacity=2, retire="merge")
+    memory = memory_of(capacity=2)
     for letter in "abc":
         memory.add([Tip("task", f"{letter} " * 500_000, f"{letter} " * 500_000, 0.0)])
     assert len(found(memory)) == 2
@@ -276,7 +229,7 @@ def test_a_run_that_goes_back_has_the_marks_of_then_and_its_owner_s_wishes(path:
 
 
 def test_the_command_line_shows_what_is_retired_and_why(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with memory_of(path, retire="merge", capacity=2) as memory:
+    with memory_of(path, capacity=2) as memory:
         memory.record_effects([TipEffect(2, 0.5)])
         write(memory, "three")
     assert main(["memory", "list", str(path.parent)]) == 0

@@ -163,7 +163,7 @@ def test_a_model_that_only_a_file_names_is_not_loaded(monkeypatch, tmp_path, cap
     write_tips(tmp_path / "more.jsonl", [Tip("maze/1", "mind the well", "a yard", 1.0)])
     library.sources.clear()
     commands = [
-        ["search", ".", "maze/1", "a stair"], ["import", ".", "more.jsonl"], ["merge", "both.db", "memory.db"],
+        ["search", ".", "maze/1", "a stair"], ["import", ".", "more.jsonl"],
         ["add", ".", "mind the dog", "--task", "maze/1"], ["serve", "."],
     ]  # fmt: skip
     for words in commands:
@@ -172,7 +172,7 @@ def test_a_model_that_only_a_file_names_is_not_loaded(monkeypatch, tmp_path, cap
     assert not library.sources
     for words in commands[:-1]:
         assert main(["memory", *words, "--embedder", "./model"]) == 0
-    assert library.sources == ["./model"] * 4
+    assert library.sources == ["./model"] * 3
 
 
 @given(st.from_regex(r"openai:(@|https?://|[a-z:]|\n){0,12}", fullmatch=True))

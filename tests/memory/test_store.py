@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import resource
@@ -163,7 +162,7 @@ def test_a_file_of_another_program_is_refused(path: Path) -> None:
 
 
 def test_paths_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(MemoryStoreError, match=r"no such place.*check that the folder exists"):
+    with pytest.raises(MemoryStoreError, match="no such place"):
         open_memory(tmp_path / "no such place" / "memory.db", ANY)
     with pytest.raises(MemoryStoreError, match="there is no memory file"):
         open_store(tmp_path / "memory.db")
@@ -176,9 +175,7 @@ def test_a_full_disk_keeps_what_was_written(memory: TipMemory) -> None:
     memory.add(tips(3))
     pages = memory.store._query("PRAGMA page_count")[0][0]
     memory.store._query(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(
-        MemoryStoreError, match="free some space, or raise the quota; everything written before is kept"
-    ):
+    with pytest.raises(MemoryStoreError, match="everything written before is kept"):
         memory.add(tips(500, "other"))
     assert memory.stats()["tips"] == 3
     assert len(memory.search("task", "q", 10)) == 3
@@ -192,24 +189,11 @@ def test_a_file_that_may_not_grow_is_told_from_one_that_is_damaged(path: Path, s
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
-        with pytest.raises(MemoryStoreError, match=r"memory\.db: disk I/O error: a disk that is full.*free some space"):
+        with pytest.raises(MemoryStoreError, match=r"memory\.db: disk I/O error"):
             open_memory(path, ANY)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(path.parent.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("error", "advice"),
-    [
-        (sqlite3.OperationalError("disk I/O error"), "free some space; if there is enough, restore"),
-        (OSError(errno.ENOSPC, "No space left on device"), "free some space"),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "raise the quota"),
-    ],
-)
-def test_what_a_full_disk_says_in_its_various_ways(path: Path, error: Exception, advice: str) -> None:
-    with pytest.raises(MemoryStoreError, match=advice), schema.translate_errors(path):
-        raise error
 
 
 def test_a_writer_that_holds_the_file_too_long_is_named(memory: TipMemory, path: Path, monkeypatch) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -33,25 +32,23 @@ from index_workers import Directions
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, index, open_memory
 from trailnotes.memory.owner import rewind_to_snapshot
-from trailnotes.memory.retrieval import Floats, HashingEmbedder
+from trailnotes.memory.retrieval import Floats
 from trailnotes.memory.tip_stats import TipEffect, TipExposure
 from trailnotes.types import Tip
 
 pytest.importorskip("faiss", reason="the index needs the extra index")
 
 CAPACITY = 40
-LIKE = 0.3  # of keys and words: two short texts share a word in three
 
 
 class LaxConfig(MemoryConfig):
-    merge_similarity: ClassVar[float] = LIKE
     distilled_readers: ClassVar[int] = 2
     exact_below: ClassVar[int] = 1
     candidates: ClassVar[int] = 8
 
 
 CONFIG = LaxConfig(threshold=-0.2, capacity=CAPACITY, distilled=0.5)
-RULES = ("oldest", "least_used", "least_worth", "merge")
+RULES = ("oldest", "least_used", "least_worth")
 NAMESPACES = ("one", "two")
 WRITERS = st.integers(0, 1)
 
@@ -74,11 +71,6 @@ def direction(text: str) -> Floats:
     return Directions().embed([text])[0]
 
 
-@functools.cache
-def words(text: str) -> Floats:
-    return HashingEmbedder().embed([text])[0]
-
-
 @dataclass
 class Counts:
     """What is known of the readers of a tip."""
@@ -98,7 +90,7 @@ class Model:
     tips: dict[int, Tip] = field(default_factory=dict)
     ages: dict[int, int] = field(default_factory=dict)
     readers: dict[int, Counts] = field(default_factory=dict)
-    gone: dict[int, tuple[str, int]] = field(default_factory=dict)  # rule, and what it became one with
+    gone: dict[int, str] = field(default_factory=dict)  # the rule that retired a tip
     writes: int = 0
     last_id: int = 0
     marks: set[str] = field(default_factory=set)
@@ -123,14 +115,9 @@ class Model:
         return len(batch)
 
     def repeat(self, known: int, tip: Tip) -> int:
-        """A text is written again: its row, or what that became one with, counts it; what made room comes back."""
-        rule, into = self.gone.get(known, ("", 0))
-        while into in self.gone:
-            into = self.gone[into][1]
-        if into in self.tips:
-            known, rule, tip = into, "", replace(tip, key=self.tips[into].key)
+        """A text is written again: its row counts it, and what made room comes back."""
         old = self.tips[known]
-        back = rule not in {"", "distilled"} and tip.enabled
+        back = self.gone.get(known, "") not in {"", "distilled"} and tip.enabled
         if back:
             del self.gone[known]
         self.tips[known] = replace(
@@ -143,48 +130,21 @@ class Model:
         on = [tip_id for tip_id, own in self.tips.items() if own.namespace == namespace and own.enabled]
         on.sort(key=self.ages.__getitem__)
         excess, spared = len(on) - CAPACITY, CAPACITY // 4
-        if self.retire == "merge" and excess > 0:
-            ranks = {tip_id: self.rank(tip_id) for tip_id in on}  # as they were before any became one
-            pairs = [(self.alike(a, b), i, j) for i, a in enumerate(on) for j, b in enumerate(on[i + 1 :], i + 1)]
-            for like, i, j in sorted(pairs, key=lambda pair: (-pair[0], pair[1], pair[2])):
-                pair = on[i], on[j]
-                if excess and like >= np.float32(LIKE) and not self.gone.keys() & {*pair}:
-                    self.merge(*sorted(pair, key=ranks.__getitem__))
-                    excess -= 1
-            on = [tip_id for tip_id in on if tip_id not in self.gone]
         if excess > 0:
             if self.retire == "least_used":
                 on = sorted(on[:-spared], key=lambda tip_id: (self.readers[tip_id].shown, self.ages[tip_id]))
             if self.retire == "least_worth":
                 on = sorted(on[:-spared], key=lambda tip_id: (self.worth(tip_id), self.ages[tip_id]))
-            self.retired(on[:excess], "oldest" if self.retire == "merge" else self.retire)
-
-    def alike(self, a: int, b: int) -> float:
-        one, other = self.tips[a], self.tips[b]
-        both = direction(one.key) @ direction(other.key), words(one.text) @ words(other.text)
-        return float(np.round(min(both), 6))
-
-    def rank(self, tip_id: int) -> tuple[float, ...]:
-        return self.worth(tip_id), self.tips[tip_id].score, self.tips[tip_id].support, self.ages[tip_id]
+            self.retired(on[:excess], self.retire)
 
     def worth(self, tip_id: int) -> float:
         return self.readers[tip_id].gained / (4 + self.readers[tip_id].compared)
 
-    def merge(self, gone: int, kept: int) -> None:
-        one, other, counts, more = self.tips[kept], self.tips[gone], self.readers[kept], self.readers[gone]
-        self.tips[kept] = replace(one, score=max(one.score, other.score), support=one.support + other.support)
-        measured = counts.measured + more.measured
-        lead = (counts.lead * counts.measured + more.lead * more.measured) / max(1, measured)
-        self.readers[kept] = Counts(
-            counts.shown + more.shown, counts.compared + more.compared, counts.gained + more.gained, measured, lead
-        )
-        self.retired([gone], "merge", kept)
-
-    def retired(self, ids: list[int], rule: str, into: int = 0) -> None:
+    def retired(self, ids: list[int], rule: str) -> None:
         self.writes += 1
         for tip_id in ids:
             self.tips[tip_id] = replace(self.tips[tip_id], enabled=False)
-            self.gone[tip_id] = rule, into
+            self.gone[tip_id] = rule
 
     def measure(self, leads: list[TipEffect]) -> None:
         """As `TipMemory.measure`."""
@@ -335,7 +295,7 @@ class TwoWriters(RuleBasedStateMachine):
         for memory in self.memories:
             assert {tip.id: tip for tip in memory.store.load_tips()} == self.model.tips
             assert memory.store.sequence == self.model.writes
-            marks = {tip_id: (mark.rule, mark.into) for tip_id, mark in memory.store.load_retirements().items()}
+            marks = {tip_id: mark.rule for tip_id, mark in memory.store.load_retirements().items()}
             assert marks == self.model.gone
             for tip_id, found in memory.store.load_reader_stats().items():
                 wanted = self.model.readers[tip_id]

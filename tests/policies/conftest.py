@@ -9,6 +9,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -129,7 +131,8 @@ def make_model(kind: str = "qwen2", positions: int = 256, **options: Any) -> Any
                 **options,
             )
             return GPT2LMHeadModel(config).eval()
-    raise AssertionError(kind)
+        case _:
+            return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **common | options)).eval()
 
 
 @pytest.fixture(scope="session")

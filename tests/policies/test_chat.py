@@ -198,6 +198,21 @@ def test_roles_that_do_not_alternate_are_refused(tokenizer, roles):
         ChatFormat(tokenizer).encode([Message(role, "x") for role in roles])
 
 
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("m.content | lower", "changes the content of user"),
+        ("m.content | replace('q', '')", "drops the content of user"),
+        ("m.content | map(attribute='text') | join", "drops the content of user"),  # takes lists of parts alone
+        ("(m.content if m.role == 'user' else '')", "drops the content of assistant"),
+    ],
+)
+def test_a_template_that_does_not_keep_contents_is_refused(tokenizer_of, content, named):
+    text = "{% for m in messages %}<|{{ m.role }}|>{{ " + content + " }}\n{% endfor %}"
+    with pytest.raises(PolicyError, match=named):
+        ChatFormat(tokenizer_of(text))
+
+
 def test_a_template_that_refuses_everything_is_named(tokenizer_of):
     with pytest.raises(PolicyError, match="refuses a conversation"):
         ChatFormat(tokenizer_of("{{ raise_exception('no') }}"))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulated_panels import CONCENTRATIONS, PAIRS, RATES, UNRULY, WORLDS, World, of_difference, of_mean
 from trailnotes.reporting.crossed import (
@@ -114,6 +117,27 @@ def test_families_that_came_out_alike_are_two_trials_each_at_most() -> None:
         CrossedMoments(np.array(0.5), np.array(1), NO_SEEDS, families, 10), RATE_BOUNDS
     )
     assert (low, high) == pytest.approx((0.2993, 0.7007), abs=1e-4)  # 10 of 20 by Wilson's
+
+
+@given(st.randoms(use_true_random=False), st.integers(2, 4), st.integers(10, 14))
+@settings(max_examples=30)
+def test_a_win_more_takes_no_room_away(random: Random, seeds: int, families: int) -> None:
+    names = {f"{family}.{game}": str(family) for family in range(families) for game in range(4)}
+    cells = [(seed, game) for seed in range(seeds) for game in names]
+    random.shuffle(cells)
+
+    def interval(wins: int) -> Interval:
+        values = {seed: {game: float((seed, game) in cells[:wins]) for game in names} for seed in range(seeds)}
+        found = estimate(values, names, RATE_BOUNDS).beyond
+        assert found is not None
+        return Interval(found.mean, round(found.low, 9), round(found.high, 9))
+
+    none, every = interval(0), interval(len(cells))
+    for wins in (1, 2, 5, len(cells) // 2, len(cells) - 5, len(cells) - 1):
+        assert none.low <= interval(wins).low <= every.low
+        assert none.high <= interval(wins).high <= every.high
+    assert interval(1).high < none.high + 0.05, "one win of all is next to none"
+    assert interval(len(cells) - 1).low > every.low - 0.05
 
 
 def test_a_returns_interval_is_not_cut_and_needs_something_that_varied() -> None:

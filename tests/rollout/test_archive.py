@@ -19,16 +19,16 @@ from tiny import step
 from tinyrun import SAME, differences, episodes, metrics, tiny_config, train_in_process
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory
 from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import run_groups, select_from_start
 from trailnotes.runs.directory import RunDir
-from trailnotes.seeds import derive_seed
-from trailnotes.training.exploration import RETURN_OPTION, Archive
-from trailnotes.training.iteration import Iteration
-from trailnotes.training.preflight import run_preflight
+from trailnotes.runs.exploration import RETURN_OPTION, Archive, ReturningPool
+from trailnotes.runs.iteration import Iteration
+from trailnotes.runs.preflight import run_preflight
 from trailnotes.types import Mode, Observation, Sample, Task, Trajectory, TrajectoryGroup
 
 TASK = Task("corridor", "walk")
@@ -72,7 +72,7 @@ def play(pool: Pool, archive: Archive | None, iteration: int, seed: int = 0, **o
     if archive is None:
         return asyncio.run(run_groups(policy, pool, tasks, modes, None, config, seed=derive_seed(seed, iteration)))
     tasks, modes = archive.plan(tasks, modes, random.Random(derive_seed(seed, iteration, "archive")))
-    pool = archive.wrap_pool(pool)
+    pool = ReturningPool(pool, archive)
     groups = run_groups(
         policy, pool, tasks, modes, options.get("memory"), config,
         seed=derive_seed(seed, iteration), on_error=options.get("on_error"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trailnotes.envs.check import check_env
-from trailnotes.envs.workers.wire import FrameDecoder, encode, pack, unpack_observation
+from trailnotes.envs.workers.main import decode_frames, encode, unpack_observation
 from trailnotes.errors import EnvError
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import BRIEFING, Observation, Task, Trajectory
@@ -27,7 +27,7 @@ WHOLE: dict[str, Any] = {
 def test_a_briefing_survives_the_wire_and_the_records(briefing: Any) -> None:
     first = Observation("a hall", instruction="find the coin", briefing=briefing)
     expected = Observation("a hall", instruction="find the coin", briefing=briefing and dict(briefing))
-    [message] = FrameDecoder().feed(encode(pack(first)))
+    [message] = decode_frames(bytearray(encode(first)))
     assert unpack_observation(message) == expected
     episode = Trajectory(Task("a", "b"), (), first, "truncated", False, 0.0)
     record = json.loads(json.dumps(trajectory_to_json(episode)))

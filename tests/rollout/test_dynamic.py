@@ -15,7 +15,7 @@ import pytest
 from paying import Paid
 from tiny import step, trajectory
 from tinyrun import SAME, differences, distance, episodes, metrics, tiny_config, train_in_process
-from trailnotes.rollout.dynamic import has_equal_returns, replace_equal_groups, sample_further_tasks
+from trailnotes.rollout.groups import has_equal_returns, replace_equal_groups, sample_further_tasks
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Observation, Task, TrajectoryGroup
 

@@ -14,7 +14,6 @@ from test_rollout import TASK, Corridor, FakePool, SeededPolicy, failing, play_g
 
 from small import small_config
 from tinyrun import SAME, differences, episodes
-from trailnotes.commands.train import train
 from trailnotes.config.schema import Config, EnvConfig
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.workers.pool import EnvPool
@@ -25,6 +24,7 @@ from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout.groups import run_groups
 from trailnotes.rollout.tips import write_tips
 from trailnotes.runs.panels import play_panel
+from trailnotes.runs.train import train
 from trailnotes.types import Completion, Message, Mode, Sampling, Task, TokenIds, Trajectory, TrajectoryGroup
 
 LIMITS = [1, 2, 3, 6, 100]

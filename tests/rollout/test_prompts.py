@@ -25,7 +25,6 @@ from trailnotes.rollout.conversation import (
     drop_oldest_turn,
     parse_action,
     quoted,
-    select_unseen_tips,
     truncate,
 )
 from trailnotes.types import NO_OP, Completion, Message, Observation, Step, Task, Tip, TokenIds, Trajectory
@@ -431,9 +430,12 @@ def test_caps_apply_to_instruction_observation_actions_and_tips_alike_in_every_m
 
 
 def test_fresh_tips_go_by_text_and_keep_their_order() -> None:
-    a, b, again = tip("a"), tip("b"), tip("a", 0.0)
-    assert select_unseen_tips([b, a, again], []) == (b, a)
-    assert select_unseen_tips([b, a], [again]) == (b,)
+    a, b, again, c = tip("a"), tip("b"), tip("a", 0.0), tip("c")
+    live = conversation()
+    live.start("task")
+    assert live.observe(Observation("o"), [b, a, again]) == (b, a)
+    live.act("x")
+    assert live.observe(Observation("o"), [again, c]) == (c,)
 
 
 def test_dropping_tips_leaves_the_plain_turn_and_lets_them_return_later() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.config.toml import load_config
 from trailnotes.errors import EnvError, PolicyError
 from trailnotes.memory.base import Memory
@@ -18,7 +19,6 @@ from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import run_episode
 from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
 from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics, write_tips
-from trailnotes.seeds import derive_seed
 from trailnotes.types import (
     Completion,
     Message,

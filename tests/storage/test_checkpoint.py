@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -51,6 +50,8 @@ def test_the_newest_is_by_number_not_by_name_or_time(tmp_path: Path) -> None:
 
 
 def test_there_may_be_none(tmp_path: Path) -> None:
+    with checkpoint.hold_latest(tmp_path) as latest:
+        assert latest is None
     assert checkpoint.find_latest(tmp_path / "nowhere") is None
     (tmp_path / "step-abc").mkdir()
     (tmp_path / "step-000001").write_text("a file")
@@ -65,73 +66,39 @@ def test_the_same_step_again_replaces(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000001"]
 
 
-def test_a_negative_step_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="step must be"):
-        checkpoint.save(tmp_path, -1, writer())
+DAMAGE = {
+    "weights.bin has 400 bytes instead of 1000": ("weights.bin", b"w" * 400),
+    "weights.bin differs": ("weights.bin", b"w" * 999 + b"v"),
+    "model/config.json is missing": ("model/config.json", None),
+    "manifest.json cannot be read: JSON": ("manifest.json", b'{"format": 1, "fi'),
+    "manifest.json cannot be read: File": ("manifest.json", None),
+    "manifest.json cannot be read: Type": ("manifest.json", b"[]"),
+    "format 2, this version reads 1": ("manifest.json", b'{"format": 2, "files": {}}'),
+}
 
 
-def damage_truncate(path: Path) -> str:
-    (path / "weights.bin").write_bytes(b"w" * 400)
-    return "weights.bin has 400 bytes instead of 1000"
+def damage(path: Path, problem: str) -> None:
+    name, data = DAMAGE[problem]
+    (path / name).unlink()
+    if data is not None:
+        (path / name).write_bytes(data)
 
 
-def damage_flip(path: Path) -> str:
-    (path / "weights.bin").write_bytes(b"w" * 999 + b"v")
-    return "weights.bin differs"
-
-
-def damage_missing(path: Path) -> str:
-    (path / "model" / "config.json").unlink()
-    return "model/config.json is missing"
-
-
-def damage_manifest(path: Path) -> str:
-    (path / "manifest.json").write_text('{"format": 1, "fi')
-    return "manifest.json cannot be read"
-
-
-def damage_no_manifest(path: Path) -> str:
-    (path / "manifest.json").unlink()
-    return "manifest.json cannot be read"
-
-
-def damage_odd_manifest(path: Path) -> str:
-    (path / "manifest.json").write_text("[]")
-    return "manifest.json cannot be read"
-
-
-def damage_newer(path: Path) -> str:
-    (path / "manifest.json").write_text('{"format": 2, "files": {}}')
-    return "format 2, this version reads 1"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        damage_truncate,
-        damage_flip,
-        damage_missing,
-        damage_manifest,
-        damage_no_manifest,
-        damage_odd_manifest,
-        damage_newer,
-    ],
-)
-def test_a_damaged_one_is_named_and_the_last_good_one_offered(damage: Callable[[Path], str], tmp_path: Path) -> None:
-    good = checkpoint.save(tmp_path, 1, writer())
-    bad = checkpoint.save(tmp_path, 2, writer())
-    problem = damage(bad)
+@pytest.mark.parametrize("problem", DAMAGE)
+def test_a_damaged_one_is_named_and_the_last_good_one_offered(problem: str, tmp_path: Path) -> None:
+    good, bad = (checkpoint.save(tmp_path, step, writer()) for step in (1, 2))
+    damage(bad, problem)
     with pytest.raises(RunError) as caught:
         checkpoint.find_latest(tmp_path)
-    assert all(text in str(caught.value) for text in (f"{bad} is damaged", problem, f"last good one is {good}"))
+    assert all(text in str(caught.value) for text in (str(bad), problem, str(good)))
     assert checkpoint.find_latest(tmp_path, skip_damaged=True) == good
     checkpoint.save(tmp_path, 3, writer())
     assert checkpoint.find_latest(tmp_path) == tmp_path / "step-000003"  # older damage is nobody's business
 
 
 def test_when_all_are_damaged_nothing_starts_afresh(tmp_path: Path) -> None:
-    damage_flip(checkpoint.save(tmp_path, 1, writer()))
-    with pytest.raises(RunError, match="No whole checkpoint is left"):
+    damage(checkpoint.save(tmp_path, 1, writer()), "weights.bin differs")
+    with pytest.raises(RunError, match="start a new run directory"):
         checkpoint.find_latest(tmp_path)
 
 
@@ -216,16 +183,11 @@ def test_killed_at_any_touch_of_the_disk_it_leaves_only_whole_ones(tmp_path: Pat
 def test_pruning_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     paths = [checkpoint.save(tmp_path, step, writer()) for step in range(7)]
     checkpoint.mark_best(tmp_path, paths[1], 0.75)
-    damage_flip(paths[0])
+    damage(paths[0], "weights.bin differs")
     gone = checkpoint.prune(tmp_path, keep_last=2)
     assert gone == [paths[2], paths[3], paths[4]]
     assert [p for p in paths if p.exists()] == [paths[0], paths[1], paths[5], paths[6]]  # 0 is evidence
     assert checkpoint.prune(tmp_path, keep_last=2) == []
-    with pytest.raises(ValueError, match="at least 1"):
-        checkpoint.prune(tmp_path, keep_last=0)
-
-
-# --- parts that are dropped
 
 
 def with_state(path: Path) -> None:
@@ -246,14 +208,6 @@ def test_a_stripped_checkpoint_is_whole_without_its_parts(tmp_path: Path) -> Non
     assert checkpoint.load_meta(path) == {"step": 1}
     assert {p.name for p in other.iterdir()} == {p.name for p in path.iterdir()} | {"state.json", "parts"}
     assert checkpoint.strip(path, STATE), "twice is fine"
-
-
-def test_a_checkpoint_that_is_held_is_not_stripped(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, with_state)
-    with checkpoint.hold_checkpoint(path):
-        assert not checkpoint.strip(path, STATE)
-        assert (path / "parts" / "0").read_text() == "0"
-    assert checkpoint.strip(path, STATE)
 
 
 def test_what_a_kill_left_of_the_parts_goes_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,24 +251,8 @@ def test_the_best_is_remembered(tmp_path: Path) -> None:
     (tmp_path / "best.json").write_text('{"checkpoint": "step-000009", "score": 1}')
     assert checkpoint.load_best(tmp_path) is None
     (tmp_path / "best.json").write_text("{")
-    with pytest.raises(RunError, match=r"best\.json cannot be read"):
+    with pytest.raises(RunError, match=r"best\.json"):
         checkpoint.load_best(tmp_path)
-
-
-def test_a_directory_without_permission_is_an_error_not_a_loss(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    kept = checkpoint.save(tmp_path, 1, writer())
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(PermissionError):
-            checkpoint.save(tmp_path, 2, writer())
-    finally:
-        tmp_path.chmod(0o700)
-    assert checkpoint.find_latest(tmp_path) == kept
-
-
-# -- held while somebody reads
 
 
 def test_one_that_is_held_outlives_pruning_until_it_is_let_go(tmp_path: Path) -> None:
@@ -323,6 +261,7 @@ def test_one_that_is_held_outlives_pruning_until_it_is_let_go(tmp_path: Path) ->
         assert there
         assert again
         assert checkpoint.prune(tmp_path, keep_last=1) == [second]
+        assert not checkpoint.strip(first, STATE)
         assert not checkpoint.verify(first)
     assert checkpoint.prune(tmp_path, keep_last=1) == [first]
     assert names(tmp_path) == [third.name]
@@ -377,8 +316,3 @@ def test_one_that_is_pruned_before_it_is_held_gives_way_to_the_newest(
     monkeypatch.setattr(checkpoint, name, late)
     with checkpoint.hold_latest(tmp_path) as found:
         assert found == tmp_path / "step-000002"
-
-
-def test_where_there_is_none_none_is_held(tmp_path: Path) -> None:
-    with checkpoint.hold_latest(tmp_path) as found:
-        assert found is None

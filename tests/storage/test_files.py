@@ -2,18 +2,11 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from trailnotes.storage.files import (
-    find_free_path,
-    open_aside,
-    open_no_follow,
-    write_bytes_atomic,
-    write_text_atomic,
-)
+from trailnotes.storage.files import find_free_path, open_no_follow, write_bytes_atomic, write_text_atomic
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o002, 0o664), (0o022, 0o644)])
@@ -79,50 +72,8 @@ def test_free_name_counts_past_what_is_there(tmp_path: Path) -> None:
     assert find_free_path(path).name == "tips.2.jsonl"
 
 
-def test_what_a_killed_process_left_aside_is_taken_by_the_next_one(tmp_path: Path) -> None:
-    path = tmp_path / "best.json"
-    (tmp_path / ".best.json.tmp").write_text("half of what was written before, and longer than what comes")
-    write_text_atomic(path, "whole")
-    assert path.read_text() == "whole"
-    with pytest.raises(TypeError):
-        write_bytes_atomic(path, "no bytes")  # type: ignore[arg-type]
-    assert [file.name for file in tmp_path.iterdir()] == ["best.json"]
-
-
-@pytest.mark.parametrize("taken", ["written", "a link", "a folder"])
-def test_who_writes_the_same_file_meanwhile_has_a_name_of_its_own(tmp_path: Path, taken: str) -> None:
-    path, first = tmp_path / "best.json", tmp_path / ".best.json.tmp"
-    with ExitStack() as stack:
-        if taken == "written":
-            assert stack.enter_context(open_aside(path)) == first
-        elif taken == "a link":
-            (tmp_path / "precious").write_text("kept")
-            first.symlink_to(tmp_path / "precious")
-        else:
-            first.mkdir()
-        write_text_atomic(path, "whole")
-        assert path.read_text() == "whole"
-        assert first.exists()
-    assert taken != "a link" or (tmp_path / "precious").read_text() == "kept"
-
-
 def test_a_lock_is_no_link(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):
         open_no_follow(tmp_path / "lock")
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_two_writers_of_one_file_take_nothing_from_each_other(tmp_path: Path) -> None:
-    """The first renames its file; the second begins one of the same name before the first has let go."""
-    path = tmp_path / "x"
-    first = open_aside(path)
-    mine = first.__enter__()
-    mine.write_text("first")
-    mine.replace(path)
-    with open_aside(path) as other:
-        other.write_text("second")
-        first.__exit__(None, None, None)
-        other.replace(path)
-    assert path.read_text() == "second"
-    assert [file.name for file in tmp_path.iterdir()] == ["x"]

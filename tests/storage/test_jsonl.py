@@ -114,8 +114,3 @@ def test_a_full_disk_keeps_the_earlier_lines_whole(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
     assert path.read_bytes() == before
-
-
-def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"absent/a\.jsonl \(No such file"):
-        append_jsonl(tmp_path / "absent" / "a.jsonl", lines(0))

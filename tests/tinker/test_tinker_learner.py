@@ -29,7 +29,7 @@ from trailnotes.learner.samples import build_samples, replace_behavior_logprobs
 from trailnotes.learner.tinker import TinkerLearner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.policies.tinker import TinkerPolicy
-from trailnotes.training.rehearsal import build_recording_config
+from trailnotes.runs.rehearsal import build_recording_config
 from trailnotes.types import Sample, TrajectoryGroup
 from trailnotes.web.tinker import TinkerServer
 

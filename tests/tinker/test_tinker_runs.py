@@ -34,12 +34,12 @@ from trailnotes.learner.samples import anchor_sample
 from trailnotes.learner.tinker import TinkerLearner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.policies.tinker import CompletionCache
+from trailnotes.runs import iteration as iterations
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.preflight import run_preflight
+from trailnotes.runs.train import run_method
+from trailnotes.runs.training import open_run
 from trailnotes.storage.files import read_jsonl
-from trailnotes.training import iteration as iterations
-from trailnotes.training.iteration import run_method
-from trailnotes.training.preflight import run_preflight
-from trailnotes.training.run import open_run
 from trailnotes.types import Sample
 from trailnotes.web import tinker as endpoint
 from trailnotes.web.ledger import TokenLedger
@@ -76,7 +76,7 @@ class Command:
 
     def __init__(self, words: Sequence[str], output: Path, touched: Path = Path("/nowhere"), fatal: int = 0) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["trailnotes.training.run", "trailnotes.learner.tinker", "peft", "tinyrun"])
+        context.set_forkserver_preload(["trailnotes.runs.training", "trailnotes.learner.tinker", "peft", "tinyrun"])
         self.output, key = output, os.environ.get(TINKER_KEY_VARIABLE, "")
         self.process = context.Process(target=run_quietly, args=(words, output, touched, fatal, key))
         self.process.start()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import signal
 from collections.abc import Callable
 from itertools import islice
@@ -24,13 +25,11 @@ from trailnotes.policies.hf.policy import load_model
 from trailnotes.storage.records import task_to_json
 from trailnotes.types import Message
 from trailnotes.warmstart import training as module
-from trailnotes.warmstart.demonstrations import Demonstration
 from trailnotes.warmstart.small_model import END, train_tokenizer
 from trailnotes.warmstart.training import (
     EncodedDemonstration,
     collate,
     compute_learning_rate,
-    encode_demonstration,
     iter_batches,
     warmstart,
 )
@@ -109,13 +108,6 @@ def test_what_is_there_already_is_never_replaced(kind: str, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="already exists; choose another --out"):
         warmstart(small_config(), out)
     assert {path: path.read_text() for path in [out, *out.glob("*")] if path.is_file()} == before
-
-
-def test_an_environment_without_scripted_episodes_is_named_before_any_work(tmp_path: Path) -> None:
-    config = small_config(env={"name": "textworld", "options": {}}, model={"path": "no-such-model"})
-    with pytest.raises(ConfigError, match=r"env\.name = 'textworld' has no scripted episodes .*waymarks"):
-        warmstart(config, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 # -- plain SFT of a given model
@@ -252,14 +244,18 @@ def test_adapters_are_tuned_and_their_base_is_not(start_model: Path, tmp_path: P
     assert not (tmp_path / "again").exists()
 
 
-def test_turns_of_an_example_are_not_taught(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rollout.example_turns: set it to \[\]"):
-        warmstart(small_config(rollout={"example_turns": (("seen", "said"),)}), tmp_path / "model")
-
-
-def test_adapters_of_a_model_yet_to_be_made_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"set model\.path, or set it false"):
-        warmstart(small_config(model={"lora": {"enabled": True}}), tmp_path / "model")
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rollout": {"example_turns": (("seen", "said"),)}}, "rollout.example_turns"),
+        ({"model": {"lora": {"enabled": True}}}, "model.path"),
+        ({"env": {"name": "textworld", "options": {}}, "model": {"path": "no-such-model"}}, "env.name"),
+    ],
+)
+def test_what_cannot_be_taught_is_refused_before_any_work(settings: Any, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        warmstart(small_config(**settings), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_not_finite_is_not_stepped(tmp_path: Path) -> None:
@@ -333,15 +329,10 @@ def test_only_taught_turns_and_their_end_are_imitated() -> None:
     said = [("user", "exits north"), ("assistant", "north"), ("user", "exits east"), ("assistant", "east")]
     messages = tuple(Message(role, text) for role, text in said)  # type: ignore[arg-type]
     chat = ChatFormat(tokenizer)
-    whole, mask = encode_demonstration(Demonstration(messages, frozenset({1, 3})), chat)
-    assert tokenizer.decode([i for i, m in zip(whole, mask, strict=True) if m]).split() == [
-        f"north{END}",
-        f"east{END}",
-    ]
-    assert tuple(whole[: mask.index(1)]) == chat.encode(messages[:1])
-    ids, only_last = encode_demonstration(Demonstration(messages, frozenset({3})), chat)
-    assert ids == whole
-    assert tokenizer.decode([i for i, m in zip(ids, only_last, strict=True) if m]).split() == [f"east{END}"]
+    for taught, words in (({1, 3}, [f"north{END}", f"east{END}"]), ({3}, [f"east{END}"])):
+        ids, mask = chat.encode_with_mask(messages, taught)
+        assert tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m]).split() == words
+    assert tuple(ids[: chat.encode_with_mask(messages, {1})[1].index(1)]) == chat.encode(messages[:1])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])

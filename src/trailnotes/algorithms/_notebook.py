@@ -9,21 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from trailnotes.config.section import Section, key
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
-from trailnotes.rollout.conversation import Conversation, build_opening_messages, quoted, replay_conversation, truncate
+from trailnotes.rollout.conversation import (
+    Conversation,
+    build_opening_messages,
+    quoted,
+    replay_conversation,
+    truncate,
+)
 from trailnotes.rollout.episode import EpisodeContext, TipsActor, count_prompt_tokens
 from trailnotes.rollout.tips import CompletionRequest
-from trailnotes.seeds import derive_seed
-from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory, strip_thinking
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
-    from trailnotes.rollout.conversation import CountTokens
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import TrajectoryGroup
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory, TrajectoryGroup, strip_thinking
 
 
 class NotebookConfig(Section):
@@ -53,12 +54,11 @@ Ask = Callable[[str, Sequence[Question]], Awaitable[list[str]]]
 
 
 class Notebook(Protocol):
-    """What one method remembers."""
+    """What one method remembers: entries."""
 
     header: str  # of the entries, in the first prompt of an episode
 
-    def __len__(self) -> int:
-        """Count the entries."""
+    def __len__(self) -> int: ...
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:
         """Return the entries that an attempt at `task` begins with."""
@@ -96,8 +96,10 @@ class NotebookActor(TipsActor):
         config, count_tokens = context.config, context.policy.count_tokens
 
         def introduce(entries: Sequence[Tip]) -> list[str]:
-            lines = format_entries([entry.text for entry in entries], config, count_tokens)
-            return ["notes :", *lines] if config.rollout.style == "terse" else [notebook.header, *lines, ""]
+            most, terse = config.section(NotebookConfig).max_entry_tokens, config.rollout.style == "terse"
+            cut = [truncate(quoted(entry.text), most, count_tokens) for entry in entries]
+            lines = [f'- " {text} "' if terse else f'- "{text}"' for text in cut]
+            return ["notes :", *lines] if terse else [notebook.header, *lines, ""]
 
         shown = config.memory.model_copy(update={"repeat_shown": True})
         super().__init__(context, None, Conversation(config.rollout, shown, count_tokens, introduce))
@@ -107,27 +109,19 @@ class NotebookActor(TipsActor):
         """Return the first that fit the prompt; no room is left for later turns."""
         conversation, fitting = self.conversation, list(found)
 
-        def is_too_long() -> bool:
+        while fitting:
             turn = Message("user", conversation.format_turn(observation, fitting))
-            return count_prompt_tokens(self.context.policy, [*conversation.acting, turn]) > limit
-
-        while fitting and is_too_long():
+            if count_prompt_tokens(self.context.policy, [*conversation.acting, turn]) <= limit:
+                break
             fitting.pop()
         return fitting
 
     async def find(self, observation: Observation) -> list[Tip]:
-        """Return the entries for this turn."""
         if self.context.mode == "plain" or self.num_turns:
             return []
         task = self.context.task
         entries = self.notebook.find(task, observation.instruction or "")
         return [Tip(task.id, entry, "", 0.0) for entry in entries[: self.context.config.section(NotebookConfig).shown]]
-
-
-def format_entries(entries: Sequence[str], config: Config, count_tokens: CountTokens) -> list[str]:
-    """Format each entry as quoted data on a line of its own, cut to `notebook.max_entry_tokens`."""
-    cut = [truncate(quoted(entry), config.section(NotebookConfig).max_entry_tokens, count_tokens) for entry in entries]
-    return [f'- " {entry} "' if config.rollout.style == "terse" else f'- "{entry}"' for entry in cut]
 
 
 def build_request(run: AdaptationRun, stage: str, question: Question) -> CompletionRequest:
@@ -153,5 +147,4 @@ def read_lines(answer: str) -> list[str]:
 
 
 def describe_outcome(episode: Trajectory) -> str:
-    """Say how an episode ended."""
     return f"The episode has ended with a score of {episode.score:g} of {episode.max_score:g}. Do not act any more."

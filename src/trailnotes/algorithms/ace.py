@@ -7,11 +7,13 @@ release (ace-agent/ace, ba78d34). See docs/algorithms/memories.md.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trailnotes.algorithms._notebook import (
     CAPACITY,
+    Ask,
     NotebookConfig,
     Question,
     adapt_by_notebook,
@@ -20,13 +22,8 @@ from trailnotes.algorithms._notebook import (
 )
 from trailnotes.config.methods import Method
 from trailnotes.rollout.tips import select_usable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.algorithms._notebook import Ask
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Task, TrajectoryGroup
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.types import Task, TrajectoryGroup
 
 _TAG: Final = re.compile(r"^(helpful|harmful)\b((?:[\W\d]|and\b|entry\b|entries\b)*)", re.IGNORECASE)
 _LESSON: Final = re.compile(r"^lesson\W+(.+)$", re.IGNORECASE)
@@ -44,7 +41,6 @@ _CURATE: Final = (
 
 
 async def ace(run: AdaptationRun) -> None:
-    """Adapt to all tasks by one playbook."""
     await adapt_by_notebook(run, Playbook(CAPACITY))
 
 
@@ -59,7 +55,6 @@ class Entry:
 
     @property
     def balance(self) -> int:
-        """How much more often it helped than harmed."""
         return self.helpful - self.harmful
 
     def __str__(self) -> str:
@@ -78,7 +73,6 @@ class Playbook:
         self._added = 0
 
     def __len__(self) -> int:
-        """Count the entries."""
         return len(self.entries)
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (there is one for all)

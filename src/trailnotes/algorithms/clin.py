@@ -7,18 +7,21 @@ its code (allenai/clin, d96c028) has no licence and was read for facts alone. Se
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
-from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.algorithms._notebook import (
+    Ask,
+    NotebookConfig,
+    Question,
+    adapt_by_notebook,
+    describe_outcome,
+    read_lines,
+)
 from trailnotes.config.methods import Method
 from trailnotes.rollout.tips import select_usable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.algorithms._notebook import Ask
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Task, TrajectoryGroup
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.types import Task, TrajectoryGroup
 
 _FORM: Final = re.compile(r"\b(necessary|contribute)\b", re.IGNORECASE)
 _REQUEST: Final = (
@@ -29,7 +32,6 @@ _REQUEST: Final = (
 
 
 async def clin(run: AdaptationRun) -> None:
-    """Adapt to each task by causal statements about it."""
     await adapt_by_notebook(run, CausalStatements(run.config.section(NotebookConfig).shown))
 
 
@@ -43,11 +45,9 @@ class CausalStatements:
         self.known: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
-        """Count the statements of all tasks."""
         return sum(map(len, self.known.values()))
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (a task has its own)
-        """Return those of the task."""
         return self.known.get(task.id, ())
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:

@@ -7,18 +7,17 @@ each settled choice, and where this departs from the paper.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import Method
 from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.learner.credit.episodes import group_advantages
 from trailnotes.learner.samples import replace_behavior_logprobs
+from trailnotes.types import Mode
 
 if TYPE_CHECKING:
-    import random
-
-    from trailnotes.training.iteration import Iteration
-    from trailnotes.types import Mode
+    from trailnotes.runs.iteration import Iteration
 
 
 def draw_modes(settings: Empo2Config, num_tasks: int, group_size: int, rng: random.Random) -> list[list[Mode]]:
@@ -39,7 +38,6 @@ def draw_modes(settings: Empo2Config, num_tasks: int, group_size: int, rng: rand
 
 
 async def empo2(iteration: Iteration) -> None:
-    """Run one iteration of EMPO2."""
     algorithm, settings = iteration.config.algorithm, iteration.config.section(Empo2Config)
     tasks = iteration.tasks()
     modes = draw_modes(settings, len(tasks), iteration.config.rollout.group_size, iteration.rng("modes"))

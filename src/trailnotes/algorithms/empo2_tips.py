@@ -6,9 +6,8 @@ Source: "Exploratory Memory-Augmented LLM Agent via Hybrid On- and Off-Policy Op
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trailnotes.config.methods import Method
+from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory import embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
@@ -20,11 +19,8 @@ from trailnotes.rollout.tips import (
     parse_tips,
     select_usable,
 )
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Task
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.types import Task
 
 
 async def empo2_tips(run: AdaptationRun) -> None:

@@ -7,14 +7,18 @@ and verl-agent, the code of both (2716b30). See docs/algorithms/gigpo.md for eve
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
+from trailnotes.learner.credit.episodes import Scores
 from trailnotes.learner.credit.steps import (
+    Visits,
     build_histories,
     collect_visits,
     episode_relative,
@@ -23,13 +27,7 @@ from trailnotes.learner.credit.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from trailnotes.learner.credit.episodes import Scores
-    from trailnotes.learner.credit.steps import Visits
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 GIGPO = "GiGPO, arXiv 2505.10978"
 
@@ -75,7 +73,6 @@ def compute_two_level_advantages(
 
 
 async def gigpo(iteration: Iteration) -> None:
-    """Run one iteration of GiGPO."""
     settings = iteration.config.section(GigpoConfig)
     groups = await iteration.rollout(iteration.tasks())
     async with iteration.learning():

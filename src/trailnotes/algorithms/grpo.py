@@ -12,11 +12,10 @@ from trailnotes.config.methods import Method
 from trailnotes.learner.credit.episodes import group_advantages
 
 if TYPE_CHECKING:
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 
 async def grpo(iteration: Iteration) -> None:
-    """Run one iteration of GRPO."""
     algorithm = iteration.config.algorithm
     groups = await iteration.rollout(iteration.tasks())
     async with iteration.learning():

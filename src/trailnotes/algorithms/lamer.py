@@ -8,27 +8,23 @@ docs/algorithms/lamer.md for every metric, what the source settles, and where th
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import Method
+from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
 from trailnotes.learner.credit.episodes import discount_across_episodes, group_advantages, group_relative
 from trailnotes.learner.samples import anchor_sample
-from trailnotes.memory import open_memory
-from trailnotes.rollout.tips import compute_tip_metrics
-from trailnotes.types import TrajectoryGroup
+from trailnotes.memory import TipMemory, open_memory
+from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics
+from trailnotes.types import Mode, Sample, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.memory import TipMemory
-    from trailnotes.rollout.tips import WrittenTip
-    from trailnotes.training.iteration import Iteration
-    from trailnotes.types import Mode, Sample
+    from trailnotes.runs.iteration import Iteration
 
 LAMER = "LaMer, arXiv 2512.16848"
 
@@ -45,7 +41,6 @@ WrittenTips = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is ab
 
 
 async def lamer(iteration: Iteration) -> None:
-    """Run one iteration of LaMer."""
     config, options = iteration.config, iteration.config.section(LamerConfig)
     normalize_std = config.algorithm.normalize_std
     rounds = [await iteration.rollout(iteration.tasks())]
@@ -125,10 +120,8 @@ def build_tip_samples(
 ) -> list[Sample]:
     """Build a training row for each tip of a trial of K groups of N members.
 
-    `credit` (K - 1, N) holds the advantages of the tips after each episode: those of the episodes after them. `hold` is
-    the coefficient of their KL to the reference model. With
-    `rollout.max_async_iterations` the ratio is to the weights that wrote the tip: these rows keep their
-    log-probabilities.
+    `credit` (K - 1, N) holds the advantages of the episodes after each tip, `hold` the coefficient of its KL. With
+    `rollout.max_async_iterations` the ratio is to the weights that wrote the tip.
     """
     return [
         anchor_sample(written[id(author)].completion, "tip", hold, advantage)
@@ -146,7 +139,6 @@ def success_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def validate_lamer(config: Config) -> None:
-    """Refuse what would keep a member from playing its task again, or from writing the tip that it is credited for."""
     if config.algorithm.dynamic_sampling:
         raise ConfigError("lamer plays tasks from the start: set algorithm.dynamic_sampling = 0")
     if config.algorithm.author != "policy":

@@ -5,16 +5,11 @@ Few-shot examples come through `rollout.num_examples`, where the environment bri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trailnotes.config.methods import Method
-
-if TYPE_CHECKING:
-    from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.runs.adaptation import AdaptationRun
 
 
 async def naive(run: AdaptationRun) -> None:
-    """Play the panel without any memory."""
     groups = await run.play("trial-0", run.tasks, num_samples=run.config.eval.num_samples)
     run.log("trial-0", groups)
     run.report("trial 0", groups, memory=False, trial=0)

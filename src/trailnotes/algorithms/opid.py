@@ -8,22 +8,20 @@ where this departs from it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from trailnotes.algorithms.opsd import OpsdConfig, build_lessons, distillation_metrics, rebuild_with_tips
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
 from trailnotes.learner.credit.episodes import group_advantages
-from trailnotes.memory import open_memory
+from trailnotes.memory import TipMemory, open_memory
+from trailnotes.rollout.tips import WrittenTip
+from trailnotes.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.memory import TipMemory
-    from trailnotes.rollout.tips import WrittenTip
-    from trailnotes.training.iteration import Iteration
-    from trailnotes.types import Trajectory, TrajectoryGroup
+    from trailnotes.runs.iteration import Iteration
 
 
 class OpidConfig(Section):
@@ -33,17 +31,10 @@ class OpidConfig(Section):
                              "OPID release 37a15a5, its ALFWorld script", ge=0)  # fmt: skip
 
 
-class UnboundedSignal(OpsdConfig):
-    """The signal of OPSD, whose log ratios OPID does not bound."""
-
-    max_log_ratio: ClassVar[float] = math.inf
-
-
 async def opid(iteration: Iteration) -> None:
-    """Run one iteration of OPID."""
     config, algorithm = iteration.config, iteration.config.algorithm
     coefficient = config.section(OpidConfig).coefficient
-    options = UnboundedSignal(form="additive", coefficient=coefficient, gate="none")
+    options = OpsdConfig(form="additive", coefficient=coefficient, gate="none")
     groups = await iteration.rollout(iteration.tasks())
     written = await iteration.write_tips(groups)
     teachers = await rebuild_with_own_tips(iteration, groups, written)
@@ -52,8 +43,8 @@ async def opid(iteration: Iteration) -> None:
         groups = iteration.add_novelty(groups)
         advantages = [group_advantages(scores, algorithm) for scores in iteration.scores(groups)]
         lessons, num_tokens = build_lessons(iteration, groups, advantages, teachers)
-        iteration.add_metrics("opsd", distillation_metrics(lessons, options) | {"teacher_tokens": num_tokens})
-        taught = [lesson.build_sample(options) for lesson in lessons]
+        iteration.add_metrics("opsd", distillation_metrics(lessons, options, math.inf) | {"teacher_tokens": num_tokens})
+        taught = [lesson.build_sample(options, math.inf) for lesson in lessons]
         metrics = await iteration.update([*taught, *iteration.anchor_samples(written, groups)])
         await iteration.end(groups, metrics)
 

@@ -8,39 +8,35 @@ docs/algorithms/opsd.md for each formula, its origin, and where this departs fro
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import model_validator
 
 from trailnotes.config.methods import Method
+from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
 from trailnotes.learner.credit.episodes import group_advantages
 from trailnotes.learner.samples import build_samples
+from trailnotes.memory.base import Memory
+from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import EpisodeContext, TipsActor
 from trailnotes.rollout.groups import gather_or_cancel
-from trailnotes.types import TrajectoryGroup
+from trailnotes.types import Completion, Message, Mode, Sample, Sampling, Step, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.memory.base import Memory
-    from trailnotes.policies.base import Policy
-    from trailnotes.training.iteration import Iteration
-    from trailnotes.types import Completion, Message, Mode, Sample, Sampling, Step, Trajectory
-
+    from trailnotes.runs.iteration import Iteration
 
 BETA = 5.0  # sdar: steepness of the sigmoid (SDAR release)
+MAX_LOG_RATIO = 5.0  # that counts, either way
 
 
 class OpsdConfig(Section):
     """OPSD: the policy with its tips in the prompt scores what it sampled without them."""
-
-    max_log_ratio: ClassVar[float] = 5.0  # that counts, either way
 
     form: Literal["sdpo", "sdar", "opcd", "additive"] = key(
         "sdpo", "the log ratio as advantage (SDPO, 2601.20802); as a sigmoid beside the group's (SDAR, 2605.15155); "
@@ -65,12 +61,10 @@ class OpsdConfig(Section):
 
     @property
     def has_frozen_teacher(self) -> bool:
-        """Tell whether the start model is the teacher."""
         return self.form == "opcd"
 
     @model_validator(mode="after")
     def validate_weight(self) -> Self:
-        """Refuse a weight that would reverse the group's advantage."""
         if not self.is_additive and self.weight > 1:
             raise ValueError(f"opsd.coefficient = {self.weight:g} leaves {self.form} less than nothing of the group's "
                              "advantage: set it to 1 or less")  # fmt: skip
@@ -83,7 +77,6 @@ TEACHER_MODE: Final[Mode] = "on_policy_tips"  # the mode whose prompts the teach
 
 
 async def opsd(iteration: Iteration) -> None:
-    """Run one iteration of OPSD."""
     config, options, memory = iteration.config, iteration.config.section(OpsdConfig), iteration.prompt_memory
     algorithm = config.algorithm
     assert memory is not None
@@ -104,24 +97,13 @@ async def opsd(iteration: Iteration) -> None:
 
 
 def build_lessons(
-    iteration: Iteration,
-    groups: Sequence[TrajectoryGroup],
-    advantages: Sequence[Sequence[Array]],
-    teachers: Sequence[TrajectoryGroup],
-    *,
-    of_start: bool = False,
-) -> tuple[list[DistillationRow], float]:
+    iteration: Iteration, groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[Array]],
+    teachers: Sequence[TrajectoryGroup], *, of_start: bool = False,
+) -> tuple[list[DistillationRow], float]:  # fmt: skip
     """Score the episodes as `teachers`, the same ones with tips in their prompts, would have sampled them.
 
-    Args:
-        iteration: whose learner scores.
-        groups: the B groups, sampled without tips.
-        advantages: for each group (N,), of its episodes.
-        teachers: the result of `rebuild_with_tips`.
-        of_start: whether the initial weights score.
-
-    Returns:
-        The rows with the teacher's view of their tokens, and the tokens that it read: the cost of scoring.
+    `advantages` are (N,) for each group; `of_start` has the initial weights score. Returns the rows with the teacher's
+    view of their tokens, and the tokens that it read: the cost of scoring.
     """
     rows = iteration.config.optim.rows
     samples = build_samples(groups, advantages, rows=rows)
@@ -181,13 +163,8 @@ def collect_teacher_logprobs(
 ) -> list[Array]:
     """Collect the teacher's log-probabilities of the sampled tokens, for each episode.
 
-    Args:
-        teachers: the result of `rebuild_with_tips`.
-        rows: its training rows.
-        scored: (L,) for each row, from `Learner.logprobs`.
-
-    Returns:
-        For each episode (n,), n its sampled tokens as far as it was rebuilt; NaN where the prompt is the student's.
+    `rows` are the training rows of `teachers`, `scored` their (L,) log-probabilities. Returns (n,) for each episode, n
+    its sampled tokens as far as it was rebuilt; NaN where the prompt is the student's.
     """
     found: dict[int, list[float]] = {}
     for row, logprobs in zip(rows, scored, strict=True):
@@ -212,9 +189,9 @@ class DistillationRow:
     ratios: Array  # (n,) log pi(y | tips) - log pi(y)
     known: NDArray[np.bool_]  # (n,) whether the token has a teacher
 
-    def build_sample(self, options: OpsdConfig) -> Sample:
+    def build_sample(self, options: OpsdConfig, bound: float = MAX_LOG_RATIO) -> Sample:
         """Return the row with an advantage of its own for each token."""
-        signal = add_teacher_signal(self.advantages, self.ratios, self.known, options)
+        signal = add_teacher_signal(self.advantages, self.ratios, self.known, options, bound)
         advantages = np.zeros(len(self.sample.token_ids))
         advantages[self.positions] = self.weights * signal
         return replace(self.sample, advantages=tuple(advantages.tolist()))
@@ -245,7 +222,9 @@ def build_distillation_rows(
     return lessons
 
 
-def distillation_metrics(lessons: Sequence[DistillationRow], options: OpsdConfig) -> dict[str, float]:
+def distillation_metrics(
+    lessons: Sequence[DistillationRow], options: OpsdConfig, bound: float = MAX_LOG_RATIO
+) -> dict[str, float]:
     """Measure the teacher's view of this iteration's tokens: means over those that have a teacher, 0 of none.
 
     ===========  ===================================================================================
@@ -266,7 +245,7 @@ def distillation_metrics(lessons: Sequence[DistillationRow], options: OpsdConfig
         return dict.fromkeys(names, 0.0)
     ratios, advantages = ratios[taught], advantages[taught]
     speaks = compute_gate(ratios, advantages, options.gate)
-    signal = np.abs(compute_teacher_signal(ratios, options) * speaks)
+    signal = np.abs(compute_teacher_signal(ratios, options, bound) * speaks)
     means = (taught.mean(), ratios.mean(), (ratios > 0).mean(), 1 - speaks.mean(), signal.mean())
     return dict(zip(names, map(float, means), strict=True))
 
@@ -275,13 +254,8 @@ def log_ratio(teacher: ArrayLike, student: ArrayLike) -> Array:
     """Compute the teacher's preference for each token (n,): d = log pi(y | tips) - log pi(y).
 
     Its negative is the one-sample estimate of KL(student || teacher). NaN in `teacher` is a token without one: d is 0.
-
-    Raises:
-        ValueError: the two differ in length.
     """
     with_tips, without = np.asarray(teacher, dtype=np.float64), np.asarray(student, dtype=np.float64)
-    if with_tips.shape != without.shape:
-        raise ValueError(f"a teacher of {with_tips.size} tokens cannot score {without.size}")
     return np.where(np.isnan(with_tips), 0.0, with_tips - without)
 
 
@@ -296,30 +270,31 @@ def compute_gate(ratios: Array, advantages: Array, gate: str) -> Mask:
     return advantages > 0 if gate == "positive" else np.ones(ratios.shape, dtype=bool)
 
 
-def compute_teacher_signal(ratios: Array, options: OpsdConfig) -> Array:
+def compute_teacher_signal(ratios: Array, options: OpsdConfig, bound: float = MAX_LOG_RATIO) -> Array:
     """Compute the teacher's addition to the advantage of each token (n,), from its log ratios (n,).
 
-    With c = `options.weight`, and d the log ratio within +- `options.max_log_ratio`: sdpo (arXiv 2601.20802, eq. 2),
+    With c = `options.weight`, and d the log ratio within +- `bound`: sdpo (arXiv 2601.20802, eq. 2),
     opcd (arXiv 2602.12275, eq. 1) and additive (OPID, arXiv 2606.26790) add c d, sdar (arXiv 2605.15155) adds
     c (sigmoid(BETA d) - 1/2). The 1/2 is a baseline: it changes no expectation, and a teacher who agrees with the
     student adds nothing.
     """
-    d = np.clip(ratios, -options.max_log_ratio, options.max_log_ratio)
+    d = np.clip(ratios, -bound, bound)
     if options.form == "sdar":
         d = np.tanh(BETA * d / 2) / 2  # sigmoid(BETA d) - 1/2, which never overflows
     return options.weight * d
 
 
-def add_teacher_signal(advantages: Array, ratios: Array, known: Mask, options: OpsdConfig) -> Array:
+def add_teacher_signal(
+    advantages: Array, ratios: Array, known: Mask, options: OpsdConfig, bound: float = MAX_LOG_RATIO
+) -> Array:
     """Add the teacher's signal to the group's advantage of each token (n,).
 
     sdpo and opcd: (1 - c) A + signal, so that c = 1 is the paper's and less is the hybrid with GRPO; sdar and additive:
-    A + signal.
-    A alone where there is no teacher (`known`), or `compute_gate` keeps it back.
+    A + signal. A alone where there is no teacher (`known`), or `compute_gate` keeps it back.
     """
     share = 1.0 if options.is_additive else 1.0 - options.weight
     speaks = known & compute_gate(ratios, advantages, options.gate)
-    return np.where(speaks, share * advantages + compute_teacher_signal(ratios, options), advantages)
+    return np.where(speaks, share * advantages + compute_teacher_signal(ratios, options, bound), advantages)
 
 
 METHOD = Method(

@@ -7,26 +7,27 @@ Source: "ReasoningBank: Scaling Agent Self-Evolving with Reasoning Memory" (arXi
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trailnotes.algorithms._notebook import NotebookConfig, Question, adapt_by_notebook, describe_outcome, read_lines
+from trailnotes.algorithms._notebook import (
+    Ask,
+    NotebookConfig,
+    Question,
+    adapt_by_notebook,
+    describe_outcome,
+    read_lines,
+)
 from trailnotes.config.methods import Method
-from trailnotes.memory import embedder_of
+from trailnotes.memory import Embedder, embedder_of
 from trailnotes.rollout.conversation import get_instruction
 from trailnotes.rollout.tips import select_usable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from trailnotes.algorithms._notebook import Ask
-    from trailnotes.memory import Embedder
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Task, TrajectoryGroup
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.types import Task, TrajectoryGroup
 
 MAX_ITEMS: Final = 3  # of an episode (release)
 _PART: Final = re.compile(r"^(title|description|content)\s*(?:[:\u2013-]\W*(.*))?$", re.IGNORECASE)
@@ -43,7 +44,6 @@ _WHY: Final = {
 
 
 async def reasoningbank(run: AdaptationRun) -> None:
-    """Adapt to all tasks by one bank of insights."""
     await adapt_by_notebook(run, Bank(embedder_of(run.config)))
 
 
@@ -64,7 +64,6 @@ class Bank:
         self.embedder, self.records = embedder, list[Record]()
 
     def __len__(self) -> int:
-        """Count the insights."""
         return sum(len(record.items) for record in self.records)
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:
@@ -77,7 +76,6 @@ class Bank:
         return self.records[nearest].items
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
-        """Add what each episode taught, successful or not."""
         episodes = select_usable([t for group in groups for t in group.trajectories])
         questions = [
             Question(

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods import Method
+from trailnotes.config.schema import RolloutConfig
 from trailnotes.config.section import Section, key
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.memory.controls import TipSource, blank_tips, pick_other_namespace
@@ -19,19 +22,18 @@ from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import StoreBackedMemory, TipStore
 from trailnotes.memory.tips import normalize_tip, utc_now
-from trailnotes.rollout.conversation import Conversation, build_opening_messages, quoted, replay_conversation, truncate
+from trailnotes.rollout.conversation import (
+    Conversation,
+    CountTokens,
+    build_opening_messages,
+    quoted,
+    replay_conversation,
+    truncate,
+)
 from trailnotes.rollout.episode import EpisodeContext, TipsActor
 from trailnotes.rollout.tips import CompletionRequest, WrittenTip, compute_tip_metrics, select_usable
-from trailnotes.seeds import derive_seed
-from trailnotes.types import Message, Observation, Sampling, Tip, Trajectory, replace_surrogates
-
-if TYPE_CHECKING:
-    from trailnotes.config.memory_schema import MemoryConfig
-    from trailnotes.config.schema import RolloutConfig
-    from trailnotes.rollout.conversation import CountTokens
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import TrajectoryGroup
-
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.types import Message, Observation, Sampling, Tip, Trajectory, TrajectoryGroup, replace_surrogates
 
 WINDOW: Final = 3  # plans shown, the newest ones (arXiv 2303.11366)
 
@@ -164,7 +166,6 @@ class PlansActor(TipsActor):
         return found
 
     async def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)
-        """Return the plans for this turn."""
         context = self.context
         if context.mode == "plain" or self.num_turns:
             return []

@@ -12,11 +12,10 @@ from trailnotes.config.methods import Method
 from trailnotes.learner.credit.episodes import leave_one_out_advantages
 
 if TYPE_CHECKING:
-    from trailnotes.training.iteration import Iteration
+    from trailnotes.runs.iteration import Iteration
 
 
 async def rloo(iteration: Iteration) -> None:
-    """Run one iteration of RLOO."""
     groups = await iteration.rollout(iteration.tasks())
     async with iteration.learning():
         groups = iteration.add_novelty(groups)

@@ -7,19 +7,15 @@ Source: "Training-Free Group Relative Policy Optimization" (arXiv 2510.08191) an
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
-from trailnotes.algorithms._notebook import CAPACITY, NotebookConfig, Question, adapt_by_notebook, read_lines
+from trailnotes.algorithms._notebook import CAPACITY, Ask, NotebookConfig, Question, adapt_by_notebook, read_lines
 from trailnotes.config.methods import Method
 from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import get_instruction, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.algorithms._notebook import Ask
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.types import Task, Trajectory, TrajectoryGroup
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.types import Task, Trajectory, TrajectoryGroup
 
 MAX_OPERATIONS: Final = 2  # of a group (release: num_experiences_per_query)
 _OPERATION: Final = re.compile(r"^(?:(add)\W+|(modify|delete)\W*(?:experience\W*)?(\d{1,6})?\W*)(.*)$", re.IGNORECASE)
@@ -49,7 +45,6 @@ class Experiences:
         self.texts: list[str] = []
 
     def __len__(self) -> int:
-        """Count the experiences."""
         return len(self.texts)
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (there is one list for all)
@@ -92,7 +87,6 @@ class Experiences:
 
 
 def describe_attempt(episode: Trajectory) -> str:
-    """Describe an attempt by its actions and its score."""
     actions = "; ".join(quoted(step.action) or "(nothing)" for step in episode.steps)
     return f"Attempt with score {episode.score:g} of {episode.max_score:g}: {actions}"
 

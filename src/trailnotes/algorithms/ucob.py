@@ -8,6 +8,7 @@ See docs/algorithms/ucob.md for the formula, every metric, and where this depart
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,17 +20,12 @@ from trailnotes.algorithms.opsd import Array, log_ratio, rebuild_with_tips
 from trailnotes.config.methods import Method
 from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.section import Section, key
-from trailnotes.learner.credit.steps import collect_visits
+from trailnotes.learner.credit.steps import Visits, collect_visits
 from trailnotes.learner.samples import anchor_sample
-from trailnotes.types import NO_OP
+from trailnotes.types import NO_OP, Completion, Sample, TokenIds, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trailnotes.learner.credit.steps import Visits
-    from trailnotes.training.iteration import Iteration
-    from trailnotes.types import Completion, Sample, TokenIds, TrajectoryGroup
-
+    from trailnotes.runs.iteration import Iteration
 
 # Of the release's ALFWorld script (d38292c)
 MARGIN = 0.05  # least gap of returns, as a share of the highest score
@@ -46,7 +42,6 @@ class UcobConfig(Section):
 
 
 async def ucob(iteration: Iteration) -> None:
-    """Run one iteration of UCOB."""
     config, options, memory = iteration.config, iteration.config.section(UcobConfig), iteration.prompt_memory
     gigpo = config.section(GigpoConfig)
     assert memory is not None
@@ -72,7 +67,8 @@ async def ucob(iteration: Iteration) -> None:
             lessons += find_lessons(visits, turns, group.trajectories[0].max_score)
         iteration.add_metrics("gigpo", term_metrics(terms))
 
-        rows = [lesson.build_row() for lesson in lessons]
+        answers = [replace(lesson.answer, prompt_ids=lesson.prompt) for lesson in lessons]
+        rows = [anchor_sample(answer, "lesson", hold=0.0, advantage=1.0) for answer in answers]
         taught, gates = weigh_rows(lessons, rows, iteration.learner.logprobs(rows), options.coefficient)
         iteration.add_metrics("ucob", lesson_metrics(lessons, gates))
         samples = [*iteration.samples(groups, advantages), *taught]
@@ -89,10 +85,6 @@ class Turn:
     other_prompt: TokenIds  # the same history in the other context; () where no tip would have been shown
     valid: bool = True  # its action could be read
 
-    def get_prompt(self, *, has_tips: bool) -> TokenIds:
-        """Return the prompt in the context with tips or without; () if there is none."""
-        return self.answer.prompt_ids if self.has_tips == has_tips else self.other_prompt
-
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
@@ -104,16 +96,9 @@ class Lesson:
     gap: float  # what the teacher earned more from there on, as a share of the game's highest score
     weight: float  # min(gap / TAU, WEIGHT_MAX)
 
-    def build_row(self) -> Sample:
-        """Build the row: the pupil's prompt, the teacher's answer."""
-        return anchor_sample(replace(self.answer, prompt_ids=self.prompt), "lesson", hold=0.0, advantage=1.0)
-
 
 def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup) -> list[Turn]:
-    """Collect all decisions of a group in the order of `Visits`.
-
-    `with_tips` is the group with tips in its prompts.
-    """
+    """Collect all decisions of a group, in the order of `Visits`; `with_tips` has tips in its prompts."""
     turns = []
     for trajectory, rebuilt in zip(group.trajectories, with_tips.trajectories, strict=True):
         for i, step in enumerate(trajectory.steps):
@@ -128,14 +113,9 @@ def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup) -> list[Tu
 def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float) -> list[Lesson]:
     """Find who teaches whom: at each state the valid step with the highest return, and those that earned less.
 
-    Args:
-        visits: the M steps of a group, with their discounted returns.
-        turns: (M,) the same steps as decisions.
-        max_score: highest score of the game, the unit of `MARGIN` and `TAU`.
-
-    Returns:
-        At most `MAX_PAIRS` lessons of each state, the largest gaps first. The teacher is the earliest of equals. A
-        pupil counts whatever its own context was: what is taught is the context that the teacher did not have.
+    `turns` are the M steps of `visits` as decisions; `max_score` is the unit of `MARGIN` and `TAU`. Returns at most
+    `MAX_PAIRS` lessons of each state, the largest gaps first. The teacher is the earliest of equals. A pupil counts
+    whatever its own context was: what is taught is the context that the teacher did not have.
     """
     by_state: dict[object, list[int]] = defaultdict(list)
     for index, state in enumerate(visits.states):
@@ -145,10 +125,15 @@ def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float) -> lis
     for members in by_state.values():
         best = max(members, key=lambda i: visits.step_scores[i])
         gaps = [(float(visits.step_scores[best] - visits.step_scores[i]) / max_score, i) for i in members if i != best]
+        # The pupil's prompt is in the context that the teacher did not have.
+        prompts = {
+            i: turns[i].other_prompt if turns[i].has_tips == turns[best].has_tips else turns[i].answer.prompt_ids
+            for i in members
+        }
         found = [
             (gap, prompt)
             for gap, i in sorted(gaps, key=lambda pair: -pair[0])
-            if gap > MARGIN and (prompt := turns[i].get_prompt(has_tips=not turns[best].has_tips))
+            if gap > MARGIN and (prompt := prompts[i])
         ]
         for gap, prompt in found[:MAX_PAIRS]:
             weight = min(gap / TAU, WEIGHT_MAX)
@@ -161,17 +146,9 @@ def weigh_rows(
 ) -> tuple[list[Sample], list[Array]]:
     """Weigh each token of a lesson by coefficient * weight * gate.
 
-    The gate is sigmoid(BETA (log pi_teacher - log pi_pupil)), each under its own context.
-
-    Args:
-        lessons: (L,) lessons.
-        rows: their rows.
-        scored: for each row log pi(token | pupil's context) now.
-        coefficient: `ucob.coefficient`.
-
-    Returns:
-        The rows with these advantages, and the gates of their n tokens. At the first step the gradient of the clipped
-        surrogate is that of the release's sampled loss, gate * (log pi_teacher - log pi_pupil).
+    The gate is sigmoid(BETA (log pi_teacher - log pi_pupil)), each under its own context; `scored` has the latter for
+    each row now. Returns the rows with these advantages, and the gates of their n tokens. At the first step the
+    gradient of the clipped surrogate is that of the release's sampled loss, gate * (log pi_teacher - log pi_pupil).
     """
     taught, gates = [], []
     for lesson, row, logprobs in zip(lessons, rows, scored, strict=True):

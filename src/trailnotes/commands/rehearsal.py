@@ -44,7 +44,7 @@ def _record(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
     from trailnotes.runs.console import ProgressBar
     from trailnotes.runs.dependencies import require_dependencies
-    from trailnotes.training.rehearsal import build_recording_config, read_recording_usage, record_rehearsal
+    from trailnotes.runs.rehearsal import build_recording_config, read_recording_usage, record_rehearsal
 
     config = load_config(args.config, args.settings)
     require_dependencies(build_recording_config(config), plays_only=True)

@@ -21,7 +21,6 @@ def validate_embedder_name(embedder: str) -> None:
 class MemoryConfig(Section):
     """The store of tips."""
 
-    merge_similarity: ClassVar[float] = 0.9  # merge: cosine of keys and of texts from which two tips become one
     distilled_readers: ClassVar[int] = 4  # successful readers that a tip needs for `distilled`
     shared_split: ClassVar[str] = "train"  # wider scopes: games of all splits may read its tips
     exact_below: ClassVar[int] = 5000  # tips of a task or scope from which searches use the index
@@ -31,9 +30,9 @@ class MemoryConfig(Section):
         "hashing", "hashing (no dependency), minilm (extra embed), a sentence-transformers name, or openai:NAME, the "
         "model NAME of the [endpoint]; openai:NAME@URL is that of another server")  # fmt: skip
     capacity: int = key(1000, "most enabled tips of a task, or of a wider scope, in each split", PAPER, ge=1)
-    retire: Literal["oldest", "least_used", "least_worth", "merge"] = key(
-        "oldest", "tips evicted above the capacity: the oldest (paper), those with the fewest readers, those of the "
-        "least worth, or (merge) one of two that say nearly the same, then the oldest")  # fmt: skip
+    retire: Literal["oldest", "least_used", "least_worth"] = key(
+        "oldest", "tips evicted above the capacity: the oldest (paper), those with the fewest readers, or those of the "
+        "least worth")  # fmt: skip
     distilled: float = key(
         0.0, "retire a tip once the policy repeats its readers' actions without it with at least this relative "
         "probability; 0 = never (empo2). With rollout.max_async_iterations, timing decides which tips the next batch "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from itertools import chain
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -60,6 +60,8 @@ class EnvConfig(Section):
 
 class RolloutConfig(Section):
     """How episodes are played."""
+
+    top_p: ClassVar[float] = 1.0  # nucleus; Retrospex samples candidates by another
 
     num_tasks: int = key(8, "B, tasks in an iteration", ge=1)
     group_size: int = key(8, "N, trajectories of each task", PAPER, ge=1)

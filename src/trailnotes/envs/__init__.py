@@ -56,8 +56,8 @@ def make_env(name: str, **options: Any) -> Env:
     """Make an environment with the options of ``[env.options]``.
 
     Raises:
-        ConfigError: an unknown name or option; the text has the nearest known one. MissingExtraError: a package is not
-            installed; the text names the extra.
+        ConfigError: an unknown name or option; the text has the nearest known one.
+        MissingExtraError: a package is not installed; the text names the extra.
     """
     cls = load_env_class(name)
     validate_options(name, cls, options)
@@ -69,9 +69,7 @@ def make_env(name: str, **options: Any) -> Env:
 def list_env_tasks(name: str, split: str, options: Mapping[str, Any] | None = None) -> list[Task]:
     """List all tasks of one split, in the environment's own order, the same in every process.
 
-    Raises:
-        ConfigError: as in `make_env`, or the class lists no tasks, or something else. MissingExtraError: as in
-            `make_env`. EnvError: its `tasks` failed otherwise.
+    Raises as `make_env` does, or `EnvError` where its `tasks` failed otherwise.
     """
     cls = load_env_class(name)
     options = options or {}
@@ -81,18 +79,13 @@ def list_env_tasks(name: str, split: str, options: Mapping[str, Any] | None = No
         raise ConfigError(f"env.name = {name!r} lists no tasks: give {cls.__name__} a static method tasks(split)")
     with wrap_env_errors(f"tasks({split!r}) of {name}"), _translate_import_error(name):
         listed = list(tasks(split, **_select_accepted(tasks, options)))
-    for item in listed:
-        if not isinstance(item, Task):
-            raise ConfigError(f"env.name = {name!r}: tasks({split!r}) must list Task values, not {type(item).__name__}")
+    if not all(isinstance(task, Task) for task in listed):
+        raise ConfigError(f"env.name = {name!r}: tasks({split!r}) must list Task values")
     return listed
 
 
 def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return what two runs must share to be comparable, by ``identity(**options)`` of the class; {} without it.
-
-    Raises:
-        ConfigError, MissingExtraError, EnvError: as `list_env_tasks`; an `EnvError` also where it is no JSON.
-    """
+    """Return what two runs must share to be comparable, by ``identity(**options)`` of the class; {} without it."""
     cls = load_env_class(name)
     options = options or {}
     validate_options(name, cls, options)
@@ -115,18 +108,13 @@ def load_env_class(name: str) -> Callable[..., Any]:
     if name in offered:
         return _import_class(name, offered[name].value.partition("[")[0].strip())  # "module:Class [extra]" is allowed
     known = sorted({*ENVS, *offered})
+    more = "" if offered else f" ({format_sibling_command('trailnotes-worlds')} brings more)"
     near = suggest_nearest(name, known)
-    more = "" if offered else f" trailnotes-worlds brings more: {format_sibling_command('trailnotes-worlds')}."
-    said = f"{near}{'' if near.endswith('?') else '.'}{more} An environment of your own is named module:Class"
-    raise ConfigError(f"env.name = {name!r} is unknown{said}")
+    raise ConfigError(f"env.name = {name!r} is unknown{near}{more}; one of your own is named module:Class")
 
 
 def validate_options(name: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that neither the class nor its `tasks` accepts, and missing required ones.
-
-    Raises:
-        ConfigError: names the option, and the nearest known one.
-    """
+    """Refuse options that neither the class nor its `tasks` accepts, and missing required ones, by `ConfigError`."""
     own, takes_any = _inspect_parameters(cls)
     tasks = getattr(cls, "tasks", None)
     accepted = sorted({*own, *(_inspect_parameters(tasks)[0] if callable(tasks) else {})} - {"split"})
@@ -142,28 +130,19 @@ def _import_class(name: str, target: str) -> Callable[..., Any]:
     """Import ``module:Class``; the working directory counts, as for ``python script.py``."""
     module_name, _, class_name = target.partition(":")
     if not module_name or not class_name:
-        raise ConfigError(f"env.name = {name!r} must read module:Class, for example my_env:MyEnv")
+        raise ConfigError(f"env.name = {name!r} must be module:Class, for example my_env:MyEnv")
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.append(here)
     try:
         with _translate_import_error(name):
             module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            fix = f": name it without .py, {module_name[:-3]}:{class_name}" if module_name.endswith(".py") else ""
-            text = f"env.name = {name!r}: there is no module {error.name!r} on the Python path{fix}"
-            raise ConfigError(text) from error
-        raise MissingExtraError(f"env.name = {name!r} needs the package {error.name!r}: install it") from error
     except MissingExtraError:
         raise
     except Exception as error:
         raise ConfigError(f"env.name = {name!r}: importing {module_name} raised {format_error(error)}") from error
-    cls = getattr(module, class_name, None)
-    if not callable(cls):
-        classes = sorted(key for key, value in vars(module).items() if inspect.isclass(value))
-        near = suggest_nearest(class_name, classes)
-        raise ConfigError(f"env.name = {name!r}: {module_name} has no {class_name!r}{near}")
+    if not callable(cls := getattr(module, class_name, None)):
+        raise ConfigError(f"env.name = {name!r}: {module_name} has no {class_name!r}")
     return cls  # type: ignore[no-any-return]
 
 

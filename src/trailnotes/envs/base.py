@@ -43,15 +43,11 @@ class Env(Protocol):
 
     def reset(self, task: Task) -> Observation:
         """Start `task`; the observation has the `instruction`. The same task gives the same text."""
-        ...
 
     def step(self, action: str) -> Observation:
         """Take one action, any string; after the end it raises `EnvError`."""
-        ...
 
-    def close(self) -> None:
-        """Free all resources. A second call is harmless."""
-        ...
+    def close(self) -> None: ...
 
 
 @contextmanager

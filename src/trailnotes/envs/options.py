@@ -30,7 +30,6 @@ def require_type(kind: type[Value], key: str, value: object, *, where: str = _OP
 
 
 def require_choice(key: str, value: object, known: Collection[str], *, where: str = _OPTIONS) -> str:
-    """Require one of the `known` texts; raises `ConfigError`."""
     text = require_type(str, key, value, where=where)
     if text not in known:
         raise ConfigError(f"{where}{key} = {text!r} is unknown: use {' or '.join(map(repr, known))}")
@@ -38,7 +37,6 @@ def require_choice(key: str, value: object, known: Collection[str], *, where: st
 
 
 def require_text_list(key: str, value: object) -> tuple[str, ...]:
-    """Require a list of texts; raises `ConfigError`."""
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise ConfigError(f"{_OPTIONS}{key} = {value!r} must be a list of names")
     return tuple(value)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.config.methods import find_method, resolve_method
+from trailnotes.config.seeds import derive_seed
 from trailnotes.envs import get_env_identity, list_env_tasks
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
-from trailnotes.seeds import derive_seed
 from trailnotes.types import Task
 
 if TYPE_CHECKING:
@@ -21,17 +21,13 @@ if TYPE_CHECKING:
 
 
 def tasks_of(config: Config, split: str) -> list[Task]:
-    """List all tasks of `split` of the configured environment.
-
-    Raises:
-        ConfigError: the split is unknown or empty, or two tasks share an id (an id is a memory namespace).
-    """
+    """List all tasks of `split` of the configured environment."""
     tasks = list_env_tasks(config.env.name, split, config.env.options)
     if not tasks:
         raise ConfigError(f"split {split!r} of env.name = {config.env.name!r} has no tasks: name another split")
-    repeated = [task_id for task_id, count in Counter(task.id for task in tasks).items() if count > 1]
-    if repeated:
-        raise ConfigError(f"split {split!r} of env.name = {config.env.name!r} has task id {repeated[0]!r} twice")
+    [(most_common, count)] = Counter(task.id for task in tasks).most_common(1)
+    if count > 1:  # an id is a memory namespace
+        raise ConfigError(f"split {split!r} of env.name = {config.env.name!r} has task id {most_common!r} twice")
     return tasks
 
 
@@ -48,8 +44,6 @@ def select_batch(tasks: Sequence[Task], num: int, seed: int, iteration: int) -> 
 
     Each epoch holds every task once, in an order of its own; a batch may span epochs.
     """
-    if not tasks or num < 1 or iteration < 0:
-        raise ValueError(f"need tasks, num >= 1 and iteration >= 0, got {len(tasks)} tasks, {num} and {iteration}")
     orders: dict[int, list[int]] = {}
     batch = []
     for position in range(iteration * num, (iteration + 1) * num):
@@ -63,15 +57,12 @@ def select_batch(tasks: Sequence[Task], num: int, seed: int, iteration: int) -> 
 
 def panel(tasks: Sequence[Task], num: int) -> list[Task]:
     """Select `num` evenly spaced tasks, so that all families appear; 0 = all."""
-    if num < 0:
-        raise ValueError(f"a panel needs num >= 0, got {num}")
     if num == 0 or num >= len(tasks):
         return list(tasks)
     return [tasks[index * len(tasks) // num] for index in range(num)]
 
 
 def load_training_tasks(config: Config) -> list[Task]:
-    """Load the tasks of the training."""
     return panel(tasks_of(config, config.train.split), config.train.num_tasks)
 
 
@@ -88,11 +79,7 @@ def load_validation_tasks(config: Config) -> list[Task]:
 
 
 def validate_splits(config: Config) -> None:
-    """Refuse to learn from games of the panel or the validation. Plays and loads nothing.
-
-    Raises:
-        ConfigError: names both lists, a game that they share, and the fix; or a list cannot be made.
-    """
+    """Refuse to learn from games of the panel or the validation. Plays and loads nothing."""
     method, train = resolve_method(config.algorithm.name), config.train
     if method.trains:
         games, source = tasks_of(config, train.split), f"train.split = {train.split!r}"
@@ -130,7 +117,6 @@ def validate_rehearsal_tasks(games: Sequence[Task], source: str, config: Config)
 
 
 def select_unused(games: Sequence[Task], config: Config) -> list[Task]:
-    """Select the games that `config` neither trains on nor evaluates."""
     used = [task for own in load_used_tasks(config).values() for task in own] + _load_panel_if_any(config)
     taken = {task.id for task in find_shared_tasks(used, games)}
     return [task for task in games if task.id not in taken]
@@ -146,11 +132,7 @@ def load_used_tasks(config: Config) -> dict[str, list[Task]]:
 
 
 def load_rehearsal_tasks(config: Config) -> list[Task]:
-    """Load the games that a run rehearses, as far as they are known: of a split, or named by a file.
-
-    Raises:
-        ConfigError: the split is unknown, or the file cannot be read.
-    """
+    """Load the games that a run rehearses, as far as they are known: of a split, or named by a file."""
     path = config.rehearsal.path
     if path and resolve_method(config.algorithm.name).writes_tips:
         from trailnotes.storage.demonstrations import read_demonstrations
@@ -213,8 +195,7 @@ def _require_disjoint(games: Iterable[Task], source: str, kept: Sequence[Task], 
     if both := find_shared_tasks(games, kept):
         raise ConfigError(
             f"{source}: {len(both)} of the {len(kept)} games of {name} are among them, {both[0].id} for one, and what "
-            "is learned from cannot be examined: give each split games of its own (another id, and another seed or "
-            'other options), name another split, or set eval.split = "" to hold no games back'
+            'is learned from cannot be examined: give each split games of its own, or set eval.split = ""'
         )
 
 

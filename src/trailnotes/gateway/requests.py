@@ -40,7 +40,6 @@ class RequestRefused(Exception):  # noqa: N818 (it is an answer)
         self.status, self.code = status, code
 
     def to_json(self) -> Json:
-        """Return the body of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
@@ -57,7 +56,6 @@ class ModelCall:
 
 @contextlib.contextmanager
 def _refuse_malformed() -> Iterator[None]:
-    """Refuse what is not of the types that OpenAI's API has."""
     try:
         yield
     except (TypeError, AttributeError, KeyError, ValueError) as error:
@@ -66,11 +64,7 @@ def _refuse_malformed() -> Iterator[None]:
 
 @_refuse_malformed()
 def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
-    """Parse the body of a chat completion.
-
-    Raises:
-        RequestRefused: it asks for another model, or for what a text model cannot do.
-    """
+    """Parse the body of a chat completion; raises `RequestRefused` for what a text model cannot do."""
     _refuse_unsupported(body)
     stop = body.get("stop") or ()
     tools = body.get("tools") or () if body.get("tool_choice") != "none" else ()
@@ -85,11 +79,7 @@ def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
 
 @_refuse_malformed()
 def parse_responses_call(body: Mapping[str, Any]) -> ModelCall:
-    """Parse the body of a response, where it is a conversation of texts and calls of functions.
-
-    Raises:
-        RequestRefused: as `parse_chat_call`, or it is streamed or continues a stored response.
-    """
+    """Parse the body of a response; raises as `parse_chat_call`, and where it is streamed or continues another."""
     _refuse_unsupported(body)
     for name in ("stream", "previous_response_id", "conversation", "background"):
         if body.get(name):
@@ -155,7 +145,7 @@ def render_conversation(call: ModelCall, sampled: Mapping[tuple[tuple[ChatTurn, 
             and by None and the latter: answers that look alike to the agent may differ in their thinking.
 
     Raises:
-        RequestRefused: a message is no text, or the last one is the assistant's.
+        RequestRefused: a message is not text, or the last one is the assistant's.
     """
     head, newest, turns = "", "", list[ChatTurn]()
     for message in call.messages:
@@ -188,7 +178,7 @@ def render_conversation(call: ModelCall, sampled: Mapping[tuple[tuple[ChatTurn, 
 def identify(message: Mapping[str, Any]) -> str:
     """Return what an assistant's message is known by when it comes back: the ids of its calls, else its text."""
     if calls := message.get("tool_calls"):
-        return "\n".join(str(call.get("id")) for call in calls if isinstance(call, dict))
+        return "\n".join(str(call.get("id")) for call in calls)
     return _read_text(message.get("content")).strip()
 
 
@@ -199,10 +189,10 @@ def _append(turns: list[ChatTurn], role: Role, text: str) -> None:
 
 
 def _render_assistant(message: Mapping[str, Any], text: str) -> str:
-    calls = [call.get("function") or {} for call in message.get("tool_calls") or () if isinstance(call, dict)]
     lines = []
-    for function in calls:
-        arguments = _load_json(str(function.get("arguments") or "{}"), {})
+    for each in message.get("tool_calls") or ():
+        function = each["function"]
+        arguments = _load_json(str(function.get("arguments"))) or {}
         call = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
         lines.append(f"<tool_call>{call}</tool_call>")
     return "\n".join([text, *lines] if text else lines)
@@ -222,11 +212,10 @@ def _read_text(content: object) -> str:
     return "\n".join(texts)
 
 
-def _load_json(text: str, default: Any) -> Any:
-    try:
+def _load_json(text: str) -> Any:
+    with contextlib.suppress(ValueError):
         return parse_json(text)
-    except ValueError:
-        return default
+    return None
 
 
 # -- answers
@@ -245,7 +234,6 @@ class ModelReply:
 
     @property
     def message(self) -> Json:
-        """Return the assistant's message."""
         said: Json = {"role": "assistant", "content": self.content or (None if self.calls else "")}
         return {**said, "tool_calls": list(self.calls)} if self.calls else said
 
@@ -256,7 +244,7 @@ def make_reply(call: ModelCall, completion: Completion) -> ModelReply:
     whole, text = text, text[: min((place for stop in call.stop if (place := text.find(stop)) >= 0), default=len(text))]
     calls = []
     for match in TOOL_CALL.finditer(text) if call.tools else ():
-        said = _load_json(match[1], None)
+        said = _load_json(match[1])
         if isinstance(said, dict) and isinstance(said.get("name"), str):
             function = {"name": said["name"], "arguments": json.dumps(said.get("arguments", {}), ensure_ascii=False)}
             calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
@@ -270,7 +258,6 @@ def make_reply(call: ModelCall, completion: Completion) -> ModelReply:
 
 
 def build_chat_answer(reply: ModelReply) -> Json:
-    """Build the body of a chat completion."""
     choice = {"index": 0, "message": reply.message, "finish_reason": reply.finish_reason, "logprobs": None}
     head = {"id": reply.id, "object": "chat.completion", "created": reply.created, "model": MODEL}
     read, said = reply.usage
@@ -291,7 +278,6 @@ def iter_chat_events(reply: ModelReply) -> Iterator[str]:
 
 
 def build_responses_answer(reply: ModelReply) -> Json:
-    """Build the body of a response."""
     output: list[Json] = []
     if reply.content or not reply.calls:
         part = {"type": "output_text", "text": reply.content, "annotations": []}

@@ -47,19 +47,20 @@ class GatewayServer:
     Args:
         find: finds the session of a key and a task (or ""); a gateway that is open to all begins one if there is none.
             It raises `RequestRefused` where there is no such session, or no room for one more.
-        door: listens.
+        listener: an open socket.
         token: is asked of every request; "" asks none.
         public: answer to any host name.
     """
 
-    def __init__(self, find: FindSession, door: socket.socket, *, token: str = "", public: bool = False) -> None:
-        self.url, self._door = format_url(door), door
+    def __init__(self, find: FindSession, listener: socket.socket, *, token: str = "", public: bool = False) -> None:
+        self.url, self._listener = format_url(listener), listener
         self.loop = asyncio.get_running_loop()
-        names = None if public else LOOPBACK_NAMES | {format_host(door)}
+        names = None if public else LOOPBACK_NAMES | {format_host(listener)}
         layers = [Middleware(SecurityMiddleware, names=names, refuse=_refuse)]
         layers += [Middleware(BearerMiddleware, token=token, refuse=_refuse)] if token else []
+        self._find_session = find
         site = Starlette(
-            routes=_Site(find).routes, middleware=layers, exception_handlers={
+            routes=self._list_routes(), middleware=layers, exception_handlers={
                 HTTPException: _refuse_route, RequestRefused: _refuse_request, ClientDisconnect: _drop_request,
             },
         )  # fmt: skip
@@ -70,8 +71,8 @@ class GatewayServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to answer. uvicorn's own main loop would take over the signals of the process."""
-        await self._server.startup(sockets=[self._door])
+        """Begin to answer, without uvicorn's own main loop, which would take over the signals of the process."""
+        await self._server.startup(sockets=[self._listener])
         self._serving = self.loop.create_task(self._serve())
 
     async def _serve(self) -> None:
@@ -91,7 +92,61 @@ class GatewayServer:
         """Stop answering; a second call is harmless."""
         if self._serving and not self.loop.is_closed():
             self._hang_up()
-        self._door.close()
+        self._listener.close()
+
+    def _list_routes(self) -> list[Route]:
+        table: list[tuple[str, str, Handler]] = [
+            ("POST", "/sessions", self._open),
+            ("GET", "/sessions/{session}", self._show),
+            ("POST", "/sessions/{session}/report", self._report),
+        ]
+        for prefix in ("", "/sessions/{session}"):
+            table += [
+                ("POST", f"{prefix}/v1/chat/completions", self._chat),
+                ("POST", f"{prefix}/v1/responses", self._respond),
+                ("GET", f"{prefix}/v1/models", self._list_models),
+            ]
+        return [Route(path, handler, methods=[method]) for method, path, handler in table]
+
+    async def _chat(self, request: Request) -> Response:
+        call = parse_chat_call(await _read_json(request))
+        reply = await self._ask(request, call)
+        if call.stream:
+            return StreamingResponse(iter_chat_events(reply), media_type="text/event-stream")
+        return JSONResponse(build_chat_answer(reply))
+
+    async def _respond(self, request: Request) -> Response:
+        call = parse_responses_call(await _read_json(request))
+        return JSONResponse(build_responses_answer(await self._ask(request, call)))
+
+    async def _ask(self, request: Request, call: ModelCall) -> ModelReply:
+        again = request.headers.get("x-stainless-retry-count", "0") != "0"
+        return await self._find(request).ask(call, again=again)
+
+    async def _open(self, request: Request) -> Response:
+        task = (await _read_json(request)).get("task")
+        if not isinstance(task, str) or not task:
+            raise RequestRefused('a session needs a task: send {"task": "ID"}')
+        session = self._find_session("", task)
+        return JSONResponse({"session": session.key, "path": f"/sessions/{session.key}"})
+
+    async def _show(self, request: Request) -> Response:
+        return JSONResponse(task_to_json(self._find(request).task))
+
+    async def _report(self, request: Request) -> Response:
+        said = parse_report(await _read_json(request))
+        self._find(request).report(said)
+        return JSONResponse({"done": said.done})
+
+    async def _list_models(self, _request: Request) -> Response:
+        listed = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trailnotes"}
+        return JSONResponse({"object": "list", "data": [listed]})
+
+    def _find(self, request: Request) -> Session:
+        key = request.path_params.get("session") or request.headers.get(HEADER, "")
+        if not key:
+            raise RequestRefused(f"which session? Name it in the header {HEADER}, or use /sessions/NAME/v1", 404)
+        return self._find_session(key, request.headers.get(TASK_HEADER, ""))
 
 
 def _refuse(status: int, text: str) -> Response:
@@ -112,68 +167,6 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
 
 async def _drop_request(_request: Request, _error: Exception) -> Response:
     return Response(status_code=400)  # its client has gone
-
-
-class _Site:
-    """The pages of a gateway."""
-
-    def __init__(self, find: FindSession) -> None:
-        self._find_session = find
-
-    @property
-    def routes(self) -> list[Route]:
-        table: list[tuple[str, str, Handler]] = [
-            ("POST", "/sessions", self.open),
-            ("GET", "/sessions/{session}", self.show),
-            ("POST", "/sessions/{session}/report", self.report),
-        ]
-        for prefix in ("", "/sessions/{session}"):
-            table += [
-                ("POST", f"{prefix}/v1/chat/completions", self.chat),
-                ("POST", f"{prefix}/v1/responses", self.respond),
-                ("GET", f"{prefix}/v1/models", self.list_models),
-            ]
-        return [Route(path, handler, methods=[method]) for method, path, handler in table]
-
-    async def chat(self, request: Request) -> Response:
-        call = parse_chat_call(await _read_json(request))
-        reply = await self._ask(request, call)
-        if call.stream:
-            return StreamingResponse(iter_chat_events(reply), media_type="text/event-stream")
-        return JSONResponse(build_chat_answer(reply))
-
-    async def respond(self, request: Request) -> Response:
-        call = parse_responses_call(await _read_json(request))
-        return JSONResponse(build_responses_answer(await self._ask(request, call)))
-
-    async def _ask(self, request: Request, call: ModelCall) -> ModelReply:
-        again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        return await self._find(request).ask(call, again=again)
-
-    async def open(self, request: Request) -> Response:
-        task = (await _read_json(request)).get("task")
-        if not isinstance(task, str) or not task:
-            raise RequestRefused('a session needs a task: send {"task": "ID"}')
-        session = self._find_session("", task)
-        return JSONResponse({"session": session.key, "path": f"/sessions/{session.key}"})
-
-    async def show(self, request: Request) -> Response:
-        return JSONResponse(task_to_json(self._find(request).task))
-
-    async def report(self, request: Request) -> Response:
-        said = parse_report(await _read_json(request))
-        self._find(request).report(said)
-        return JSONResponse({"done": said.done})
-
-    async def list_models(self, _request: Request) -> Response:
-        listed = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trailnotes"}
-        return JSONResponse({"object": "list", "data": [listed]})
-
-    def _find(self, request: Request) -> Session:
-        key = request.path_params.get("session") or request.headers.get(HEADER, "")
-        if not key:
-            raise RequestRefused(f"which session? Name it in the header {HEADER}, or use /sessions/NAME/v1", 404)
-        return self._find_session(key, request.headers.get(TASK_HEADER, ""))
 
 
 async def _read_json(request: Request) -> dict[str, Any]:

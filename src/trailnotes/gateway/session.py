@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
-from trailnotes.gateway.requests import (
-    ChatPrompt,
-    ChatTurn,
-    ModelCall,
-    ModelReply,
-    RequestRefused,
-    identify,
-    make_reply,
-)
-from trailnotes.gateway.requests import render_conversation as render
-from trailnotes.types import Completion, Observation, Task
+from trailnotes.gateway import requests
+from trailnotes.gateway.requests import ChatPrompt, ChatTurn, ModelCall, ModelReply, RequestRefused
+from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Task
 
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
 MAX_REPORT_CHARS: Final = 32_768  # of the text of a report
@@ -45,7 +36,7 @@ class Report(BaseModel):
 
 
 def parse_report(body: Mapping[str, Any]) -> Report:
-    """Parse a report. Raises `RequestRefused` for a field that is none or of another type."""
+    """Parse a report; raises `RequestRefused` for an unknown field or one of another type."""
     try:
         return Report.model_validate({name: value for name, value in body.items() if value is not None})
     except ValidationError as error:
@@ -53,15 +44,7 @@ def parse_report(body: Mapping[str, Any]) -> Report:
         raise RequestRefused(f"this is no report ({faults[:MAX_FAULT_CHARS]})") from None
 
 
-class Agent(Protocol):
-    """A running agent, which its session ends."""
-
-    def stop(self) -> None:
-        """End it, soon if it has reported, else now."""
-        ...
-
-
-StartAgent = Callable[["Session"], Agent | None]
+StartAgent = Callable[["Session"], Any]  # returns the running agent, which `close` stops
 Score = Callable[[Task, list[dict[str, str]]], Any]
 
 
@@ -83,7 +66,7 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.num_answered = 0
         self._timeout, self._start, self._scorer = timeout, start, scorer
-        self._agent: Agent | None = None
+        self._agent: Any = None
         self._waiting: asyncio.Queue[tuple[ChatPrompt, asyncio.Future[Completion]] | None] = asyncio.Queue()
         self._now: asyncio.Future[Completion] | None = None  # the request that the run answers
         self._asked: dict[ChatPrompt, asyncio.Future[Completion]] = {}
@@ -94,7 +77,6 @@ class Session:
 
     @property
     def has_reported(self) -> bool:
-        """Whether the agent has said how it ended."""
         return self._report.done
 
     # the agent's side
@@ -105,7 +87,7 @@ class Session:
         Raises:
             RequestRefused: the conversation is none, or the episode is over.
         """
-        said = render(call, self._sampled)
+        said = requests.render_conversation(call, self._sampled)
         self._require_live()
         future = self._asked.get(said) if again else None
         if future is None:
@@ -114,10 +96,10 @@ class Session:
             future = self._asked[said] = self.loop.create_future()
             self._waiting.put_nowait((said, future))
         completion = await asyncio.shield(future)
-        reply = make_reply(call, completion)
+        reply = requests.make_reply(call, completion)
         before = tuple(turn for turn in said.turns if turn[0] != "system")
         for place in (before, None):
-            self._sampled[place, identify(reply.message)] = completion.text
+            self._sampled[place, requests.identify(reply.message)] = completion.text
         return reply
 
     def report(self, report: Report) -> None:
@@ -140,8 +122,8 @@ class Session:
         known, most = before.score or 0.0, report.max_score or before.max_score or 1.0
         score = known if report.score is None else report.score
         reward = self._reward + (score - known if report.reward is None else report.reward)
-        if not math.isfinite(reward):
-            raise RequestRefused("the rewards of an episode must have a finite sum")
+        if not abs(reward) <= MAX_MAGNITUDE:
+            raise RequestRefused(f"the rewards of an episode must have a sum of at most {MAX_MAGNITUDE:g} in size")
         success = score >= most if report.success is None else report.success
         self._report = report.model_copy(update={"score": score, "max_score": most, "success": success})
         self._reward = reward

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError, LearnerError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer, is_packing_supported, is_padding_free
@@ -16,7 +17,6 @@ from trailnotes.learner.process_group import LearnerGroup
 from trailnotes.learner.samples import PackingMode, Ranks
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.seeds import derive_seed
 
 
 def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | None) -> Learner:

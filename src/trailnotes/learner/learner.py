@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.learner import losses
 from trailnotes.learner.logprobs import Batch, TokenScorer
@@ -33,7 +34,7 @@ from trailnotes.learner.states import (
     raise_non_finite,
     save_state,
 )
-from trailnotes.policies.hf.decoder import needs_training_mode, switch_mode, trim_heap
+from trailnotes.policies.hf.decoder import evaluation_mode, trim_heap, update_mode
 from trailnotes.types import Sample
 
 
@@ -79,7 +80,6 @@ class Learner:
         head = self._score.parts.head.parameters() if self._score.parts else ()
         self._adapts_head = any(parameter in self._start for parameter in head)
         self._optimizer = MasterAdamW(model, lr=optim.lr)
-        self._training_mode = needs_training_mode(model)
 
     @property
     def models(self) -> list[nn.Module]:
@@ -111,7 +111,8 @@ class Learner:
 
         Args:
             samples: the rows; advantages are final.
-            seed: of the order of the mini-batches.
+            seed: of the order of the mini-batches; with several ranks also of their dropout, which a single process
+                draws from torch's generator as it finds it.
             lr_scale: factor on `optim.lr`, from the caller's schedule.
 
         Returns:
@@ -121,6 +122,8 @@ class Learner:
             NonFiniteError: a loss or gradient is not finite; that mini-batch was not stepped, and lies in a dump.
         """
         started = time.perf_counter()
+        if self.ranks.world > 1:
+            torch.manual_seed(derive_seed(seed, "dropout", self.ranks.rank))  # of other rows, other masks
         rows = [sample for sample in samples if is_trained(sample, self.loss)]
         metrics = UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)
@@ -129,7 +132,7 @@ class Learner:
         reference = self._compute_reference_logprobs(rows)
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
-        with switch_mode(self.model, training=self._training_mode):
+        with update_mode(self.model):
             for chosen in iter_minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
                 self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
         for model in self.models:
@@ -264,7 +267,7 @@ class Learner:
         if not own and self.ranks.world == 1:
             return torch.empty(0, device=self.device)
         rows = held if own else torch.ones_like(held)  # of the others' pass
-        with self.use_initial_adapters(), switch_mode(self._score_reference.model):
+        with self.use_initial_adapters(), evaluation_mode(self._score_reference.model):
             ids, mask = batch.token_ids[rows], batch.mask[rows]
             if batch.layout is not None:  # of all rows together
                 ids, mask = batch.token_ids, batch.mask & rows[:, None]
@@ -335,7 +338,7 @@ class Learner:
     @torch.no_grad()
     def _score_samples(self, samples: Sequence[Sample], score: TokenScorer) -> list[Tensor]:
         own: dict[int, Tensor] = {}
-        with switch_mode(score.model):
+        with evaluation_mode(score.model):
             for indices, batch in self._iter_microbatches(samples):
                 logprobs, _ = score(batch.token_ids, batch.mask, batch.layout)
                 for i, row in zip(indices, logprobs, strict=False):

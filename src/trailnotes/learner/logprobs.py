@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import PackingMode, call_directly
 from trailnotes.policies.hf.attention import SharedRows, use_own_attention
-from trailnotes.policies.hf.decoder import get_attention_windows, in_float32, split_model, switch_mode
+from trailnotes.policies.hf.decoder import evaluation_mode, get_attention_windows, in_float32, split_model
 from trailnotes.policies.prefixes import PrefixTree, order_rows
 from trailnotes.types import Sample
 
@@ -244,12 +244,12 @@ def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) ->
     try:
         if how == "shared" and any(get_attention_windows(model.config, longest).values()):
             return False  # `attend` has no window
-        with switch_mode(model), nullcontext() if is_padding_free(model) else in_float32(model):
+        with evaluation_mode(model), nullcontext() if is_padding_free(model) else in_float32(model):
             found, padded = (scorer(token_ids, mask, layout)[0] for layout in (build_layout(rows, how, device), None))
             tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
     except torch.OutOfMemoryError as error:
         raise ConfigError(f'no memory to check learner.packed = "{how}" in float32: set it to "never"') from error
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, ConfigError):  # a model asked otherwise
+    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError, ConfigError):  # a model asked otherwise
         return False
     return bool((found - padded).abs().max() <= tolerance * padded.abs().max().clamp(min=1.0))
 

@@ -31,13 +31,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError, RunError, ServerError
 from trailnotes.learner import losses
 from trailnotes.learner.logprobs import Batch
 from trailnotes.learner.losses import UpdateMetrics, compute_advantage_metrics, compute_token_weights, is_trained
 from trailnotes.learner.samples import iter_minibatches
 from trailnotes.learner.states import BETAS, REST, raise_non_finite
-from trailnotes.seeds import derive_seed
 from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
 from trailnotes.types import Sample
 from trailnotes.web.tinker import TinkerServer

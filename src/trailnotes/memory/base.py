@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from trailnotes.memory.tip_stats import TipEffect
-from trailnotes.types import Task, Tip, Trajectory
+from trailnotes.types import Tip, Trajectory
 
 
 class Memory(Protocol):
@@ -47,19 +46,6 @@ class AsyncMemory(Memory, Protocol):
 
 
 @runtime_checkable
-class ScopedMemory(Memory, Protocol):
-    """A memory that may retrieve tips of other tasks. `run_groups` calls `register_tasks` before it samples."""
-
-    def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """Record the split, environment and family of `tasks`; return whether any of it was new.
-
-        Raises:
-            ConfigError: a task lacks a field that the memory groups tasks by.
-        """
-        ...
-
-
-@runtime_checkable
 class FeedbackMemory(Memory, Protocol):
     """A memory that learns how the readers of its tips fared. `run_groups` calls `report` after its episodes."""
 
@@ -70,13 +56,4 @@ class FeedbackMemory(Memory, Protocol):
 
         `once` names the batch: a batch of that name that was reported before, perhaps before a restart, is skipped.
         """
-        ...
-
-
-@runtime_checkable
-class TipEffectMemory(Memory, Protocol):
-    """A memory that records what its tips still change, where training also scores actions without tips."""
-
-    def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """Record what tips changed in successful episodes, in the given order; `once` as for `report`."""
         ...

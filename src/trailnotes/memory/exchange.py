@@ -49,12 +49,8 @@ def open_store(path: StrPath, identity: EmbedderIdentity | None = None) -> TipSt
         raise MemoryStoreError(
             f"{file.parent} is a checkpoint, which must not change: name the run directory, or a copy"
         )
-    if file.exists() and not file.is_file():  # SQLite would blame the disk, or wait for a pipe
-        raise MemoryStoreError(f"{file} is no regular file: name a memory file, or a run directory")
     if file.exists() and not is_memory_file(file):
-        raise MemoryStoreError(
-            f"{file} is no memory file: if it is a file of tips, `trailnotes memory merge FILE {file}` makes one of it"
-        )
+        raise MemoryStoreError(f"{file} is no memory file: `trailnotes memory import` adds a file of tips to one")
     return TipStore(file, identity)
 
 
@@ -73,8 +69,6 @@ def list_tips(
 
     Tips that are not retired, or with `retired` those that are; `limit` 0 gives all.
     """
-    if limit < 0:
-        raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
         require_namespace(store, namespace)
     return store.list_sorted(namespace, by, limit, retired=retired)
@@ -83,19 +77,9 @@ def list_tips(
 def require_namespace(store: TipStore, namespace: str) -> None:
     """Raise `MemoryStoreError`, which names similar namespaces, where `namespace` has no tip."""
     names = store.count_by_namespace()
-    if namespace in names:
-        return
-    if not names:
-        raise MemoryStoreError(f"{store.path} holds no tip yet")
-    near = find_similar_names(names, namespace)
-    more = f" and {len(names) - len(near)} more (`trailnotes memory stats`)" if len(names) > len(near) else ""
-    raise MemoryStoreError(f"{store.path} has no tip of {namespace!r}: it has tips of {', '.join(near)}{more}")
-
-
-def require_searchable(store: TipStore, namespace: str, scope: Scope) -> None:
-    """Require a namespace with tips, or a known task that may read the tips of others."""
-    if scope == "task" or store.get_task_info(namespace) is None:
-        require_namespace(store, namespace)
+    if namespace not in names:
+        near = f": it has tips of {', '.join(find_similar_names(names, namespace))} ..." if names else ""
+        raise MemoryStoreError(f"{store.path} has no tip of {namespace!r}{near}")
 
 
 def find_similar_names(names: Iterable[str], wanted: str) -> list[str]:
@@ -103,14 +87,7 @@ def find_similar_names(names: Iterable[str], wanted: str) -> list[str]:
     return difflib.get_close_matches(wanted, list(names), MAX_NAMED_NAMESPACES, 0.0)
 
 
-def get_best_score(store: TipStore, namespace: str) -> tuple[float, float]:
-    """Return score and highest possible score of the best tip of a namespace: 1 of 1 where there is none."""
-    best = next(iter(store.list_sorted(namespace, "score", 1)), None)
-    return (best.score, best.max_score) if best else (1.0, 1.0)
-
-
 def require_tip(store: TipStore, tip_id: int) -> Tip:
-    """Return the tip of this id; raise `MemoryStoreError` where there is none."""
     tip = store.get_tip(tip_id) if 0 < tip_id < 2**63 else None  # SQLite counts no further
     if tip is None:
         raise MemoryStoreError(f"{store.path} has no tip {tip_id}: `trailnotes memory list` shows the ids")
@@ -125,9 +102,8 @@ def search_tips(
 
     `embedder` is as `named` of `load_file_embedder`.
     """
-    if top_k < 1:
-        raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
-    require_searchable(store, namespace, scope)
+    if scope == "task" or store.get_task_info(namespace) is None:
+        require_namespace(store, namespace)
     memory = _make_memory(store, MemoryConfig(threshold=threshold, scope=scope), embedder)
     return memory.search_nearest(namespace, query, top_k)
 
@@ -154,16 +130,21 @@ def add_tip(
     """
     if not clean_tip(text):
         raise MemoryStoreError("a tip needs a letter or digit: write what the agent should know")
-    likely, most = get_best_score(store, namespace)
+    likely, most = store.get_best_score(namespace)
     score = likely if score is None else _require_finite(score)
     tip = Tip(
         namespace, text, text if key is None else key, score, max(score, most),
-        model="by hand", created=utc_now(), enabled=enabled,
+        model="by hand", enabled=enabled,
     )  # fmt: skip
-    before = store.sequence
-    if not add_imported(_make_memory(store, config), [tip]).added:
-        raise MemoryStoreError(f"{namespace} has this tip already: `trailnotes memory list` shows its id")
-    return store.load_tips(after=before)[-1]
+    return add_new_tip(_make_memory(store, config), tip)
+
+
+def add_new_tip(memory: TipMemory, tip: Tip) -> Tip:
+    """Add one tip as `add_imported` does, and return it as it is stored; raises where the memory has it."""
+    before = memory.store.sequence
+    if not add_imported(memory, [replace(tip, created=utc_now())]).added:
+        raise MemoryStoreError(f"{tip.namespace} has this tip already, under the same key: nothing was added")
+    return memory.store.load_tips(after=before)[-1]
 
 
 def delete_tips(store: TipStore, ids: Iterable[int]) -> int:
@@ -220,7 +201,6 @@ def enable_all(store: TipStore, *, enabled: bool = True) -> int:
 
 def set_tip_enabled(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
     """Enable or disable one tip within a transaction; return whether it changed."""
-    assert tip.id is not None, "stored tips have an id"
     retired = tip.id in store.load_retirements(tip.id)
     if tip.enabled == enabled and not retired:
         return False

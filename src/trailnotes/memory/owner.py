@@ -1,8 +1,7 @@
-"""The owner's manual changes to a memory file, and how a run rewinds to a checkpoint.
+"""How a run rewinds its memory file to a checkpoint without losing what a person changed meanwhile.
 
-A resumed run repeats everything after its checkpoint, so it must drop the tips that it wrote since. It must keep what a
-person added, edited, switched or deleted meanwhile: the transaction of each such change also writes a row of
-`owner_changes`, and rewinding replays these rows on the tips of the checkpoint.
+A resumed run repeats everything after its checkpoint, so it must drop the tips that it wrote since. Each change of the
+owner also writes a row of `owner_changes`, and rewinding replays these rows on the tips of the checkpoint.
 """
 
 from __future__ import annotations
@@ -34,9 +33,12 @@ def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, t
     """
     store = memory.store
     for snapshot in (saved, start):
-        if snapshot is not None and snapshot.is_file() and _is_copy(snapshot, store.lineage):
-            rewind_to_snapshot(memory, snapshot, aside)
-            return False
+        if snapshot is not None and snapshot.is_file():
+            with schema.open_snapshot(snapshot) as source:
+                is_copy = schema.read_meta(source, "lineage") == store.lineage
+            if is_copy:
+                rewind_to_snapshot(memory, snapshot, aside)
+                return False
     if saved is not None and saved.is_file() and not store.sequence:
         memory.restore(saved)  # the file was lost, and made anew a moment ago
         return False
@@ -52,7 +54,7 @@ def discard_empty_start(live: Path, start: Path) -> None:
         with TipStore(live) as store:
             empty = not store.sequence
         if empty:
-            for file in live.parent.glob(f"{live.name}*"):  # and what SQLite keeps beside it
+            for file in live.parent.glob(f"{live.name}*"):  # the file, and those that SQLite keeps next to it
                 file.unlink()
 
 
@@ -67,7 +69,9 @@ def rewind_to_snapshot(memory: TipMemory, snapshot: Path, aside: Path) -> int:
     """
     store = memory.store
     with schema.open_snapshot(snapshot) as source, store.transaction():
-        after, changes = schema.read_sequence(source), store.load_owner_changes(after=schema.read_last_change(source))
+        after = schema.read_sequence(source)
+        (last,) = source.execute("SELECT COALESCE(MAX(number), 0) FROM owner_changes").fetchone()
+        changes = store.load_owner_changes(after=last)
         by_hand = {change.tip_id for change in changes if change.is_addition}
         if store.sequence == after + len(by_hand):
             return 0  # the run wrote nothing since
@@ -77,7 +81,7 @@ def rewind_to_snapshot(memory: TipMemory, snapshot: Path, aside: Path) -> int:
         late = [tip for tip in written if tip.id not in touched]
         if late:
             write_tips(aside, late, memory=store.lineage)
-        # One that was retired since is judged again: its mark is of what the run plays anew.
+        # A tip that was retired since is judged again: the run plays anew what its mark is about.
         kept = {tip.id: replace(tip, enabled=tip.enabled or tip.id in retired) for tip in written if tip.id in touched}
         store.replace_rows(source)
         for change in changes:
@@ -107,8 +111,3 @@ def _replay_change(memory: TipMemory, change: OwnerChange, late: Tip | None) -> 
         store.insert(tip, memory.embed_keys([tip])[0], change.tip_id)
         memory.evict([tip.namespace])
         store.record_owner_change(build_addition(tip))
-
-
-def _is_copy(snapshot: Path, lineage: str) -> bool:
-    with schema.open_snapshot(snapshot) as source:
-        return schema.read_meta(source, "lineage") == lineage

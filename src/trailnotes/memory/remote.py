@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,8 @@ from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, 
 from trailnotes.memory.schema import EMBEDDER_NAME
 from trailnotes.storage.files import parse_json
 from trailnotes.web import faults
-from trailnotes.web.faults import RetryableError, extract_error_text
-from trailnotes.web.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_response_hook
+from trailnotes.web.faults import RetryableError, explain_refusal, extract_error_text
+from trailnotes.web.wire import NO_KEY, load_api_key, redact_key
 
 logger = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]
@@ -53,7 +54,13 @@ class EndpointEmbedder:
         self.name = f"{OPENAI_PREFIX}{self._model}"
         self._label = f"{self.name} at {self._endpoint.base_url}"
         self._key = load_api_key(self._endpoint)
-        self._client = _make_client(self._endpoint, self._key)
+        try:
+            from openai import OpenAI
+        except ModuleNotFoundError as missing:
+            raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('openai')}") from missing
+        self._client = OpenAI(
+            api_key=self._key or NO_KEY, base_url=self._endpoint.base_url, timeout=self._endpoint.timeout, max_retries=0
+        )
         weakref.finalize(self, self._client.close)
         self.dim = 0
         self.dim = len(self.embed(["dim"])[0])
@@ -102,31 +109,23 @@ class EndpointEmbedder:
         except APIConnectionError as error:  # a timeout is one
             raise RetryableError(f"no connection ({error.__cause__ or error})") from None
         except APIStatusError as error:
-            status, body, text = error.status_code, error.body, extract_error_text(error.body)
+            status, body = error.status_code, json.loads(redact_key(self._key, json.dumps(error.body)))
+            text = extract_error_text(body)
             if status == 413 or faults.is_context_overflow(body) or TOO_LARGE in text:
                 return None
             if faults.is_retryable(status, body):
                 wait = faults.parse_retry_after(error.response.headers)
                 raise RetryableError(f"{status}: {text}", wait=wait) from None
-            raise ConfigError(f"{self._label} answers {status}: {text}; {self._suggest_fix(status, body)}") from None
+            key_env, url = self._endpoint.api_key_env, self._endpoint.base_url
+            refusal = explain_refusal(status, body, url=url, model=self._model, key_env=key_env)
+            raise ConfigError(f"{self.name}: {refusal}") from None
         vectors = _parse_vectors(answer.http_response.text, len(texts))
         if self.dim and vectors.shape[1] != self.dim:
             raise MemoryStoreError(
                 f"{self._label} answers vectors of {vectors.shape[1]} dimensions, and a moment ago of {self.dim}: "
-                "another model runs there now; name the one that the memory belongs to, or convert it with "
-                "trailnotes.memory.reembed(path, name)"
+                "another model runs there now"
             )
         return vectors
-
-    def _suggest_fix(self, status: int, body: object) -> str:
-        if status in {401, 403}:
-            fix = "holds no key that is valid for it" if self._key else "is not set: export it with your key"
-            return f"the environment variable {self._endpoint.api_key_env} {fix}"
-        if status == 429:
-            return "the account has nothing left to spend: top it up, and start again"
-        if faults.is_missing_model(status, body):
-            return f"either it has no model {self._model!r}, or the address, which mostly ends in /v1, is wrong"
-        return "name another model in memory.embedder"
 
 
 def _resolve_endpoint(name: str, endpoint: EndpointConfig | None) -> tuple[str, EndpointConfig]:
@@ -148,18 +147,6 @@ def _resolve_endpoint(name: str, endpoint: EndpointConfig | None) -> tuple[str, 
         require_secret_free_url(BASE_URL_VARIABLE, url, EndpointConfig().api_key_env)
         endpoint = EndpointConfig(base_url=url)
     return named["model"], endpoint
-
-
-def _make_client(endpoint: EndpointConfig, key: str) -> Any:
-    try:
-        from openai import DefaultHttpxClient, OpenAI
-    except ModuleNotFoundError as missing:
-        raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('openai')}") from missing
-    http = DefaultHttpxClient(event_hooks={"response": [make_response_hook(key)]})
-    return OpenAI(
-        api_key=key or NO_KEY, base_url=endpoint.base_url, timeout=endpoint.timeout, max_retries=0,
-        default_headers=IDENTITY_HEADERS, http_client=http,
-    )  # fmt: skip
 
 
 def _parse_vectors(text: str, count: int) -> Floats:

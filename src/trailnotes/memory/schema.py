@@ -104,7 +104,7 @@ def roll_back(connection: sqlite3.Connection) -> None:
 
 
 def read_identity(connection: sqlite3.Connection) -> EmbedderIdentity:
-    """Read the identity of the file's embedder: the model alone, without the address of its server."""
+    """Read the identity of the embedder: the model alone, without the address of its server."""
     return EmbedderIdentity(
         normalize_embedder_name(read_meta(connection, "embedder")), int(read_meta(connection, "dim"))
     )
@@ -130,11 +130,6 @@ def read_sequence(connection: sqlite3.Connection) -> int:
     return int(read_meta(connection, "sequence"))
 
 
-def read_last_change(connection: sqlite3.Connection) -> int:
-    """Read the number of the owner's last change; 0 if there is none."""
-    return int(connection.execute("SELECT COALESCE(MAX(number), 0) FROM owner_changes").fetchone()[0])
-
-
 def read_version(connection: sqlite3.Connection) -> int:
     """Read the number of migrations that the file has seen."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -158,7 +153,6 @@ def copy_rows(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
 
 
 def write_identity(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
-    """Write the identity of the file's embedder."""
     rows = [("embedder", identity.name), ("dim", identity.dim)]
     connection.executemany("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", rows)
 
@@ -210,11 +204,9 @@ def _suggest_fix(error: str) -> str:
         return f"{error}: another process holds the memory file; end it or wait"
     if any(sign in error for sign in ("malformed", "not a database", "no such table")):
         return f"damaged ({error}): {REPAIR_HINT}"
-    if "disk I/O" in error:
-        return f"{error}: a disk that is full or fails, or a quota: free some space; if there is enough, {REPAIR_HINT}"
-    if any(sign in error for sign in ("full", "No space left", "quota", "File too large")):
-        return f"{error}: free some space, or raise the quota; everything written before is kept"
-    return f"{error}: check that the folder exists and may be written"
+    return (
+        f"{error}: check that the folder may be written and that the disk has room; everything written before is kept"
+    )
 
 
 def _connect(database: str) -> sqlite3.Connection:
@@ -286,7 +278,7 @@ class Closeable:
     """A resource that ``with`` closes at the end."""
 
     def close(self) -> None:
-        """Close the resource. Twice is fine."""
+        """Close the resource. A second call is harmless."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -312,12 +304,10 @@ class MemoryFile(Closeable):
         self._connection = open_database(self.path, identity)
 
     def close(self) -> None:
-        """Close the file. Twice is fine."""
         self._connection.close()
 
     @property
     def identity(self) -> EmbedderIdentity:
-        """Return the embedder of the file's vectors."""
         with self._lock, translate_errors(self.path):
             return read_identity(self._connection)
 
@@ -373,9 +363,6 @@ class MemoryFile(Closeable):
     def _query(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._lock, translate_errors(self.path):
             return self._connection.execute(sql, values).fetchall()
-
-    def _peek_sequence(self) -> int:
-        return read_sequence(self._connection) + 1
 
     def _advance_sequence(self) -> int:
         sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"

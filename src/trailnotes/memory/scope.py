@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -20,7 +19,7 @@ from trailnotes.types import StrPath, Task, replace_surrogates
 Scope = Literal["task", "family", "env", "all"]
 DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
 EVICTION_ORDERS: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{WORTH_SQL}, age"}
-RETIREMENT_COLUMNS: Final = ("retired", "retired_at", "retired_on", "retired_by", "merged_into")  # of a `Retirement`
+RETIREMENT_COLUMNS: Final = ("retired", "retired_at", "retired_on", "retired_by")  # of a `Retirement`
 CLEAR_RETIREMENT: Final = "retired = '', retired_at = 0, retired_on = '', retired_by = '', merged_into = 0"
 
 
@@ -32,8 +31,6 @@ class TipFilter(NamedTuple):
 
 
 ALL_TIPS = TipFilter("TRUE", ())
-TaskRow = tuple[str, ...]  # of the table: namespace, split, env, family, game
-UPSERT_TASK = "INSERT OR REPLACE INTO tasks (namespace, split, env, family, game) VALUES (?, ?, ?, ?, ?)"
 
 
 def make_tip_filter(namespace: str | TipFilter) -> TipFilter:
@@ -42,7 +39,7 @@ def make_tip_filter(namespace: str | TipFilter) -> TipFilter:
 
 
 class TaskInfo(NamedTuple):
-    """The environment, family and split of a task."""
+    """The place of a task."""
 
     env: str
     family: str
@@ -65,15 +62,12 @@ class TaskTable(MemoryFile):
         known = {row for namespace in {row[0] for row in rows} for row in self._query(sql, (namespace,))}
         if rows <= known:
             return False
-        self.import_tasks(rows - known)
-        return True
-
-    def import_tasks(self, rows: Iterable[TaskRow]) -> None:
-        """Record the tasks of other memories; of contradicting rows the last by order counts."""
         with self.transaction():
-            self._connection.executemany(UPSERT_TASK, sorted(set(rows)))
+            upsert = "INSERT OR REPLACE INTO tasks (namespace, split, env, family, game) VALUES (?, ?, ?, ?, ?)"
+            self._connection.executemany(upsert, sorted(rows - known))
             # Raises the counter that makes every process recompute who may read whom.
             self._connection.execute("INSERT INTO meta VALUES ('met', 1) ON CONFLICT DO UPDATE SET value = value + 1")
+        return True
 
     def get_task_info(self, namespace: str) -> TaskInfo | None:
         """Return where a task belongs; None if it is unknown, or has several splits."""
@@ -92,7 +86,7 @@ class TaskTable(MemoryFile):
         All splits may read the tips of `shared_split`. None where the task is unknown, or its own tips are not
         readable: it then searches these alone.
         """
-        task = self.get_task_info(namespace)
+        task = self.get_task_info(namespace) if scope != "task" else None
         if task is None or namespace not in self._load_readable_tasks(task.split, shared_split):
             return None
         return self.build_search_filter(task, scope, shared_split)
@@ -144,12 +138,8 @@ class TaskTable(MemoryFile):
             return self._readers[split, shared_split]
 
 
-def read_tasks(source: sqlite3.Connection) -> list[TaskRow]:
-    """Read the tasks of a memory file."""
-    return source.execute("SELECT namespace, split, env, family, game FROM tasks").fetchall()
-
-
 def _make_task_row(task: Task) -> tuple[str, ...]:
+    """Return namespace, split, environment, family and game of a task."""
     game = json.dumps([task.env, task.seed, dict(task.options)] if task.seed or task.options else task.id,
                       sort_keys=True, default=str)  # fmt: skip
     digest = hashlib.blake2b(game.encode(), digest_size=16).hexdigest()
@@ -162,45 +152,17 @@ class Retirement(NamedTuple):
     rule: str  # of `memory.retire`, or `DISTILLED`
     write: int  # number of the write that retired it
     on: str  # ISO 8601, UTC; information only
-    by: str  # the setting, the tip or the measure that decided
-    into: int  # id of the tip that it became one with; 0 = none
-
-
-class MergeCandidate(NamedTuple):
-    """The fields of a tip that decide whether it is merged into another."""
-
-    id: int
-    text: str
-    vector: bytes
-    worth: float  # `WORTH_SQL`
-    score: float
-    support: int
-    age: int
+    by: str  # the setting or the measure that decided
 
 
 class RetiredTips(MemoryFile):
-    """The marks of retirement on rows of tips. An enabled tip has none. Retirement deletes nothing."""
+    """The marks of retirement on rows of tips. Enabled tips have none, and nothing is deleted."""
 
     def load_retirements(self, tip_id: int | None = None) -> dict[int, Retirement]:
         """Return all retirements by id, or that of one tip."""
         where, values = ("id = ?", (tip_id,)) if tip_id is not None else ("retired_at > 0", ())
         sql = f"SELECT id, {', '.join(RETIREMENT_COLUMNS)} FROM tips WHERE {where}"  # noqa: S608 (constants)
         return {tip: Retirement(*mark) for tip, *mark in self._query(f"{sql} AND retired <> '' ORDER BY id", values)}
-
-    def find_merged_tips(self, tip_id: int) -> list[int]:
-        """Return the ids of the tips that were merged into this one."""
-        return [tip for (tip,) in self._query("SELECT id FROM tips WHERE merged_into = ? ORDER BY id", (tip_id,))]
-
-    def find_merge_target(self, tip_id: int) -> int | None:
-        """Return the tip that a retired one was finally merged into; None if that is not searched."""
-        sql = """
-            WITH RECURSIVE way (id) AS (
-                SELECT merged_into FROM tips WHERE id = ? AND merged_into > 0
-                UNION SELECT merged_into FROM tips JOIN way USING (id) WHERE merged_into > 0
-            )
-            SELECT id FROM tips JOIN way USING (id) WHERE merged_into = 0 AND retired = ''
-        """
-        return next((int(kept) for (kept,) in self._query(sql, (tip_id,))), None)
 
     def select_victims(self, pool: TipFilter, rule: str, count: int, *, spared: int = 0) -> list[int]:
         """Return ids of `count` enabled tips by a rule of `EVICTION_ORDERS`, without the `spared` newest."""
@@ -213,24 +175,18 @@ class RetiredTips(MemoryFile):
         sql = f"SELECT id FROM tips WHERE {where} ORDER BY {EVICTION_ORDERS[rule]} LIMIT ?"  # noqa: S608 (constants)
         return [tip for (tip,) in self._query(sql, [*values, count])]
 
-    def load_oldest(self, pool: TipFilter, count: int) -> list[MergeCandidate]:
-        """Return the `count` oldest enabled tips as candidates for merging."""
-        sql = f"SELECT id, text, vector, {WORTH_SQL}, score, support, age FROM tips"  # noqa: S608 (constants)
-        where = f"WHERE {pool.condition} AND enabled ORDER BY age LIMIT ?"
-        return [MergeCandidate(*row) for row in self._query(f"{sql} {where}", [*pool.values, count])]
-
     # writing, inside `with store.transaction():`
 
-    def retire(self, ids: Iterable[int], rule: str, by: str, *, on: str = "", into: int = 0) -> int:
+    def retire(self, ids: Iterable[int], rule: str, by: str, *, on: str = "") -> int:
         """Stop searching these enabled tips, and mark them; return their number.
 
         It is a numbered write, so that a run that rewinds to a snapshot notices it.
         """
         sql = (
-            "UPDATE tips SET enabled = 0, retired = ?, retired_at = ?, retired_on = ?, retired_by = ?, merged_into = ? "
+            "UPDATE tips SET enabled = 0, retired = ?, retired_at = ?, retired_on = ?, retired_by = ? "
             "WHERE id = ? AND enabled RETURNING namespace"
         )
-        mark = (rule, self._peek_sequence(), on, by, into)
+        mark = (rule, self.sequence + 1, on, by)
         gone = [name for tip_id in ids for (name,) in self._query(sql, (*mark, tip_id))]
         if gone:
             self._advance_sequence()
@@ -244,25 +200,3 @@ class RetiredTips(MemoryFile):
         changed = self._query(f"UPDATE tips SET enabled = 1 - enabled {where} RETURNING namespace", (enabled,))  # noqa: S608
         self._touched.update(name for (name,) in changed)
         return len(changed)
-
-    def merge_stats(self, kept: int, gone: int) -> None:
-        """Add the counts of `gone` to `kept`, whose text stays; the higher score counts for both.
-
-        An episode that read both counts twice.
-        """
-        sql = """
-            UPDATE tips AS kept SET
-                score = MAX(kept.score, gone.score),
-                max_score = CASE WHEN gone.score > kept.score THEN gone.max_score ELSE kept.max_score END,
-                support = kept.support + gone.support,
-                shown = kept.shown + gone.shown,
-                earned = kept.earned + gone.earned,
-                compared = kept.compared + gone.compared,
-                gained = kept.gained + gone.gained,
-                used = MAX(kept.used, gone.used),
-                measured = kept.measured + gone.measured,
-                lead = (kept.lead * kept.measured + gone.lead * gone.measured)
-                    / MAX(1, kept.measured + gone.measured)
-            FROM (SELECT * FROM tips WHERE id = ?) AS gone WHERE kept.id = ? RETURNING namespace
-        """
-        self._touched.update(name for (name,) in self._query(sql, (gone, kept)))

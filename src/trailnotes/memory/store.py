@@ -1,7 +1,7 @@
-"""The memory file: one SQLite database that outlives runs and crashes, and serves several processes at once.
+"""The rows of a memory file: tips, the results of their readers, attempts, and values under keys.
 
-Write-ahead log, full synchronisation, every write one transaction: a killed process loses at most the write in flight.
-`tips.py` decides on duplicates, capacity and order; this module only stores rows.
+Every write is one transaction: a killed process loses at most the write in flight. `tips.py` decides on duplicates,
+capacity and order; this module only stores rows.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class TipPage:
 
 
 class ItemRow(NamedTuple):
-    """One value under a key, as it is stored."""
+    """One value under a key."""
 
     namespace: str  # in JSON
     key: str
     value: str  # in JSON
-    tip: int | None  # that finds it
+    tip: int | None  # the tip that finds it
     created: float  # seconds since 1970
     updated: float
 
@@ -68,7 +68,6 @@ class OwnerChange(NamedTuple):
 
     @property
     def is_addition(self) -> bool:
-        """Return whether the tip was new: all fields were set."""
         return self.fields is not None and self.fields.keys() >= set(COLUMNS)
 
 
@@ -83,7 +82,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     # reading
 
     def load_tips(self, namespace: str | None = None, *, after: int = 0) -> list[Tip]:
-        """Return all tips, or those of one namespace, oldest first; `after`: only those written since `sequence`."""
+        """Return the tips, oldest first: of all namespaces or one, and only those written since `after`."""
         where, values = ("AND namespace = ?", (namespace,)) if namespace is not None else ("", ())
         rows = self._query(f"{SELECT_TIP} WHERE age > ? {where} ORDER BY age", (after, *values))
         return [parse_tip_row(row) for row in rows]
@@ -96,8 +95,12 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return [parse_tip_row(row) for row in self._query(sql, [*values, min(limit, 2**31) or -1])]
 
     def get_tip(self, tip_id: int) -> Tip | None:
-        """Return one tip by its id."""
         return next((parse_tip_row(row) for row in self._query(f"{SELECT_TIP} WHERE id = ?", (tip_id,))), None)
+
+    def get_best_score(self, namespace: str) -> tuple[float, float]:
+        """Return score and highest possible score of the best tip of a namespace: 1 of 1 where there is none."""
+        best = next(iter(self.list_sorted(namespace, "score", 1)), None)
+        return (best.score, best.max_score) if best else (1.0, 1.0)
 
     def load_reader_stats(self, tip_id: int | None = None) -> dict[int, ReaderStats]:
         """Return the reader statistics of each tip, or of one, by id."""
@@ -242,7 +245,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             "UPDATE tips SET shown = shown + 1, earned = earned + ?, compared = compared + ?, gained = gained + ?, "
             "used = ? WHERE id = ? RETURNING namespace"
         )
-        namespaces, number = [], self._peek_sequence()
+        namespaces, number = [], self.sequence + 1
         for tip, earned, gained in readings:
             values = (earned, gained is not None, gained or 0.0, number, tip)
             namespaces += [namespace for (namespace,) in self._query(sql, values)]
@@ -270,13 +273,12 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return [(set(json.loads(tips)), earned) for tips, earned in self._query(sql, (namespace, without, limit))]
 
     def load_items(self, namespace: str | None = None, key: str = "") -> list[ItemRow]:
-        """Return all items, the oldest first, or the one of that namespace and key."""
+        """Return all items, the oldest first, or the one of a namespace and key."""
         where, values = ("WHERE namespace = ? AND key = ?", (namespace, key)) if namespace is not None else ("", ())
         sql = f"SELECT namespace, key, value, tip, created, updated FROM items {where} ORDER BY rowid"  # noqa: S608
         return [ItemRow(*row) for row in self._query(sql, values)]
 
     def is_item_tip(self, tip: int) -> bool:
-        """Return whether a tip finds any item."""
         return bool(self._query("SELECT 1 FROM items WHERE tip = ? LIMIT 1", (tip,)))
 
     def put_item(self, namespace: str, key: str, value: str, tip: int | None, now: float) -> None:
@@ -288,7 +290,6 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._write(sql, (namespace, key, value, tip, now, now))
 
     def delete_item(self, namespace: str, key: str) -> None:
-        """Delete an item, if there is one."""
         self._write("DELETE FROM items WHERE namespace = ? AND key = ?", (namespace, key))
 
     def record_effects(self, leads: Iterable[tuple[int, float]], window: int) -> None:
@@ -384,7 +385,7 @@ class StoreBackedMemory(Closeable):
     store: TipStore
 
     def snapshot(self, path: StrPath) -> None:
-        """Write a consistent copy to `path`; see `Memory.snapshot`."""
+        """Write a consistent copy to `path`, atomically."""
         self.store.snapshot(path)
 
     def restore(self, path: StrPath) -> None:
@@ -392,11 +393,10 @@ class StoreBackedMemory(Closeable):
         self.store.restore(path)
 
     def stats(self) -> dict[str, float]:
-        """Return the counts of the store; see `TipStore.stats`."""
+        """Return the counts of `TipStore.stats`."""
         return self.store.stats()
 
     def close(self) -> None:
-        """Close the store. Twice is fine."""
         self.store.close()
 
 

@@ -23,7 +23,6 @@ from trailnotes.types import StrPath, Tip
 
 FORMAT: Final = "trailnotes-tips"
 VERSION: Final = 1
-HEADER_FIELDS: Final = {"format": str, "version": int, "tips": int, "program": str, "memory": str}
 MAX_LINE_BYTES: Final = 512 * 1024  # bytes: more than twice what the longest key and text can take
 FILE_NAME: Final = "memory.db"
 FIELD_TYPES = {name: kind for name, kind in get_type_hints(Tip).items() if name != "id"}
@@ -71,13 +70,40 @@ def iter_tips(path: StrPath) -> Iterator[Tip]:
         with open_snapshot(path) as source:
             for row in source.execute(f"{SELECT_TIP} WHERE retired = '' ORDER BY age"):
                 yield replace(parse_tip_row(row), id=None)
-        return
-    reader = _TipLineParser()
+    else:
+        yield from _iter_jsonl(path)
+
+
+def _iter_jsonl(path: Path) -> Iterator[Tip]:
+    faults: list[str] = []
+    announced, count, number = None, 0, 0
     with _open_readable(path) as file:
-        for number, line in _iter_lines(file):
-            if tip := reader.parse_line(number, line):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+            if len(line) > MAX_LINE_BYTES:
+                raise MemoryStoreError(f"{path}, line {number}: longer than {MAX_LINE_BYTES:,} bytes, and no tip is")
+            if not line.strip():
+                continue
+            try:
+                record = parse_json(line)
+                if not count and isinstance(record, dict) and "format" in record:
+                    announced = _parse_header(record)
+                    continue
+                count += 1
+                tip = parse_tip(record)
+            except ValueError as error:
+                faults.append(f"line {number}: {error}")
+            else:
                 yield tip
-    reader.require_no_faults(path)
+    if faults:
+        raise MemoryStoreError(
+            f"{path} has {len(faults)} malformed lines, nothing was imported: fix or remove "
+            f"{'; '.join(faults[:MAX_REPORTED_LINES])}{' ...' * (len(faults) > MAX_REPORTED_LINES)}"
+        )
+    if announced not in {None, count}:
+        raise MemoryStoreError(
+            f"{path} ends at line {number} with {count} tips, and its first line promises {announced}: it was cut, and "
+            'nothing was imported. Fetch it again, or mend "tips" in the first line where you changed others on purpose'
+        )
 
 
 def is_memory_file(path: Path) -> bool:
@@ -95,81 +121,12 @@ def _open_readable(path: Path) -> Iterator[BinaryIO]:
         raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
 
 
-class _TipLineParser:
-    def __init__(self) -> None:
-        self.faults: list[str] = []
-        self.count = 0  # of lines that should be tips
-        self.last = 0
-        self.announced: int | None = None
-        self._lines: dict[int, int] = {}  # id -> the line that has it
-
-    def parse_line(self, number: int, line: bytes | None) -> Tip | None:
-        """`line`: not blank; None for one that is too long."""
-        before, self.last = self.last, number
-        try:
-            if line is None:
-                raise ValueError(f"longer than {MAX_LINE_BYTES:,} bytes, and no tip is")  # noqa: TRY301 (a fault like others)
-            record = parse_json(line)
-            if not before and isinstance(record, dict) and "format" in record:
-                self.announced = _parse_header(record)
-                return None
-            self.count += 1
-            return self._parse_record(number, record)
-        except ValueError as error:
-            self.faults.append(f"line {number}: {error}")
-            return None
-
-    def _parse_record(self, number: int, record: Any) -> Tip:
-        if isinstance(record, dict) and "format" in record:
-            raise ValueError("a second header: `trailnotes memory merge` joins files")
-        if isinstance(record, dict) and (tip_id := record.get("id")) is not None:
-            if type(tip_id) is not int:
-                raise ValueError(f"id must be int, got {type(tip_id).__name__}")
-            if (before := self._lines.setdefault(tip_id, number)) != number:
-                raise ValueError(f"id {tip_id} again, which line {before} has")
-        return parse_tip(record)
-
-    def require_no_faults(self, path: Path) -> None:
-        if self.faults:
-            named, left = self.faults[:MAX_REPORTED_LINES], len(self.faults) - MAX_REPORTED_LINES
-            raise MemoryStoreError(
-                f"{path} has {len(self.faults)} malformed lines, nothing was imported: fix or remove "
-                f"{'; '.join(named)}{f'; and {left} more' if left > 0 else ''}"
-            )
-        if self.announced not in {None, self.count}:
-            raise MemoryStoreError(
-                f"{path} ends at line {self.last} with {self.count} tips, and its first line promises "
-                f"{self.announced}: it was cut, and nothing was imported. Fetch it again; where lines were taken out "
-                'or added on purpose, mend "tips" in the first line'
-            )
-
-
-def _iter_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Number and content of each line that is not blank; None for one of more than `MAX_LINE_BYTES` bytes."""
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        too_long = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
-        if too_long:
-            while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-                pass
-        if too_long or line.strip():
-            yield number, None if too_long else line.rstrip(b"\n")
-
-
-def _parse_header(header: dict[str, Any]) -> int | None:
+def _parse_header(header: dict[str, Any]) -> Any:
+    """Return the number of tips that the header announces; None if it does not."""
     if header["format"] != FORMAT:
         raise ValueError(f"format must be {FORMAT!r}, got {header['format']!r}")
-    version = header.get("version")
-    if type(version) is not int or version < 1:
-        raise ValueError(f"version must be {VERSION}, got {version!r}")
-    if version > VERSION:
-        raise ValueError(f"version {version}, and this Trailnotes reads up to {VERSION}: upgrade Trailnotes")
-    for name, value in header.items():
-        if name not in HEADER_FIELDS:
-            raise ValueError(f"unknown field {name!r} of a header")
-        if type(value) is not HEADER_FIELDS[name]:
-            raise ValueError(f"{name} must be {HEADER_FIELDS[name].__name__}, got {type(value).__name__}")
+    if (version := header.get("version")) != VERSION:
+        raise ValueError(f"version must be {VERSION}, got {version!r}: upgrade Trailnotes, if it is a later one")
     return header.get("tips")
 
 
@@ -177,25 +134,19 @@ def parse_tip(record: Any) -> Tip:
     """Parse the tip of a JSON object, without its id; raises ValueError with its fault."""
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 (its reader names the line)
-    record.pop("id", None)
-    if unknown := sorted(set(record) - set(FIELD_TYPES)):
+    values = {name: value for name, value in record.items() if name != "id"}
+    if unknown := sorted(values.keys() - FIELD_TYPES):
         raise ValueError(f"unknown field {unknown[0]!r}")
-    if missing := [name for name in REQUIRED_FIELDS if name not in record]:
+    if missing := [name for name in REQUIRED_FIELDS if name not in values]:
         raise ValueError(f"no field {missing[0]!r}")
-    values = {name: _parse_value(name, value) for name, value in record.items()}
+    for name, value in values.items():
+        kind = FIELD_TYPES[name]
+        if kind is float and type(value) is int:
+            values[name] = float(value) if abs(value) < 2**1000 else math.inf
+        elif type(value) is not kind:
+            raise ValueError(f"{name} must be {kind.__name__}, got {type(value).__name__}")
+        if (kind is float and not math.isfinite(values[name])) or (kind is int and abs(value) >= 2**31):
+            raise ValueError(f"{name} is out of range")
     if not clean_tip(values["text"]):
         raise ValueError("its text has no letter or digit")
     return Tip(**values)
-
-
-def _parse_value(name: str, value: Any) -> Any:
-    kind = FIELD_TYPES[name]
-    if kind is float and type(value) is int:
-        value = float(value) if abs(value) < 2**1000 else math.inf
-    if type(value) is not kind:
-        raise ValueError(f"{name} must be {kind.__name__}, got {type(value).__name__}")
-    if kind is float and not math.isfinite(value):
-        raise ValueError(f"{name} must be finite")
-    if kind is int and abs(value) >= 2**31:
-        raise ValueError(f"{name} is out of range")
-    return value

@@ -1,15 +1,17 @@
 """EMPO2's memory: which tips are kept, which are found, in which order (arXiv 2602.23008, section 4.1).
 
-Every writer cleans a tip once: `normalize_tip` in `add`, and so for imports, and `exchange.edit_tip`. A file of unknown
-origin may hold anything: prompts quote all that they show (`prompts.quoted`).
+Every writer cleans a tip (`normalize_tip`); prompts quote all that they show.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import secrets
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import ceil
 from typing import Any, NamedTuple
@@ -19,14 +21,21 @@ import numpy as np
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import retrieval
-from trailnotes.memory.index import decode_vectors, is_faiss_installed
+from trailnotes.memory.index import is_faiss_installed
 from trailnotes.memory.retrieval import Embedder, Floats, Ints
 from trailnotes.memory.schema import EmbedderIdentity, require_identity
-from trailnotes.memory.scope import DISTILLED, MergeCandidate, TipFilter
-from trailnotes.memory.sessions import Author, TipSession, record_attempt
+from trailnotes.memory.scope import DISTILLED, TipFilter
 from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
-from trailnotes.memory.tip_stats import Numbers, TipEffect, compute_exposures, compute_ucb_scores, mean_gain
-from trailnotes.types import StrPath, Task, Tip, Trajectory, replace_surrogates, strip_thinking
+from trailnotes.memory.tip_stats import (
+    Numbers,
+    TipEffect,
+    compare_reader,
+    compute_credit,
+    compute_exposures,
+    compute_ucb_scores,
+    mean_gain,
+)
+from trailnotes.types import StrPath, Task, Tip, Trajectory, replace_surrogates, strip_thinking, to_finite_float
 
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32
@@ -35,7 +44,16 @@ MAX_KEY_CHARS = 32_768  # several times what the longest context holds
 MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tokens of chat templates, tags
 COMPUTED_KEYS = {"similarity", "ucb", "worth"}  # orders that depend on the search, so that no page is sorted by them
 PROTECTED_SHARE = 0.25  # share of the capacity: the newest tips, exempt from eviction by use or worth
-MAX_COMPARED = 2048  # oldest tips that are compared for merging
+COMPARED_ATTEMPTS = 32  # newest attempts at the task that one is compared with
+KEPT_ATTEMPTS = 100_000  # attempts in the file
+MAX_TRANSCRIPT_CHARS = 32_768  # the end of a transcript that an author reads
+AUTHOR_REQUEST = (
+    "{transcript}\n\nThe attempt above has ended with a score of {score:g} of {max_score:g}. Write one note for the "
+    "next attempt at this task: what was tried, what was learned, and what to do instead. One line, under 60 words; "
+    "name places, objects and actions, so that the note can be used from a fresh start."
+)
+Author = Callable[[str], str]
+"""Answers a request for one tip: for instance a call of any model."""
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
 
@@ -47,11 +65,50 @@ class SearchHit(NamedTuple):
     similarity: float  # cosine, -1..1
 
 
-class SearchTarget(NamedTuple):
-    """The tips that a task searches."""
+@dataclass
+class TipSession:
+    """One attempt at a task, by an agent of any kind.
 
-    place: str | TipFilter
-    by_index: bool  # whether it has so many tips that the index is asked
+    A reader's gain is what it earned less the mean of the task's newest attempts that were not shown the tip, so let
+    some sessions go without tips (`show_tips=False`): the gateway and MCP do it by a share.
+    """
+
+    memory: TipMemory
+    task: str
+    query: str
+    id: str
+    tips: tuple[Tip, ...]
+    author: Author | None = None
+    written: Tip | None = field(default=None, init=False)  # by the author, after the report
+
+    @property
+    def text(self) -> str:
+        """Return the tips as lines for a prompt, "" for none: quoted, since they are data."""
+        lines = [json.dumps(tip.text, ensure_ascii=False) for tip in self.tips]
+        return "\n".join(["Notes from earlier attempts at this task (they may be wrong):", *lines]) if lines else ""
+
+    def report(
+        self, score: float, *, max_score: float = 1.0, success: bool | None = None, transcript: str = ""
+    ) -> None:
+        """Report the outcome, once; with a transcript the session's author then writes a tip.
+
+        Args:
+            score: at most `max_score`.
+            max_score: above 0.
+            success: whether the goal is reached; None: whether the score is the highest.
+            transcript: what happened, in words.
+
+        Raises:
+            MemoryStoreError: it has been reported before.
+            ValueError: a score is not finite, or the highest is not above 0.
+        """
+        self.memory.report_attempt(self.id, score, max_score=max_score, success=success)
+        if self.author is not None and transcript:
+            end = transcript[-MAX_TRANSCRIPT_CHARS:]
+            text = self.author(AUTHOR_REQUEST.format(transcript=end, score=score, max_score=max_score))
+            if text.strip():
+                self.written = Tip(self.task, text, self.query, score, max_score, model="author of a session")
+                self.memory.add([self.written])
 
 
 class TipMemory(StoreBackedMemory):
@@ -82,21 +139,18 @@ class TipMemory(StoreBackedMemory):
         the task (`config.scope`) the tips of all tasks that this one may read are candidates; where these are so many
         that the index is asked, the `config.candidates` nearest.
         """
-        target, vector = self._resolve_target(namespace), None
-        if top_k > 0 and self._needs_vector(target):
-            vector = self._embed([query])[0]
-        return self._search_target(target, query, vector, top_k)
+        place, by_index = self._resolve_place(namespace)
+        vector = self._embed([query])[0] if top_k > 0 and self._needs_vector(place, by_index) else None
+        return self._search_place(place, by_index, query, vector, top_k)
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Search without blocking the event loop while a slow embedder, or the word index, computes."""
-        target, vector = self._resolve_target(namespace), None
-        if top_k > 0 and self._needs_vector(target):
+        (place, by_index), vector = self._resolve_place(namespace), None
+        if top_k > 0 and self._needs_vector(place, by_index):
             (vector,) = await retrieval.embed_async(self.embedder, [_truncate_for_embedding(query)])
         if self.config.retrieval == "dense":
-            return self._search_target(target, query, vector, top_k)
-        import asyncio
-
-        return await asyncio.to_thread(self._search_target, target, query, vector, top_k)
+            return self._search_place(place, by_index, query, vector, top_k)
+        return await asyncio.to_thread(self._search_place, place, by_index, query, vector, top_k)
 
     def search_nearest(self, namespace: str, query: str, top_k: int, threshold: float | None = None) -> list[SearchHit]:
         """Return the candidates with their cosine similarity, the most similar first, whatever `config.order` is.
@@ -104,7 +158,7 @@ class TipMemory(StoreBackedMemory):
         `threshold` is by default that of the config.
         """
         vector = self._embed([query])[0]
-        page = self._load_page(self._resolve_target(namespace), vector, top_k)
+        page = self._load_page(*self._resolve_place(namespace), vector, top_k)
         least = self.config.threshold if threshold is None else threshold
         rows, similarities = page.index.find_within(vector, least)
         chosen = _sort_rows(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
@@ -112,7 +166,7 @@ class TipMemory(StoreBackedMemory):
         return [SearchHit(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """Record where tasks belong; see `ScopedMemory.register_tasks`."""
+        """Record the split, environment and family of tasks; return whether any of it was new."""
         if self.config.scope == "family" and (nameless := next((task for task in tasks if not task.family), None)):
             raise ConfigError(
                 f"memory.scope = family, and {nameless.id} says no family: set Task.family where {nameless.env} lists "
@@ -153,31 +207,10 @@ class TipMemory(StoreBackedMemory):
         config, on = self.config, self._clock()
         for pool in dict.fromkeys(self.store.get_capacity_pool(namespace, config.scope) for namespace in namespaces):
             excess = self.store.size(pool) - config.capacity
-            merged = self._merge_similar(pool, excess, on) if config.retire == "merge" and excess > 0 else 0
-            if excess > merged:
-                rule = "oldest" if config.retire == "merge" else config.retire
-                spared = 0 if rule == "oldest" else ceil(PROTECTED_SHARE * config.capacity)
-                victims = self.store.select_victims(pool, rule, excess - merged, spared=spared)
-                self.store.retire(victims, rule, f"memory.capacity = {config.capacity}", on=on)
-
-    def _merge_similar(self, pool: TipFilter, most: int, on: str) -> int:
-        """Merge up to `most` pairs with similar keys and similar words; returns how many.
-
-        The tip of more worth stays, of equals that of the higher score, the more often written, the newer.
-        """
-        tips, gone = self.store.load_oldest(pool, MAX_COMPARED), set[int]()
-        for first, second, similarity in _find_similar_pairs(
-            tips, self.config.merge_similarity, self.store.identity.dim
-        ):
-            if len(gone) == most:
-                break
-            if first.id in gone or second.id in gone:
-                continue
-            kept, other = sorted((first, second), key=lambda tip: tip[3:], reverse=True)
-            self.store.merge_stats(kept.id, other.id)
-            self.store.retire([other.id], "merge", f"{similarity:.2f} like tip {kept.id}", on=on, into=kept.id)
-            gone.add(other.id)
-        return len(gone)
+            if excess > 0:
+                spared = 0 if config.retire == "oldest" else ceil(PROTECTED_SHARE * config.capacity)
+                victims = self.store.select_victims(pool, config.retire, excess, spared=spared)
+                self.store.retire(victims, config.retire, f"memory.capacity = {config.capacity}", on=on)
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Count the readers of each tip, and their gains over members without it; see `FeedbackMemory.report`."""
@@ -200,7 +233,30 @@ class TipMemory(StoreBackedMemory):
         """
         limit = self.config.top_k if top_k is None else top_k
         tips = tuple(self.search(task, query, limit)) if show_tips else ()
-        return TipSession(self, task, query, record_attempt(self, task, tips), tips, author)
+        return TipSession(self, task, query, self.record_attempt(task, tips), tips, author)
+
+    def record_attempt(self, task: str, tips: Sequence[Tip]) -> str:
+        """Record that an attempt is shown `tips`; return its id."""
+        name = secrets.token_urlsafe(12)
+        with self.store.transaction():
+            self.store.insert_attempt(name, task, [tip.id for tip in tips if tip.id is not None], KEPT_ATTEMPTS)
+        return name
+
+    def report_attempt(
+        self, attempt: str, score: float, *, max_score: float = 1.0, success: bool | None = None
+    ) -> None:
+        """Record what an attempt earned, and what each of its tips gained; see `TipSession.report`."""
+        score, max_score = to_finite_float("score", score), to_finite_float("max_score", max_score)
+        if max_score <= 0:
+            raise ValueError(f"max_score must be above 0, is {max_score}")
+        store, earned = self.store, compute_credit(score, max_score, success=bool(success))
+        with store.transaction():
+            finished = store.finish_attempt(attempt, earned)
+            if finished is None:
+                raise MemoryStoreError(f"there is no session {attempt[:40]!r} that waits for its report")
+            task, tips = finished
+            others = store.load_attempts(task, COMPARED_ATTEMPTS, without=attempt)
+            store.record_exposures(compare_reader(tips, earned, others))
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
         """Record tip effects; with `config.distilled` a tip that no longer changes anything is retired."""
@@ -225,39 +281,36 @@ class TipMemory(StoreBackedMemory):
             self.store.insert(tip, vector)
             return 1
         mark = self.store.load_retirements(tip_id).get(tip_id)
-        kept = self.store.find_merge_target(tip_id) if mark and mark.into else None
-        comes_back = mark is not None and kept is None and mark.rule != DISTILLED and tip.enabled
+        comes_back = mark is not None and mark.rule != DISTILLED and tip.enabled
         if self.config.duplicates == "reject" and not comes_back:
             return 0
-        old = self.store.get_tip(kept or tip_id)
+        old = self.store.get_tip(tip_id)
         assert old is not None, "rows do not vanish within a transaction"
-        moved: Floats | None = vector
-        if kept is not None:  # the other tip's key stays
-            tip, moved = replace(tip, key=old.key, action=old.action), None
         best = max(old, tip, key=lambda candidate: candidate.score)
         merged = replace(
             old, key=tip.key, action=tip.action, support=old.support + tip.support,
             score=best.score, max_score=best.max_score, enabled=old.enabled or comes_back,
         )  # fmt: skip
-        self.store.update(merged, moved, refresh=True)
+        self.store.update(merged, vector, refresh=True)
         return 1
 
     def embed_keys(self, tips: Sequence[Tip]) -> Floats:
         """Embed the retrieval keys of `tips`: float32 (len(tips), dim)."""
         return self._embed([tip.key for tip in tips])
 
-    def _resolve_target(self, namespace: str) -> SearchTarget:
-        namespace, config, scope = replace_surrogates(namespace), self.config, self.config.scope
-        wider = None if scope == "task" else self.store.get_search_filter(namespace, scope, config.shared_split)
+    def _resolve_place(self, namespace: str) -> tuple[str | TipFilter, bool]:
+        """Return what a task searches, and whether it has so many tips that the index is asked."""
+        namespace, config = replace_surrogates(namespace), self.config
+        wider = self.store.get_search_filter(namespace, config.scope, config.shared_split)
         place = wider or namespace
         asks_index = config.retrieval == "dense" and is_faiss_installed()
-        return SearchTarget(place, asks_index and self.store.size(place) >= config.exact_below)
+        return place, asks_index and self.store.size(place) >= config.exact_below
 
-    def _load_page(self, target: SearchTarget, vector: Floats | None, top_k: int) -> TipPage:
-        if vector is None or not target.by_index:
-            return self._load_sorted_page(target.place)
+    def _load_page(self, place: str | TipFilter, by_index: bool, vector: Floats | None, top_k: int) -> TipPage:
+        if vector is None or not by_index:
+            return self._load_sorted_page(place)
         count = max(8 * top_k, self.config.candidates)
-        return self.store.load_nearest_page(target.place, self._stored_sort_keys, vector, count)
+        return self.store.load_nearest_page(place, self._stored_sort_keys, vector, count)
 
     def _load_sorted_page(self, place: str | TipFilter) -> TipPage:
         return self.store.load_page(place, self._stored_sort_keys)
@@ -266,18 +319,20 @@ class TipMemory(StoreBackedMemory):
     def _stored_sort_keys(self) -> list[str]:
         return [name for name in self.config.ranking if name not in COMPUTED_KEYS]
 
-    def _needs_vector(self, target: SearchTarget) -> bool:
+    def _needs_vector(self, place: str | TipFilter, by_index: bool) -> bool:
         """Return whether the result depends on the vector of the query, which is else not embedded."""
         config = self.config
-        if target.by_index or config.retrieval == "sparse":
-            return target.by_index
+        if by_index or config.retrieval == "sparse":
+            return by_index
         ranks_all = config.threshold <= -1 and "similarity" not in config.ranking
-        return not ranks_all and bool(self._load_sorted_page(target.place).ids)
+        return not ranks_all and bool(self._load_sorted_page(place).ids)
 
-    def _search_target(self, target: SearchTarget, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
+    def _search_place(
+        self, place: str | TipFilter, by_index: bool, query: str, vector: Floats | None, top_k: int
+    ) -> list[Tip]:
         if top_k <= 0:
             return []
-        page = self._load_page(target, vector, top_k)
+        page = self._load_page(place, by_index, vector, top_k)
         if vector is None and self.config.retrieval != "sparse":
             return self._rank_candidates(page, np.arange(len(page.ids)), None, top_k)
         rows, similarities = self._find_candidates(page, query, vector)
@@ -419,17 +474,3 @@ def _clean_once(text: str, max_words: int) -> str:
 def utc_now() -> str:
     """Return the time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _find_similar_pairs(
-    tips: list[MergeCandidate], least: float, dim: int
-) -> Iterator[tuple[MergeCandidate, MergeCandidate, float]]:
-    """Yield pairs with keys and words at least so similar, with the lower of both cosines, the highest first."""
-    keys = decode_vectors([tip.vector for tip in tips], dim)
-    # A model of meaning finds "go left" much like "go right", so hashing compares the words.
-    words = retrieval.HashingEmbedder().embed([tip.text for tip in tips])
-    alike = np.triu(np.round(np.minimum(keys @ keys.T, words @ words.T), retrieval.DECIMALS), 1)
-    rows, columns = np.nonzero(alike >= np.float32(least))
-    values = alike[rows, columns]
-    for pair in np.lexsort((columns, rows, -values)).tolist():
-        yield tips[rows[pair]], tips[columns[pair]], float(values[pair])

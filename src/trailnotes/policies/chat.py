@@ -113,7 +113,7 @@ class Template:
         options: variables of the template (`model.template_options`).
 
     Raises:
-        PolicyError: the template refuses every conversation.
+        PolicyError: the template refuses every conversation, or changes or drops what messages say.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
@@ -130,6 +130,8 @@ class Template:
         text = self._try_render(SYSTEM_HEAD + TURN[:1], [make_mark(0), make_mark(1)])
         refused = text is None or make_mark(0) not in text  # a system message, or left out without a word
         self._folds = refused and self._try_render(TURN[:1], [make_mark(0)]) is not None
+        for roles in (TURN[:1], TURN, SYSTEM_HEAD + TURN[:1]):
+            self._require_contents(roles)
         self.blanks = self._find_blanks()
         self.trims = {role: self._find_trimming(role) for role in SYSTEM_HEAD + TURN}
         self.rules = self.learn_rules(HEADS)
@@ -189,6 +191,18 @@ class Template:
             self._reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_CHARS]
             return None
         return text
+
+    def _require_contents(self, roles: RoleSequence) -> None:
+        """Refuse a template that changes or drops a content, as one does that knows only lists of parts."""
+        text = self._try_render(roles, [make_mark(index) for index in range(len(roles))])
+        for index, role in enumerate(roles if text is not None else ()):
+            mark = make_mark(index)
+            if mark not in str(text):
+                act = "changes" if mark.casefold() in str(text).casefold() else "drops"
+                raise PolicyError(
+                    f"the model's chat template {act} the content of {role} messages: save the tokenizer with a "
+                    "template that has each content once, as it is"
+                )
 
     def _find_blanks(self) -> tuple[str, str]:
         """Blanks before and after an answer in the history that the prompt for it, and the end of it, do not have."""

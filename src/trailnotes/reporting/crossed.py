@@ -43,19 +43,16 @@ class VarianceComponent:
     df: Floats
 
     def __add__(self, other: VarianceComponent) -> VarianceComponent:
-        """Add independent parts, with Satterthwaite's degrees of freedom."""
         total = self.variance + other.variance
         with np.errstate(divide="ignore", invalid="ignore"):
             df = total**2 / (self.variance**2 / self.df + other.variance**2 / other.df)
         return VarianceComponent(total, np.where(total > 0, df, other.df))
 
     def squared_margin(self, confidence: float) -> Floats:
-        """Square the half-width of Student's interval."""
         squared: Floats = t_quantile(self.df, confidence) ** 2 * self.variance
         return squared
 
     def scale(self, weight: float) -> VarianceComponent:
-        """Return the component of the mean times `weight`."""
         return VarianceComponent(self.variance * weight**2, self.df)
 
 
@@ -71,11 +68,9 @@ class CrossedMoments:
 
     @property
     def variance(self) -> Floats:
-        """Return the variance of drawing seeds and families."""
         return self.seeds.variance + self.families.variance
 
     def squared_margin(self, confidence: float) -> Floats:
-        """Add the squared half-widths of drawing seeds and of drawing families."""
         return self.seeds.squared_margin(confidence) + self.families.squared_margin(confidence)
 
 
@@ -139,18 +134,26 @@ def _clip_limits(mean: Floats, square: Floats, bounds: Bounds) -> Limits:
 def compute_population_limits(found: CrossedMoments, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
     """Compute Wilson's limits of a rate, by the number of trials that gives the margin; else the margin itself, cut.
 
-    That number is at most two a family: families that came out alike may hide some that would not. Where all is won or
-    lost it is that which families give of which each is won or lost as a whole, one less than there are.
+    That number is at most two a family: families that came out alike may hide some that would not. Near 0 and 1 few
+    seeds give a number of next to none, so a limit goes no farther than the margin does, or Wilson's for families of
+    which each is won or lost as a whole, of which one less count than there are. Nor does it come nearer than where
+    none is won, or all are: so a single win takes no room away.
     """
     square = found.squared_margin(confidence)
     if bounds != RATE_BOUNDS:
         return _clip_limits(found.mean, square, bounds)
     rate = np.clip(found.mean, 0.0, 1.0)
-    quantile = t_quantile(found.families.df, confidence)
+    quantile, whole = t_quantile(found.families.df, confidence), max(found.num_families - 1.0, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         number = np.minimum(quantile**2 * rate * (1 - rate) / square, 2.0 * found.num_families)
     inside = np.abs(rate - 0.5) < 0.5 - ROUNDING_TOLERANCE
-    return compute_wilson_limits(rate, np.where(inside, number, max(found.num_families - 1.0, 1.0)), quantile)
+    low, high = compute_wilson_limits(rate, np.where(inside, number, whole), quantile)
+    low_whole, high_whole = compute_wilson_limits(rate, whole, quantile)
+    low_margin, high_margin = _clip_limits(rate, square, bounds)
+    most_at_0 = compute_wilson_limits(0.0, whole, quantile)[1]
+    low = np.minimum(np.maximum(low, np.minimum(low_whole, low_margin)), 1 - most_at_0)
+    high = np.maximum(np.minimum(high, np.maximum(high_whole, high_margin)), most_at_0)
+    return np.minimum(low, rate), np.maximum(high, rate)
 
 
 def compute_difference_limits(
@@ -239,7 +242,6 @@ def build_estimate(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel:
 
 
 def explain_no_panel_interval(found: CrossedMoments, num_played: int) -> str:
-    """Explain a missing interval on the panel; "" where two seeds differ."""
     if found.num_seeds > 1:
         return ""
     return ONE_SEED if num_played == 1 else SEEDS_ALIKE
@@ -271,7 +273,6 @@ def find_common_games(values: Values) -> list[str]:
 
 
 def build_matrix(values: Values, games: Sequence[str]) -> Floats:
-    """Build the values as an array (seeds, games)."""
     return np.array([[own[game] for game in games] for own in values.values()], dtype=np.float64)
 
 

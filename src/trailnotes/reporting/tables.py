@@ -23,7 +23,6 @@ Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format a Markdown table whose columns but the first are numbers."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
 
@@ -90,13 +89,11 @@ def get_console_width() -> int:
 
 
 def print_text(lines: Iterable[str]) -> None:
-    """Print the text below a table, each line wrapped by itself."""
     for line in lines:
         print(textwrap.fill(line, min(TEXT_WIDTH, get_console_width()), subsequent_indent="  "))
 
 
 def measure_width(table: RichTable) -> int:
-    """Measure the columns that a table takes uncut."""
     from rich.console import Console
 
     return Console(width=10_000, height=CONSOLE_HEIGHT).measure(table).maximum

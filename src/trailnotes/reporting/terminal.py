@@ -46,7 +46,6 @@ class PrintableStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write escaped lines one after the other."""
         self.write("".join(lines))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -177,27 +177,11 @@ _REFLECTION_REQUEST: Final = (
 )
 
 
-def select_unseen_tips(tips: Iterable[Tip], shown: Iterable[Tip]) -> tuple[Tip, ...]:
-    """Select the tips whose text the context does not hold yet, each text once, in order."""
-    texts = {tip.text for tip in shown}
-    fresh = []
-    for tip in tips:
-        if tip.text not in texts:
-            texts.add(tip.text)
-            fresh.append(tip)
-    return tuple(fresh)
-
-
-def build_system_prompt(rollout: RolloutConfig) -> str:
-    """Build the system message's text; '' for none."""
-    if rollout.system_prompt is not None:
-        return rollout.system_prompt
-    return "" if rollout.style == "terse" else f"{_ROLE} {_FORMAT[rollout.action_format]}"
-
-
 def build_opening_messages(rollout: RolloutConfig) -> list[Message]:
     """Build the system message, if there is one, and `rollout.example_turns`."""
-    prompt = build_system_prompt(rollout)
+    prompt = rollout.system_prompt
+    if prompt is None:
+        prompt = "" if rollout.style == "terse" else f"{_ROLE} {_FORMAT[rollout.action_format]}"
     opening = [Message("system", prompt)] if prompt else []
     for seen, answer in rollout.example_turns:
         opening += [Message("user", seen), Message("assistant", answer)]
@@ -277,8 +261,15 @@ class Conversation:
         return fitting
 
     def _select_unseen(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
-        readable = tuple(tip for tip in tips if any(map(str.isalnum, tip.text)))
-        return readable if self._memory.repeat_shown else select_unseen_tips(readable, self.shown)
+        """Those that can be read, and whose text the context does not hold yet, each text once, in order."""
+        readable = [tip for tip in tips if any(map(str.isalnum, tip.text))]
+        if self._memory.repeat_shown:
+            return tuple(readable)
+        held, fresh = {tip.text for tip in self.shown}, dict[str, Tip]()
+        for tip in readable:
+            if tip.text not in held:
+                fresh.setdefault(tip.text, tip)
+        return tuple(fresh.values())
 
     def drop_tips(self, tips: Sequence[Tip]) -> None:
         """Remove the tips of the newest turn, before any policy has read them."""
@@ -288,14 +279,12 @@ class Conversation:
         self.shown = self.shown[: len(self.shown) - len(tips)]
 
     def act(self, text: str, token_ids: TokenIds | None = None) -> None:
-        """Add the policy's text, with the sampled ids, to both contexts."""
         message = Message("assistant", text, token_ids or None)
         self.acting.append(message)
         self.plain.append(message)
         self._turns.append(Turn(message, message))
 
     def format_turn(self, observation: Observation, tips: Sequence[Tip] = ()) -> str:
-        """Format the user turn that would come next."""
         if observation.request is not None:
             head = _find_head(observation)
             return "\n".join([*([head] if head else ()), *(self._introduce(tips) if tips else ()), observation.text])
@@ -355,7 +344,6 @@ class Conversation:
         return f'- "{text}"' + (f" ({'; '.join(facts)})" if facts else "")
 
     def cap_text(self, text: str) -> str:
-        """Cut a text of the environment to its cap."""
         return truncate(text, self._rollout.max_observation_tokens, self._count_tokens)
 
 
@@ -397,7 +385,6 @@ def build_memory_query(
 
 
 def get_instruction(trajectory: Trajectory) -> str:
-    """Return the instruction given at reset, '' if there was none."""
     first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
     return first.instruction or ""
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import EnvError
 from trailnotes.memory.base import AsyncMemory, Memory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.conversation import Conversation, build_memory_query, parse_action
-from trailnotes.seeds import derive_seed
 from trailnotes.types import (
     Completion,
     Message,
@@ -37,13 +37,9 @@ MAX_ACTION_SHOWN = 200  # characters of the action that an error names
 class AsyncEnv(Protocol):
     """An environment behind a lease; both methods raise `EnvError` when it fails."""
 
-    async def reset(self, task: Task) -> Observation:
-        """Start an episode of `task`."""
-        ...
+    async def reset(self, task: Task) -> Observation: ...
 
-    async def step(self, action: str) -> Observation:
-        """Take one action there."""
-        ...
+    async def step(self, action: str) -> Observation: ...
 
 
 @runtime_checkable
@@ -52,11 +48,9 @@ class ForeignAgent(AsyncEnv, Protocol):
 
     async def answer(self, completion: Completion) -> Observation:
         """Answer the agent's request, and wait for its next one or for its report."""
-        ...
 
     async def cut(self, asked: Observation) -> Observation:
         """End the episode at a request that is not answered; returns it with what the episode earned."""
-        ...
 
 
 class Pool(Protocol):
@@ -64,7 +58,6 @@ class Pool(Protocol):
 
     def lease(self) -> AbstractAsyncContextManager[AsyncEnv]:
         """Lend one environment: ``async with pool.lease() as env``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +73,10 @@ class EpisodeContext:
     config: Config
 
     def build_sampling(self, step: int) -> Sampling:
-        """Build the sampling of the action at `step`."""
-        return build_action_sampling(self.config, derive_seed(self.seed, self.task.id, self.member, step))
+        rollout, seed = self.config.rollout, derive_seed(self.seed, self.task.id, self.member, step)
+        return Sampling(
+            rollout.temperature, rollout.top_p, max_tokens=rollout.max_action_tokens, stop=rollout.stop, seed=seed
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,31 +93,19 @@ class Decision:
 class Actor(Protocol):
     """One agent in one episode. It asks the policy under `EpisodeContext.episode`, one request at a time."""
 
-    def start(self, observation: Observation) -> None:
-        """Begin after a reset; only this observation holds instruction and briefing."""
-        ...
+    def start(self, observation: Observation) -> None: ...
 
     async def act(self, observation: Observation) -> Decision | None:
         """Answer the newest observation, the first one included; None if the next turn does not fit."""
-        ...
 
 
 MakeActor = Callable[[EpisodeContext], Actor]
 
 
 async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is made of)
-    policy: Policy,
-    env: AsyncEnv,
-    task: Task,
-    mode: Mode,
-    memory: Memory | None,
-    config: Config,
-    *,
-    member: int,
-    seed: int,
-    episode: str = "",
-    make_actor: MakeActor | None = None,
-) -> Trajectory:
+    policy: Policy, env: AsyncEnv, task: Task, mode: Mode, memory: Memory | None, config: Config, *,
+    member: int, seed: int, episode: str = "", make_actor: MakeActor | None = None,
+) -> Trajectory:  # fmt: skip
     """Play one episode; a failing environment ends it with outcome "error" and the steps so far.
 
     The caller announces `episode` (default "task/member") to the policy before, and closes it after. In all modes but
@@ -182,16 +165,19 @@ class TipsActor:
         self.first_seen = 0  # tokens of the first observation
 
     def start(self, observation: Observation) -> None:
-        """Open the conversation of the episode."""
         self.conversation.start(observation.instruction or "")
         self.first_seen = self.context.policy.count_tokens(self.conversation.cap_text(observation.text))
 
     async def find(self, observation: Observation) -> list[Tip]:
-        """Find the tips for this turn."""
-        context = self.context
-        if context.mode == "plain":
+        """Find the tips for this turn, by the tip-free conversation."""
+        context, memory = self.context, self.memory
+        config = context.config.memory
+        if context.mode == "plain" or memory is None or not config.top_k:
             return []
-        return await find_tips(self.memory, context.task, self.conversation, observation, context.config)
+        query = build_memory_query(self.conversation, config.query, observation)
+        if isinstance(memory, AsyncMemory):
+            return await memory.search_async(context.task.id, query, config.top_k)
+        return memory.search(context.task.id, query, config.top_k)
 
     def select_affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:
         """Return the first of the tips that leave room for the remaining turns (`memory.leave_room`).
@@ -231,18 +217,6 @@ class TipsActor:
         return Decision(action, completion, plain_ids, tips)
 
 
-async def find_tips(
-    memory: Memory | None, task: Task, conversation: Conversation, observation: Observation, config: Config
-) -> list[Tip]:
-    """Find the task's tips for the state after `observation`, by the tip-free conversation."""
-    if memory is None or not config.memory.top_k:
-        return []
-    query = build_memory_query(conversation, config.memory.query, observation)
-    if isinstance(memory, AsyncMemory):
-        return await memory.search_async(task.id, query, config.memory.top_k)
-    return memory.search(task.id, query, config.memory.top_k)
-
-
 def observe_within_limit(
     limit: int, policy: Policy, conversation: Conversation, observation: Observation, found: Sequence[Tip]
 ) -> tuple[Tip, ...] | None:
@@ -262,9 +236,3 @@ def compute_prompt_limit(policy: Policy, config: Config) -> int:
 def count_prompt_tokens(policy: Policy, messages: Sequence[Message]) -> int:
     """Count the prompt's tokens; the sum over its contents where an engine gives no ids."""
     return len(policy.encode(messages)) or sum(policy.count_tokens(message.content) for message in messages)
-
-
-def build_action_sampling(config: Config, seed: int) -> Sampling:
-    """Build the sampling of actions from the settings."""
-    rollout = config.rollout
-    return Sampling(rollout.temperature, max_tokens=rollout.max_action_tokens, stop=rollout.stop, seed=seed)

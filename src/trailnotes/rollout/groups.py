@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
 from trailnotes.config.schema import Config
-from trailnotes.memory.base import FeedbackMemory, Memory, ScopedMemory
+from trailnotes.config.seeds import derive_seed
+from trailnotes.memory.base import FeedbackMemory, Memory
 from trailnotes.policies.base import Policy
-from trailnotes.rollout.episode import AsyncEnv, MakeActor, Pool, run_episode
-from trailnotes.seeds import derive_seed
+from trailnotes.rollout.episode import MakeActor, Pool, run_episode
 from trailnotes.types import MODES, NO_OP, Mode, Task, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -29,9 +30,9 @@ SelectMemory = Callable[[int, int], Memory]
 """From the index of a group in the batch and a member of it to the memory of that member alone."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EpisodeSlot:
-    """A member's place in a batch: what one episode plays, whatever fails in between."""
+    """A member's place in a batch: what one episode plays, and how far that went."""
 
     task: Task
     mode: Mode
@@ -39,29 +40,29 @@ class EpisodeSlot:
     seed: int
     episode: str  # its name for the policy, unique in the batch
     memory: Memory | None
+    num_failed: int = 0
+    reason: str = ""  # of the last failure
+    played: Trajectory | None = None
 
     @property
-    def episode_key(self) -> tuple[str, int]:
-        """Return task and member, which identify an episode."""
-        return self.task.id, self.member
+    def is_over(self) -> bool:
+        return self.played is not None or self.num_failed > MAX_REPLACEMENTS
+
+    def record(self, trajectory: Trajectory) -> None:
+        """Record one try."""
+        if trajectory.outcome == "error":
+            self.num_failed += 1
+            self.reason = trajectory.error
+        else:
+            self.played = trajectory
 
 
 async def run_groups(  # noqa: PLR0913 (see `run_episode`)
-    policy: Policy,
-    pool: Pool,
-    tasks: Sequence[Task],
-    modes: Sequence[Sequence[Mode]],
-    memory: Memory | None,
-    config: Config,
-    *,
-    seed: int,
-    progress: OnTrajectory | None = None,
-    on_error: OnTrajectory | None = None,
-    make_actor: MakeActor | None = None,
-    memory_of: SelectMemory | None = None,
-    done: Iterable[Trajectory] = (),
+    policy: Policy, pool: Pool, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], memory: Memory | None,
+    config: Config, *, seed: int, progress: OnTrajectory | None = None, on_error: OnTrajectory | None = None,
+    make_actor: MakeActor | None = None, memory_of: SelectMemory | None = None, done: Iterable[Trajectory] = (),
     once: str = "",
-) -> list[TrajectoryGroup]:
+) -> list[TrajectoryGroup]:  # fmt: skip
     """Play `modes[i][j]` for task i and member j, at most `env.max_envs` at once; results are in this order.
 
     A failed episode goes to `on_error` and is tried afresh, `MAX_REPLACEMENTS` times. A group continues while two
@@ -74,46 +75,36 @@ async def run_groups(  # noqa: PLR0913 (see `run_episode`)
     before a restart, by task and member; failed ones count as attempts, and no task may then stand in `tasks` twice.
     """
     rows = _make_slots(tasks, modes, memory_of or (lambda _, __: memory), seed)
-    attempts = 1 + MAX_REPLACEMENTS
-    failed: Counter[tuple[str, int]] = Counter()
-    reasons: dict[tuple[str, int], str] = {}  # of each slot the last one
-    before: dict[tuple[str, int], Trajectory | None] = {}
+    by_key = {(slot.task.id, slot.member): slot for row in rows for slot in row}
     for trajectory in done:
-        place = trajectory.task.id, trajectory.member
-        failed[place] += trajectory.outcome == "error"
-        reasons[place] = trajectory.error or reasons.get(place, "")
-        if trajectory.outcome != "error" or failed[place] >= attempts:
-            before[place] = None if trajectory.outcome == "error" else trajectory
-    assert not failed or len({task.id for task in tasks}) == len(tasks), "which of the two was played is not known"
-    played = {slot.episode: before[slot.episode_key] for row in rows for slot in row if slot.episode_key in before}
-    slots = [slot for row in rows for slot in row if slot.episode not in played]
+        assert len({task.id for task in tasks}) == len(tasks), "which of the two was played is not known"
+        if slot := by_key.get((trajectory.task.id, trajectory.member)):
+            slot.record(trajectory)
+    left = [slot for row in rows for slot in row if not slot.is_over]
 
-    async def play(live: LiveEpisode, env: AsyncEnv, slot: EpisodeSlot) -> Trajectory:
-        return await run_episode(
-            policy, env, slot.task, slot.mode, slot.memory, config,
-            member=slot.member, seed=slot.seed, episode=live.episode, make_actor=make_actor,
-        )  # fmt: skip
-
-    async def play_slot(live: LiveEpisode, index: int) -> Trajectory | None:
-        slot = slots[index]
-
-        def fail(trajectory: Trajectory) -> None:
-            reasons[slot.episode_key] = trajectory.error
-            if on_error is not None:
+    async def play(live: LiveEpisode, index: int) -> None:
+        slot = left[index]
+        while not slot.is_over:
+            if slot.num_failed:
+                live.switch_to(f"{slot.episode}+{slot.num_failed}")
+            async with pool.lease() as env:
+                trajectory = await run_episode(
+                    policy, env, slot.task, slot.mode, slot.memory, config,
+                    member=slot.member, seed=slot.seed, episode=live.episode, make_actor=make_actor,
+                )  # fmt: skip
+            slot.record(trajectory)
+            if slot.played is None and on_error is not None:
                 on_error(trajectory)
 
-        return await _play_slot(live, pool, slot, range(failed[slot.episode_key], attempts), play, fail)
-
-    def keep(index: int, trajectory: Trajectory | None) -> None:
-        played[slots[index].episode] = trajectory
-        if trajectory is not None and progress is not None:
+    def report_progress(index: int, _: None) -> None:
+        if progress is not None and (trajectory := left[index].played) is not None:
             progress(trajectory)
 
-    await run_with_limit(policy, [slot.episode for slot in slots], play_slot, keep, limit=config.env.max_envs)
+    await run_with_limit(policy, [slot.episode for slot in left], play, report_progress, limit=config.env.max_envs)
     # Ahead of the update, timing would decide the order of these counts and of the tips that are stored.
     if not config.rollout.max_async_iterations or config.memory.is_ranked_by_feedback:
-        _report_results([(slot.memory, played[slot.episode]) for row in rows for slot in row], once)
-    groups = (_build_group(task, row, played, reasons) for task, row in zip(tasks, rows, strict=True))
+        _report_results([slot for row in rows for slot in row], once)
+    groups = (_build_group(task, row) for task, row in zip(tasks, rows, strict=True))
     return [group for group in groups if group is not None]
 
 
@@ -133,29 +124,28 @@ def _make_slots(
             ]
         )
     for memory in {id(slot.memory): slot.memory for row in rows for slot in row}.values():
-        if isinstance(memory, ScopedMemory):
-            memory.register_tasks(tasks)
+        if register_tasks := getattr(memory, "register_tasks", None):  # of a memory whose tasks share tips
+            register_tasks(tasks)
     return rows
 
 
-def _report_results(played: Iterable[tuple[Memory | None, Trajectory | None]], once: str) -> None:
+def _report_results(slots: Iterable[EpisodeSlot], once: str) -> None:
     """Report readers' results to each memory that asks; returned members began further on and do not count."""
     readers: dict[int, tuple[FeedbackMemory, list[Trajectory]]] = {}
-    for memory, trajectory in played:
-        if trajectory is not None and isinstance(memory, FeedbackMemory) and not count_replayed(trajectory):
-            readers.setdefault(id(memory), (memory, []))[1].append(trajectory)
+    for slot in slots:
+        if slot.played is not None and isinstance(slot.memory, FeedbackMemory) and not count_replayed(slot.played):
+            readers.setdefault(id(slot.memory), (slot.memory, []))[1].append(slot.played)
     for memory, episodes in readers.values():
         memory.report(episodes, once=once)
 
 
 def count_replayed(trajectory: Trajectory) -> int:
-    """Count the actions replayed before the episode (`training/exploration.py`); 0 for one that began at the start."""
+    """Count the actions replayed before the episode (`runs/exploration.py`); 0 for one that began at the start."""
     first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
     return int(first.info.get("returned", 0))
 
 
 def select_from_start(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """Select the groups that began at the start of the game."""
     return [group for group in groups if not any(map(count_replayed, group.trajectories))]
 
 
@@ -175,13 +165,9 @@ class LiveEpisode:
 
 
 async def run_with_limit(
-    policy: Policy,
-    episodes: Sequence[str],
-    work: Callable[[LiveEpisode, int], Awaitable[T]],
-    on_done: Callable[[int, T], None],
-    *,
-    limit: int,
-) -> None:
+    policy: Policy, episodes: Sequence[str], work: Callable[[LiveEpisode, int], Awaitable[T]],
+    on_done: Callable[[int, T], None], *, limit: int,
+) -> None:  # fmt: skip
     """Do `work` for each of `episodes`, at most `limit` of them open at a time; 0 = all at once.
 
     Those that begin together are all announced before the first of them begins. Whenever one ends, the next in order
@@ -208,38 +194,14 @@ async def run_with_limit(
             live.switch_to("")
 
 
-async def _play_slot(
-    live: LiveEpisode,
-    pool: Pool,
-    slot: EpisodeSlot,
-    attempts: Iterable[int],
-    play: Callable[[LiveEpisode, AsyncEnv, EpisodeSlot], Awaitable[Trajectory]],
-    on_error: OnTrajectory,
-) -> Trajectory | None:
-    for attempt in attempts:
-        if attempt:
-            live.switch_to(f"{slot.episode}+{attempt}")
-        async with pool.lease() as env:
-            trajectory = await play(live, env, slot)
-        if trajectory.outcome != "error":
-            return trajectory
-        on_error(trajectory)
-    return None
-
-
-def _build_group(
-    task: Task,
-    row: Sequence[EpisodeSlot],
-    played: Mapping[str, Trajectory | None],
-    reasons: Mapping[tuple[str, int], str],
-) -> TrajectoryGroup | None:
-    members = [played[slot.episode] for slot in row]
-    left = tuple(member for member in members if member is not None)
-    if not left or len(left) < min(2, len(members)):
-        num, why = len(members), [reasons[slot.episode_key] for slot in row if played[slot.episode] is None][-1]
-        logger.warning("task %s is left out: %d of %d episodes failed: %s", task.id, num - len(left), num, why)
+def _build_group(task: Task, row: Sequence[EpisodeSlot]) -> TrajectoryGroup | None:
+    members = tuple(slot.played for slot in row if slot.played is not None)
+    if not members or len(members) < min(2, len(row)):
+        reason = [slot.reason for slot in row if slot.played is None][-1]
+        num = len(row) - len(members)
+        logger.warning("task %s is left out: %d of %d episodes failed: %s", task.id, num, len(row), reason)
         return None
-    return TrajectoryGroup(task, left)
+    return TrajectoryGroup(task, members)
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -289,3 +251,40 @@ def _compute_return_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
+
+
+# Dynamic sampling: groups whose members all earned the same teach nothing, and others are played in their place (DAPO,
+# arXiv 2503.14476, section 3.2, with a limit of rounds as in verl-agent, 2716b30).
+
+
+def has_equal_returns(group: TrajectoryGroup) -> bool:
+    """Tell whether all members have the same return, novelty and penalties aside."""
+    return len({trajectory.episode_return for trajectory in group.trajectories}) == 1
+
+
+async def replace_equal_groups(
+    groups: Sequence[TrajectoryGroup], num_rounds: int, play: Callable[[int, int], Awaitable[list[TrajectoryGroup]]]
+) -> tuple[list[TrajectoryGroup], int]:
+    """Replace groups with equal returns by freshly played ones, for at most `num_rounds` rounds.
+
+    ``await play(number, num_groups)`` plays other tasks; `number` counts from 1. Returns the groups to train on, kept
+    ones first, and how many were replaced.
+    """
+    kept = [group for group in groups if not has_equal_returns(group)]
+    fresh = [group for group in groups if has_equal_returns(group)]
+    replaced = 0
+    for number in range(1, num_rounds + 1):
+        num_equal = sum(map(has_equal_returns, fresh))
+        if not num_equal:
+            break
+        kept += [group for group in fresh if not has_equal_returns(group)]
+        fresh = await play(number, num_equal)
+        replaced += num_equal
+    return kept + fresh, replaced
+
+
+def sample_further_tasks(tasks: Sequence[Task], played: Iterable[str], num: int, rng: random.Random) -> list[Task]:
+    """Sample `num` tasks in random order, those first that stand least often in `played`."""
+    often = Counter(played)
+    order = sorted(rng.sample(tasks, len(tasks)), key=lambda task: often[task.id])
+    return [order[i % len(order)] for i in range(num)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.memory.tips import clean_tip, tips_of
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.conversation import (
@@ -19,7 +20,6 @@ from trailnotes.rollout.conversation import (
 )
 from trailnotes.rollout.episode import count_prompt_tokens
 from trailnotes.rollout.groups import LiveEpisode, run_with_limit
-from trailnotes.seeds import derive_seed
 from trailnotes.types import Completion, Message, Sampling, Step, Tip, Trajectory, TrajectoryGroup
 
 EXTRACT: Final = "extract"  # as `algorithm.author`
@@ -36,12 +36,9 @@ class CompletionRequest:
 
 
 async def complete_requests(
-    policy: Policy,
-    requests: Sequence[CompletionRequest],
-    *,
-    limit: int,
+    policy: Policy, requests: Sequence[CompletionRequest], *, limit: int,
     on_done: Callable[[int, Completion], None] | None = None,
-) -> list[Completion]:
+) -> list[Completion]:  # fmt: skip
     """Answer all requests in order, at most `limit` open at a time; 0 = all.
 
     Where a conversation leaves no room for the answer, its oldest turns are dropped; if that does not help, the answer
@@ -51,7 +48,16 @@ async def complete_requests(
     answers: dict[int, Completion] = {}
 
     async def write(_: LiveEpisode, index: int) -> Completion:
-        return await _complete_request(policy, requests[index], names[index])
+        request, messages = requests[index], list(requests[index].messages)
+        limit = request.sampling.max_tokens
+        while (room := policy.context_length - count_prompt_tokens(policy, messages)) < limit:
+            if len(shorter := drop_oldest_turn(messages, request.opening)) == len(messages):
+                break
+            messages = shorter
+        if room < 1:
+            return Completion((), (), (), "", "length")
+        sampling = replace(request.sampling, max_tokens=min(room, limit))
+        return await policy.generate(messages, sampling, names[index])
 
     def keep(index: int, completion: Completion) -> None:
         answers[index] = completion
@@ -60,17 +66,6 @@ async def complete_requests(
 
     await run_with_limit(policy, names, write, keep, limit=limit)
     return [answers[index] for index in range(len(requests))]
-
-
-async def _complete_request(policy: Policy, request: CompletionRequest, name: str) -> Completion:
-    messages, limit = list(request.messages), request.sampling.max_tokens
-    while (room := policy.context_length - count_prompt_tokens(policy, messages)) < limit:
-        if len(shorter := drop_oldest_turn(messages, request.opening)) == len(messages):
-            break
-        messages = shorter
-    if room < 1:
-        return Completion((), (), (), "", "length")
-    return await policy.generate(messages, replace(request.sampling, max_tokens=min(room, limit)), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +85,9 @@ class TipBatch(NamedTuple):
 
 
 async def write_tips(
-    policy: Policy,
-    groups: Sequence[TrajectoryGroup],
-    config: Config,
-    *,
-    seed: int,
-    step: int,
+    policy: Policy, groups: Sequence[TrajectoryGroup], config: Config, *, seed: int, step: int,
     on_tip: Callable[[WrittenTip], None] | None = None,
-) -> TipBatch:
+) -> TipBatch:  # fmt: skip
     """Have the policy write one tip about each episode, without tips in the prompt, `env.max_envs` at a time.
 
     With `algorithm.author = "extract"` no model writes. Nothing is stored here. Episodes without a step are skipped. An
@@ -127,7 +117,6 @@ def compute_tip_metrics(written: Sequence[WrittenTip]) -> dict[str, float]:
 
 
 def select_usable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Select the episodes that have steps and no error."""
     return [t for t in trajectories if t.steps and t.outcome != "error"]
 
 

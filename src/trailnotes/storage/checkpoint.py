@@ -14,9 +14,8 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trailnotes.errors import RunError
 from trailnotes.storage.files import fsync_path, parse_json, write_text_atomic
@@ -35,8 +34,7 @@ _DIRECTORY_NAME = re.compile(r"step-(\d{6,})")
 _TEMP_PREFIX = ".aside-"  # prefix of directories being made or deleted; nothing reads them
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """One checkpoint on disk, with its problems."""
 
     path: Path
@@ -53,8 +51,6 @@ def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[st
     Raises:
         OSError: the disk is full or not writable; nothing has changed.
     """
-    if step < 0:
-        raise ValueError(f"step must be 0 or more, got {step}")
     path = root / f"step-{step:06d}"
     for leftover in root.glob(f"{_TEMP_PREFIX}*"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
@@ -70,7 +66,6 @@ def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[st
 
 
 def load_meta(path: Path) -> dict[str, Any]:
-    """Read the `meta` that `save` was given."""
     return read_json(path / META)
 
 
@@ -81,11 +76,7 @@ def scan(root: Path, contents: bool = True) -> list[Checkpoint]:
 
 
 def find_latest(root: Path, skip_damaged: bool = False) -> Path | None:
-    """Return the newest whole checkpoint, or None if there is none at all.
-
-    Raises:
-        RunError: a newer one is damaged and `skip_damaged` is off; the text names it and the last good one.
-    """
+    """Return the newest whole checkpoint, or None; raises `RunError` for a newer damaged one unless `skip_damaged`."""
     checkpoints = scan(root)
     whole = [c for c in checkpoints if not c.problems]
     newest = whole[-1] if whole else None
@@ -135,8 +126,15 @@ def verify(path: Path, contents: bool = True) -> list[str]:
         return [f"{MANIFEST} cannot be read: {type(error).__name__}: {error}"]
     if version != FORMAT:
         return [f"{MANIFEST} has format {version}, this version reads {FORMAT}"]
-    looked_at = (_find_problem(path, name, *parts, contents=contents) for name, parts in expected.items())
-    problems = [problem for problem in looked_at if problem]
+    problems = []
+    for name, (size, sha256) in expected.items():
+        try:
+            if (found := (path / name).stat().st_size) != size:
+                problems.append(f"{name} has {found} bytes instead of {size}")
+            elif contents and _hash_file(path / name) != sha256:
+                problems.append(f"{name} differs from what was saved")
+        except FileNotFoundError:
+            problems.append(f"{name} is missing")
     if problems:
         with suppress(OSError):  # it is gone
             if (path / MANIFEST).read_bytes() != text:  # stripped meanwhile
@@ -145,20 +143,15 @@ def verify(path: Path, contents: bool = True) -> list[str]:
 
 
 def mark_best(root: Path, path: Path, score: float) -> None:
-    """Remember `path` as the best checkpoint, with its score."""
     write_json(root / BEST, {"checkpoint": path.name, "score": score})
 
 
 def load_best(root: Path) -> tuple[Path, float] | None:
-    """Return the best checkpoint and its score, or None if there is none."""
     if not (root / BEST).is_file():
         return None
-    try:
-        marker = parse_json((root / BEST).read_bytes())
-        path, score = root / str(marker["checkpoint"]), float(marker["score"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{root / BEST} cannot be read ({error}): delete it to choose the best again") from error
-    return (path, score) if path.is_dir() else None
+    marker = read_json(root / BEST)
+    path = root / marker["checkpoint"]
+    return (path, float(marker["score"])) if path.is_dir() else None
 
 
 def prune(root: Path, keep_last: int) -> list[Path]:
@@ -166,8 +159,6 @@ def prune(root: Path, keep_last: int) -> list[Path]:
 
     Damaged ones are evidence: they are neither counted nor deleted. Held ones stay until a later call.
     """
-    if keep_last < 1:
-        raise ValueError(f"keep_last must be at least 1, got {keep_last}")
     marked = load_best(root)
     whole = [c.path for c in scan(root, contents=False) if not c.problems]
     old = [path for path in whole[:-keep_last] if not (marked and path == marked[0]) and not verify(path)]
@@ -236,11 +227,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read the object that `write_json` wrote; raises `RunError` if it is damaged."""
     try:
         value = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
+        return dict(value)
+    except (OSError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): name another checkpoint, or start a new run") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} is damaged (it holds no JSON object): name another checkpoint, or start a new run")
-    return value
 
 
 def _list_directories(root: Path) -> list[tuple[int, Path]]:
@@ -248,18 +237,6 @@ def _list_directories(root: Path) -> list[tuple[int, Path]]:
         return []
     named = ((_DIRECTORY_NAME.fullmatch(path.name), path) for path in root.iterdir())
     return sorted((int(match[1]), path) for match, path in named if match and path.is_dir())
-
-
-def _find_problem(path: Path, name: str, size: int, sha256: str, *, contents: bool) -> str:
-    file = path / name
-    try:
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes instead of {size}"
-        return f"{name} differs from what was saved" if contents and _hash_file(file) != sha256 else ""
-    except FileNotFoundError:  # deleted this very moment
-        return f"{name} is missing"
 
 
 @contextmanager

@@ -25,7 +25,6 @@ class Demonstration:
 
 
 def list_assistant_turns(messages: Iterable[Message]) -> frozenset[int]:
-    """List the indices of all assistant turns."""
     return frozenset(i for i, message in enumerate(messages) if message.role == "assistant")
 
 
@@ -46,37 +45,27 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other line ends
-    except OSError as error:
-        raise ConfigError(f"{setting} = {str(path)!r} cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{setting} = {str(path)!r} is not UTF-8 text: {error.reason}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{setting} = {str(path)!r} cannot be read ({error})") from error
     demonstrations = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            record = parse_json(line)
-            messages, task = _parse_messages(record["messages"]), _parse_task(record.get("task"))
-            taught = _parse_imitated(record.get("taught"), list_assistant_turns(messages))
-            kind, helped = str(record.get("kind", "")), bool(record.get("helped", True))
+            demonstrations.append(_parse_record(parse_json(line)))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{path}:{number} is not a demonstration ({error}); "
                 'a line is {"messages": [{"role": "user", "content": "..."}, ...]}'
             ) from error
-        if not taught:
-            raise ConfigError(f"{path}:{number} has no assistant turn to imitate")
-        demonstrations.append(Demonstration(messages, taught, task, kind, helped))
     if not demonstrations:
         raise ConfigError(f"{path} holds no demonstrations")
     return demonstrations
 
 
 def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
-    """Convert a demonstration to one line of such a file."""
-    turns = [{"role": m.role, "content": m.content} for m in demonstration.messages]
-    kept = zip(turns, demonstration.messages, strict=True)
-    record: dict[str, Any] = {"messages": [t | ({"token_ids": m.token_ids} if m.token_ids else {}) for t, m in kept]}
+    rows = [{"role": m.role, "content": m.content, "token_ids": m.token_ids} for m in demonstration.messages]
+    record: dict[str, Any] = {"messages": [{name: row[name] for name in row if row[name] is not None} for row in rows]}
     if demonstration.taught != list_assistant_turns(demonstration.messages):
         record["taught"] = sorted(demonstration.taught)
     if demonstration.kind:
@@ -86,29 +75,18 @@ def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
     return record | ({"task": task_to_json(demonstration.task)} if demonstration.task else {})
 
 
-def _parse_imitated(named: Any, turns: frozenset[int]) -> frozenset[int]:
-    if named is None:
-        return turns
-    if not frozenset(named) <= turns:
-        raise ValueError(f"taught = {named!r} names a message that is not the assistant's")
-    return frozenset(named)
-
-
-def _parse_task(named: Any) -> Task | None:
-    if named is None:
-        return None
-    return Task(**named) if isinstance(named, dict) else Task(str(named), "unknown")  # an id tells games apart alone
-
-
-def _parse_messages(rows: Any) -> tuple[Message, ...]:
-    for row in rows:
-        if not isinstance(row["content"], str):
-            raise TypeError(f"a turn's content is {type(row['content']).__name__}, not text")
-        if not all(type(index) is int and index >= 0 for index in row.get("token_ids", ())):
-            raise ValueError(f"token_ids = {row['token_ids']!r} are no ids")
-    roles = [row["role"] for row in rows]
-    head = int(roles[:1] == ["system"])
-    for i, role in enumerate(roles[head:]):
-        if role != (expected := ("user", "assistant")[i % 2]):
-            raise ValueError(f"turn {head + i + 1} has role {role!r} instead of {expected!r}")
-    return tuple(Message(row["role"], row["content"], tuple(row.get("token_ids", ())) or None) for row in rows)
+def _parse_record(record: Any) -> Demonstration:
+    rows, task = record["messages"], record.get("task")
+    messages = tuple(Message(row["role"], row["content"], tuple(row.get("token_ids", ())) or None) for row in rows)
+    roles = [message.role for message in messages]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if any(role != ("user", "assistant")[i % 2] for i, role in enumerate(turns)):
+        raise ValueError(f"user and assistant must take turns, the user first: {', '.join(roles)}")
+    if not all(isinstance(message.content, str) for message in messages):
+        raise TypeError("the content of each turn must be text")
+    taught = frozenset(record.get("taught", list_assistant_turns(messages)))
+    if not taught or not taught <= list_assistant_turns(messages):
+        raise ValueError(f"taught = {sorted(taught)} must name turns of the assistant")
+    if task is not None:
+        task = Task(**task) if isinstance(task, dict) else Task(str(task), "unknown")  # an id alone tells games apart
+    return Demonstration(messages, taught, task, str(record.get("kind", "")), bool(record.get("helped", True)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import json
 import math
@@ -14,7 +13,8 @@ import shutil
 import stat
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar
 
@@ -45,29 +45,24 @@ def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
 
 def parse_json_at(text: str, place: int) -> tuple[Any, int]:
     """Parse the JSON value that begins at `place`; returns it and its end."""
-    try:
-        return _DECODERS["keep"].raw_decode(text, place)
-    except RecursionError:
-        raise ValueError("it nests too deeply") from None
+    return _DECODERS["keep"].raw_decode(text, place)
 
 
-def _drop_nonfinite(digits: str) -> float | None:
+def _parse_number(nonfinite: Nonfinite, digits: str) -> float | None:
     value = float(digits)
+    if nonfinite == "refuse" and not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is not a finite number of JSON")
     return value if math.isfinite(value) else None
 
 
-def _refuse_nonfinite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is not a finite number of JSON")
-    return value
+def _make_decoder(nonfinite: Nonfinite) -> json.JSONDecoder:
+    parse = partial(_parse_number, nonfinite)
+    return json.JSONDecoder(parse_float=parse, parse_constant=parse)
 
 
 _DECODERS: Final[Mapping[Nonfinite, json.JSONDecoder]] = {
-    "keep": json.JSONDecoder(),
-    "drop": json.JSONDecoder(parse_float=_drop_nonfinite, parse_constant=_drop_nonfinite),
-    "refuse": json.JSONDecoder(parse_float=_refuse_nonfinite, parse_constant=_refuse_nonfinite),
-}
+    "keep": json.JSONDecoder(), "drop": _make_decoder("drop"), "refuse": _make_decoder("refuse"),
+}  # fmt: skip
 
 
 def get_cache_dir(name: str) -> Path:
@@ -106,51 +101,21 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
 
 @contextmanager
 def open_aside(path: Path) -> Iterator[Path]:
-    """Yield an empty file beside `path`, to be written and renamed; it is removed if it was not renamed.
-
-    Its name stays the same, so that killed processes leave one file at most. If another process writes the same `path`,
-    the name is unique.
-    """
-    aside, descriptor = _claim_temp_file(path)
+    """Yield a free name beside `path`, for a file to be written and renamed; it is removed if it was not renamed."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield aside
     finally:
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), aside.stat()):  # else it was renamed, and this is another's
-                aside.unlink()
-        os.close(descriptor)
-
-
-def _claim_temp_file(path: Path) -> tuple[Path, int]:
-    aside = path.with_name(f".{path.name}.tmp")
-    descriptor = -1
-    with suppress(OSError):  # another process writes it, it is no file, or this file system has no locks
-        descriptor = open_no_follow(aside)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), aside.stat()):  # else it was renamed a moment ago
-            os.ftruncate(descriptor, 0)
-            return aside, descriptor
-    if descriptor >= 0:
-        os.close(descriptor)
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    return aside, open_no_follow(aside)
+        aside.unlink(missing_ok=True)
 
 
 def open_no_follow(path: Path) -> int:
-    """Open or make a file to read and write, as a descriptor, without following a symbolic link.
-
-    Raises:
-        OSError: it cannot be opened, or is a symbolic link (`errno.ELOOP`).
-    """
+    """Open or make a file to read and write, as a descriptor, without following a symbolic link."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read; refuse anything else at once, even a pipe without a writer.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file; `strerror` says so.
-    """
+    """Open a regular file to read; refuse anything else at once, even a pipe without a writer, by `OSError`."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
@@ -159,7 +124,6 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file or a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -168,7 +132,6 @@ def fsync_path(path: Path) -> None:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Write UTF-8 text as `write_bytes_atomic` does."""
     write_bytes_atomic(path, text.encode())
 
 
@@ -233,12 +196,6 @@ def read_lines_from(path: Path, offset: int = 0) -> Iterator[bytes]:
                 yield line
 
 
-def parse_iteration(line: bytes) -> int | None:
-    """Extract the iteration of a line of a run without parsing the line."""
-    found = _ITERATION_PATTERN.match(line)
-    return int(found[1]) if found else None
-
-
 def split_after(path: Path, iterations: int | None = None) -> Path | None:
     """Move lines after the first `iterations` iterations out of `path`; None moves a half-written last line.
 
@@ -250,7 +207,12 @@ def split_after(path: Path, iterations: int | None = None) -> Path | None:
     """
     if not path.exists():
         return None
-    offset = _find_cut(path, iterations)
+    offset = 0
+    for line in read_lines_from(path):
+        iteration = _ITERATION_PATTERN.match(line)
+        if iterations is not None and iteration is not None and int(iteration[1]) >= iterations:
+            break
+        offset += len(line)
     if offset == path.stat().st_size:
         return None
     name = "half" if iterations is None else f"after-{iterations:06d}"
@@ -275,30 +237,9 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=repr)
     except ValueError:
-        text = json.dumps(_replace_nonfinite(record), ensure_ascii=False, default=repr)
+        finite = parse_json(json.dumps(record, default=repr), "drop")
+        text = json.dumps(finite, ensure_ascii=False)
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair from an environment: escaped, so that it comes back the same
         return json.dumps(json.loads(text), ensure_ascii=True).encode() + b"\n"
-
-
-def _replace_nonfinite(value: Any) -> Any:
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {name: _replace_nonfinite(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_replace_nonfinite(item) for item in value]
-        case _:
-            return value
-
-
-def _find_cut(path: Path, iterations: int | None) -> int:
-    offset = 0
-    for line in read_lines_from(path):
-        iteration = parse_iteration(line)
-        if iterations is not None and iteration is not None and iteration >= iterations:
-            break
-        offset += len(line)
-    return offset

@@ -9,14 +9,12 @@ and Kolter 2023, arXiv 2305.09828), and trained like all others.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from trailnotes.config.schema import WarmstartConfig
+from trailnotes.config.schema import WarmstartConfig
 
 END = "<|end|>"
 PAD = "<|pad|>"
@@ -45,20 +43,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024, *, exact: bool
     special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
     settings = {"add_prefix_space": not exact, "pad_token": PAD, "eos_token": END, "unk_token": PAD}
     backend = Qwen2Tokenizer(**settings).backend_tokenizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
     learnt = json.loads(backend.to_str())["model"]
-    tokenizer = Qwen2Tokenizer(
-        vocab=learnt["vocab"],
-        merges=[tuple(pair) for pair in learnt["merges"]],
-        extra_special_tokens=special[2:],
-        **settings,
-    )
+    merges = [tuple(pair) for pair in learnt["merges"]]
+    tokenizer = Qwen2Tokenizer(vocab=learnt["vocab"], merges=merges, extra_special_tokens=special[2:], **settings)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
@@ -72,19 +64,12 @@ def build_model(tokenizer: Any, config: WarmstartConfig, max_tokens: int) -> Any
 
     model = Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=config.hidden_size,
-            intermediate_size=4 * config.hidden_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_heads,
-            max_position_embeddings=max_tokens,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            vocab_size=len(tokenizer), hidden_size=config.hidden_size, intermediate_size=4 * config.hidden_size,
+            num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_heads, max_position_embeddings=max_tokens, tie_word_embeddings=True,
+            bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
         )
-    )
+    )  # fmt: skip
     if config.copying:
         initialize_copy_heads(model)
     return model
@@ -102,7 +87,10 @@ def initialize_copy_heads(model: Any) -> None:
         embeddings = model.get_input_embeddings().weight
         embeddings.normal_(0, EMBEDDING_STD)
         read, place = _draw_projection(width, embeddings.shape[1]), _draw_projection(width, embeddings.shape[1])
-        _initialize_previous_token_head(first, turns)
+        # The first head attends to the previous token, by biases that the rotary positions align.
+        first.q_proj.weight[:width] = first.k_proj.weight[:width] = 0
+        first.k_proj.bias[:width] = _BIAS * torch.cat([torch.ones_like(turns), torch.zeros_like(turns)])
+        first.q_proj.bias[:width] = _BIAS * torch.cat([turns.cos(), -turns.sin()])
         first.v_proj.weight[:width] = read
         first.o_proj.weight[:, :width] = _PREVIOUS_SCALE * place.T
         slow = (turns <= max(MAX_SLOW_ROTATION, float(turns[-1]))).nonzero().flatten()
@@ -115,14 +103,6 @@ def initialize_copy_heads(model: Any) -> None:
             said = _draw_projection(width, embeddings.shape[1])
             second.v_proj.weight[rows] = said
             second.o_proj.weight[:, rows] = _COPY_SCALE * said.T
-
-
-def _initialize_previous_token_head(attention: Any, turns: torch.Tensor) -> None:
-    """Have the first head attend to the previous token, by biases that the rotary positions align."""
-    width = attention.head_dim
-    attention.q_proj.weight[:width] = attention.k_proj.weight[:width] = 0
-    attention.k_proj.bias[:width] = _BIAS * torch.cat([torch.ones_like(turns), torch.zeros_like(turns)])
-    attention.q_proj.bias[:width] = _BIAS * torch.cat([turns.cos(), -turns.sin()])
 
 
 def _draw_projection(rows: int, columns: int) -> torch.Tensor:

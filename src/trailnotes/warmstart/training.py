@@ -9,13 +9,16 @@ import math
 import random
 import shutil
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
 from trailnotes.config.toml import RUNTIME_KEYS
 from trailnotes.envs.tasks import validate_learning_tasks
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
@@ -26,17 +29,11 @@ from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model, require_context_length, require_trainable, resolve_device
 from trailnotes.runs.directory import RunDir, has_begun
 from trailnotes.runs.signals import request_stop_on_signals
-from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import write_text_atomic
+from trailnotes.types import StrPath
 from trailnotes.warmstart.demonstrations import Demonstration, read_demonstrations, require_demonstrator
 from trailnotes.warmstart.small_model import build_model, train_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.types import StrPath
 
 PATIENCE = 1000  # how many demonstrations in a row may be too long before the search for one that fits ends
 GRAD_CLIP = 1.0
@@ -53,14 +50,10 @@ class EncodedDemonstration(NamedTuple):
 
 
 def warmstart(
-    config: Config,
-    out: StrPath,
-    *,
-    allow_change: Sequence[str] = (),
-    progress: Callable[[dict[str, float]], None] | None = None,
-    note: Callable[[str], None] = lambda _text: None,
-) -> Path:
-    """Train a start model on demonstrations and save it to `out` as a Hugging Face directory.
+    config: Config, out: StrPath, *, allow_change: Sequence[str] = (),
+    progress: Callable[[dict[str, float]], None] | None = None, note: Callable[[str], None] = lambda _text: None,
+) -> Path:  # fmt: skip
+    """Train an initial model on demonstrations and save it to `out` as a Hugging Face directory.
 
     With `model.path` empty it trains a tokenizer on the environment's text and a small Qwen2; otherwise it tunes the
     model named there, or adapters on it with `model.lora.enabled`. Demonstrations are the environment's scripted
@@ -77,9 +70,7 @@ def warmstart(
         note: receives a line to show.
 
     Raises:
-        ConfigError: `out` is taken, the environment has no scripted episodes, the file holds none or one of a game of
-            the panel, or none fits `rollout.max_context_tokens`; the model at `model.path` holds fewer tokens than
-            that; or adapters are wanted of a model that does not exist yet.
+        ConfigError: `out` is taken, or there are no demonstrations that fit the model and the panel.
         RunError: `out` is in use, or holds an unfinished model of other settings; or it cannot be written.
         NonFiniteError: a loss or gradient is not finite.
         Interrupted: asked to stop before the end.
@@ -92,9 +83,7 @@ def warmstart(
         raise ConfigError("model.lora.enabled trains adapters of a model that exists: set model.path, or set it false")
     next(_iter_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work
     if named := config.warmstart.demonstrations:  # scripted ones are of no panel, whatever it is
-        games = [
-            demonstration.task for demonstration in read_demonstrations(Path(named), SETTING) if demonstration.task
-        ]
+        games = [each.task for each in read_demonstrations(Path(named), SETTING) if each.task]
         validate_learning_tasks(games, f"warmstart.demonstrations = {named!r}", config)
     with _open_unfinished(config, out, allow_change) as directory:
         torch.manual_seed(config.run.seed)
@@ -114,11 +103,7 @@ def warmstart(
 
 
 def require_free_output(out: Path) -> None:
-    """Refuse to write a model over anything but an unfinished one.
-
-    Raises:
-        ConfigError: `out` holds something else.
-    """
+    """Refuse to write a model over anything but an unfinished one, by `ConfigError`."""
     if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {UNFINISHED}):
         raise ConfigError(f"{out} already exists; choose another --out, or remove it")
 
@@ -166,16 +151,11 @@ def _iter_texts(config: Config, num: int = 4000) -> Iterator[str]:
         yield from (message.content for message in demonstration.messages)
 
 
-def encode_demonstration(demonstration: Demonstration, chat: ChatFormat) -> EncodedDemonstration:
-    """Encode the conversation, with a mask of the taught turns and their end tokens."""
-    return EncodedDemonstration(*chat.encode_with_mask(demonstration.messages, demonstration.taught))
-
-
 def _iter_rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[EncodedDemonstration]:
     limit, too_long = config.rollout.max_context_tokens, 0
     drawing = random.Random(derive_seed(seed, "whole"))
     for demonstration in _iter_demonstrations(config, chat.count_tokens, seed):
-        row = encode_demonstration(demonstration, chat)
+        row = EncodedDemonstration(*chat.encode_with_mask(demonstration.messages, demonstration.taught))
         if drawing.random() < config.warmstart.p_full_loss:
             row = EncodedDemonstration(row.token_ids, [0, *[1] * (len(row.token_ids) - 1)])  # all but the first
         too_long = too_long + 1 if len(row.token_ids) > limit else 0
@@ -228,15 +208,10 @@ class SupervisedTrainer:
 
     @property
     def recent_loss(self) -> float:
-        """Return the mean loss of the last steps."""
         return sum(self._recent) / len(self._recent)
 
     def train_step(self, batch: Sequence[EncodedDemonstration]) -> dict[str, float]:
-        """Take one step of the optimizer.
-
-        Raises:
-            NonFiniteError: loss or gradient is not finite; the weights are as they were.
-        """
+        """Take one step of the optimizer; after a `NonFiniteError` the weights are as they were."""
         warm = self.config.warmstart
         torch.manual_seed(derive_seed(self.config.run.seed, "warmstart", self.step))  # of dropout
         self.model.train()
@@ -260,11 +235,7 @@ class SupervisedTrainer:
         return {"step": self.step, "steps": warm.steps, "loss": total / count, "lr": lr}
 
     def save(self, root: Path) -> None:
-        """Write a checkpoint, whole or not at all, in place of the last one.
-
-        Raises:
-            RunError: the disk is full or not writable.
-        """
+        """Write a checkpoint, whole or not at all, in place of the last one."""
 
         def write(path: Path) -> None:
             save_file(self._optimizer.state_dict(), path / "learner.safetensors")
@@ -273,31 +244,20 @@ class SupervisedTrainer:
             checkpoint.save(root, self.step, write, meta={"step": self.step, "recent": list(self._recent)})
             checkpoint.prune(root, keep_last=1)
         except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise RunError(f"cannot save step {self.step} in {root} ({reason}): free space, and resume") from error
+            raise RunError(f"cannot save step {self.step} in {root} ({error}): free space, and resume") from error
 
     def load(self, path: Path) -> None:
-        """Restore a checkpoint of `save`, from which training continues exactly.
-
-        Raises:
-            RunError: it is the state of another model.
-        """
+        """Restore a checkpoint of `save`, from which training continues exactly."""
         meta = checkpoint.load_meta(path)
-        try:
-            self._optimizer.load_state_dict(load_file(path / "learner.safetensors"))
-        except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
-            raise RunError(f"{path} does not fit the settings of this start: {error}") from error
+        self._optimizer.load_state_dict(load_file(path / "learner.safetensors"))
         self.step = int(meta["step"])
         self._recent.extend(meta["recent"])
 
 
 def _run_steps(
-    imitation: SupervisedTrainer,
-    rows: Iterator[EncodedDemonstration],
-    checkpoints: Path,
-    progress: Callable[[dict[str, float]], None] | None,
-    note: Callable[[str], None],
-) -> None:
+    imitation: SupervisedTrainer, rows: Iterator[EncodedDemonstration], checkpoints: Path,
+    progress: Callable[[dict[str, float]], None] | None, note: Callable[[str], None],
+) -> None:  # fmt: skip
     warm, done = imitation.config.warmstart, imitation.step
     source = iter_batches(rows, warm.batch_size, random.Random(imitation.config.run.seed))
     with request_stop_on_signals(lambda: note("stopping after this step; once more to stop at once")) as received:

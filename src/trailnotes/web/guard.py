@@ -20,21 +20,16 @@ CONTENT_SECURITY_POLICY: Final = (
 )
 """Content security policy of a site without scripts."""
 
+SECURITY_HEADERS: Final = {  # of every answer; a "no-referrer" policy would send forms with the origin "null"
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+}
 CROSS_SITE_MESSAGE: Final = "This form was sent by a page of another site, so nothing was done."
 WRONG_HOST_MESSAGE: Final = "This site answers to the address that its command has printed."
 NO_TOKEN_MESSAGE: Final = "Say the token of this site in the header Authorization: Bearer TOKEN."  # noqa: S105
-
-
-def build_security_headers(policy: str = CONTENT_SECURITY_POLICY) -> dict[str, str]:
-    """Build the headers of every answer. A "no-referrer" policy would send forms with the origin "null"."""
-    return {
-        "content-security-policy": policy,
-        "cross-origin-opener-policy": "same-origin",
-        "cross-origin-resource-policy": "same-origin",
-        "permissions-policy": "camera=(), geolocation=(), microphone=()",
-        "referrer-policy": "same-origin",
-        "x-content-type-options": "nosniff",
-    }
 
 
 def parse_host_name(host: str) -> str:
@@ -64,10 +59,10 @@ class SecurityMiddleware:
         policy: str = CONTENT_SECURITY_POLICY,
     ) -> None:
         self.app, self.names, self.refuse = app, names, refuse
-        self._headers = [(name.encode(), value.encode()) for name, value in build_security_headers(policy).items()]
+        headers = {"content-security-policy": policy, **SECURITY_HEADERS}
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on or refuse it; anything but HTTP passes."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -77,17 +72,13 @@ class SecurityMiddleware:
                 message["headers"] = [*message.get("headers", ()), *self._headers]
             await send(message)
 
-        answer = self._find_refusal(scope) or self.app
-        await answer(scope, receive, sending)
-
-    def _find_refusal(self, scope: Scope) -> ASGIApp | None:
-        headers = Headers(scope=scope)
+        headers, answer = Headers(scope=scope), self.app
         host = headers.get("host", "")
         if self.names is not None and parse_host_name(host) not in self.names:
-            return self.refuse(421, WRONG_HOST_MESSAGE)
-        if scope["method"] == "POST" and is_cross_site(host, headers.get("origin"), headers.get("sec-fetch-site")):
-            return self.refuse(403, CROSS_SITE_MESSAGE)
-        return None
+            answer = self.refuse(421, WRONG_HOST_MESSAGE)
+        elif scope["method"] == "POST" and is_cross_site(host, headers.get("origin"), headers.get("sec-fetch-site")):
+            answer = self.refuse(403, CROSS_SITE_MESSAGE)
+        await answer(scope, receive, sending)
 
 
 class BearerMiddleware:
@@ -98,7 +89,6 @@ class BearerMiddleware:
         self._wanted = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on or refuse it; anything but HTTP passes."""
         answer = self.app
         if scope["type"] == "http":
             given = Headers(scope=scope).get("authorization", "").encode()

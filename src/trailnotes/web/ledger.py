@@ -24,7 +24,6 @@ class TokenCount:
 
     @property
     def total(self) -> int:
-        """Return all of them."""
         return self.prefilled + self.sampled + self.trained
 
     def compute_cost(self, prices: LearnerConfig) -> float:
@@ -59,18 +58,13 @@ class TokenLedger:
         self._before = self.count.total
 
     def require(self, num_tokens: int) -> None:
-        """Refuse a request that could pass `learner.max_tokens_total`.
-
-        Raises:
-            BudgetError: it could.
-        """
+        """Refuse a request that could pass `learner.max_tokens_total`; raises `BudgetError`."""
         most = self.config.max_tokens_total
         if most and self.count.total + self._reserved + num_tokens > most:
             raise BudgetError(
                 f"another request of {num_tokens:,} tokens would pass learner.max_tokens_total = {most:,}, of which "
                 f"{self.count.total:,} are spent, and {self._reserved:,} held back for requests under way: raise "
-                "it, with --allow-change learner.max_tokens_total, and "
-                "the run resumes at the last checkpoint"
+                "it, with --allow-change learner.max_tokens_total, and the run resumes at the last checkpoint"
             )
 
     @contextmanager

@@ -30,7 +30,7 @@ def open_listener(host: str, port: int, *, refusal: str = "") -> socket.socket:
     if refusal and not is_loopback(host):
         raise ConfigError(f"--host {host} {refusal}")
     if not 0 <= port <= 65_535:
-        raise ConfigError(f"--port {port} is none: name one up to 65535, or 0, which takes a free one")
+        raise ConfigError(f"--port must be 0 to 65535, got {port}; 0 takes a free one")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -70,9 +70,16 @@ def serve(
     `ready` is called once, when the first visitor may come; `most_ws_bytes` bounds a WebSocket message, 0 allows none.
     Ctrl-C prints `exit_message` if there is one, and raises otherwise.
     """
-    config = build_server_config(app, lifespan=lifespan, most_ws_bytes=most_ws_bytes)
+    server = uvicorn.Server(build_server_config(app, lifespan=lifespan, most_ws_bytes=most_ws_bytes))
+    start = server.startup
+
+    async def start_and_notify(sockets: list[socket.socket] | None = None) -> None:
+        await start(sockets)
+        ready()
+
+    server.startup = start_and_notify  # type: ignore[method-assign]
     try:
-        _NotifyingServer(config, ready).run(sockets=[listener])
+        server.run(sockets=[listener])
     except KeyboardInterrupt as stop:
         if not exit_message or isinstance(stop, Interrupted):  # SIGTERM or SIGHUP: the exit code tells its sender
             raise
@@ -80,7 +87,6 @@ def serve(
 
 
 def build_server_config(app: ASGIApp, *, lifespan: bool = False, most_ws_bytes: int = 0) -> uvicorn.Config:
-    """Build the settings of a server, of which the arguments are those of `serve`."""
     return uvicorn.Config(
         app,
         access_log=False,
@@ -95,13 +101,3 @@ def build_server_config(app: ASGIApp, *, lifespan: bool = False, most_ws_bytes: 
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-
-
-class _NotifyingServer(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()

@@ -81,14 +81,15 @@ class TinkerServer:
         ledger: the file of `TokenLedger`.
 
     Raises:
-        ConfigError: no key for the hosted service, or one of a strange form.
-        ServerError: nobody answers at the address, or not as a server of the API.
+        ConfigError: the hosted service has no key, or the key has another form than those of the API.
+        ServerError: there is no server of the API at the address.
     """
 
     def __init__(self, config: LearnerConfig, ledger: Path | None = None) -> None:
         self.config = config
         self.url = (config.url or HOSTED_URL).rstrip("/")
         self._key = _load_key(config)
+        self._headers = {"X-API-Key": self._key}
         self.ledger = TokenLedger(config, ledger)
         self._lock = Lock()
         self._lived = -math.inf  # when the server was last known to be alive
@@ -120,7 +121,8 @@ class TinkerServer:
 
         def run() -> None:
             try:
-                future.set_result(_get_result(function()))
+                value = function()  # in the SDK's later versions a future
+                future.set_result(value.result() if hasattr(value, "result") else value)
             except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
                 future.set_exception(error)
 
@@ -128,11 +130,7 @@ class TinkerServer:
         return self.wait(future, doing)
 
     def wait(self, future: Any, doing: str) -> Any:
-        """Wait for a future of the SDK, for `learner.timeout` seconds at most.
-
-        Args:
-            future: of the SDK, or of a thread.
-            doing: what is being done, for the text of an error.
+        """Wait for a future, for `learner.timeout` seconds at most; `doing` names the work in the text of an error.
 
         Raises:
             ServerError: the server is gone, refuses, or has not answered in time.
@@ -195,10 +193,6 @@ class TinkerServer:
         if answer.is_error:
             raise ServerError(f"{self.url} answers {answer.status_code} while {doing}")
         return answer
-
-    @property
-    def _headers(self) -> dict[str, str]:
-        return {"X-API-Key": self._key}
 
     def _find_dialect(self) -> Dialect:
         found = DOCUMENTED
@@ -270,7 +264,6 @@ class TinkerServer:
         )
 
     def _explain(self, error: Exception, doing: str) -> Exception:
-        """Return the error as one line, with what to do."""
         if isinstance(error, TrailnotesError):
             return error
         cause = next((e for e in (error, error.__cause__) if isinstance(e, tinker.APIStatusError)), None)
@@ -292,11 +285,6 @@ class TinkerServer:
 
     def _clean(self, error: BaseException) -> str:
         return redact_key(self._key, " ".join(str(error).split()) or type(error).__name__)[:300]
-
-
-def _get_result(value: Any) -> Any:
-    """Return the result of a future, in the SDK's later versions, or the value, in its earlier ones."""
-    return value.result() if hasattr(value, "result") else value
 
 
 def _load_key(config: LearnerConfig) -> str:

@@ -43,52 +43,26 @@ def redact_key(key: str, text: str) -> str:
     return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if key else text
 
 
-def make_response_hook(key: str) -> Callable[[Any], None]:
-    """Make the hook of a client that redacts the key in each body, and refuses one beyond bounds.
+def make_async_response_hook(key: str) -> Callable[[Any], Awaitable[None]]:
+    """Make the hook of a client that redacts the key in each body, before it is parsed, cut, displayed or kept.
 
     Returns:
-        A function of a response whose body is not read yet. It raises `RetryableError`.
+        A function of a response whose body is not read yet. It raises `RetryableError` for a body beyond bounds.
     """
 
-    def hook(response: Any) -> None:
-        body = _BodyBuffer(response, key)
-        for piece in response.stream:
-            body.add(piece)
-        response.stream.close()
-        body.restore_redacted()
-
-    return hook
-
-
-def make_async_response_hook(key: str) -> Callable[[Any], Awaitable[None]]:
-    """Make the same hook for an asynchronous client."""
-
     async def hook(response: Any) -> None:
-        body = _BodyBuffer(response, key)
-        async for piece in response.stream:
-            body.add(piece)
-        await response.stream.aclose()
-        body.restore_redacted()
-
-    return hook
-
-
-class _BodyBuffer:
-    def __init__(self, response: Any, key: str) -> None:
         packed = response.headers.get("content-encoding", "identity").strip().lower()
         if packed not in {"", "identity"}:
             raise RetryableError("a compressed answer, against the request: turn compression off there", billed=True)
-        self._response, self._key, self._bytes = response, key, bytearray()
+        body = bytearray()
+        async for piece in response.stream:
+            body += piece
+            if len(body) > MAX_BODY_BYTES:
+                raise RetryableError(f"an answer of more than {MAX_BODY_BYTES:,} bytes", billed=True)
+        await response.stream.aclose()
+        if len(key) >= MIN_SECRET_CHARS:
+            body = bytearray(re.sub(re.escape(key.encode()), b"[key]", body, flags=re.IGNORECASE))
+        httpx = sys.modules[type(response).__module__.partition(".")[0]]  # httpx2 from openai 3 on
+        response.stream = httpx.ByteStream(bytes(body))
 
-    def add(self, piece: bytes) -> None:
-        self._bytes += piece
-        if len(self._bytes) > MAX_BODY_BYTES:
-            raise RetryableError(f"an answer of more than {MAX_BODY_BYTES:,} bytes", billed=True)
-
-    def restore_redacted(self) -> None:
-        """Give the client the body without the key, before it is parsed, cut, shown or kept."""
-        body = bytes(self._bytes)
-        if len(self._key) >= MIN_SECRET_CHARS:
-            body = re.sub(re.escape(self._key.encode()), b"[key]", body, flags=re.IGNORECASE)
-        httpx = sys.modules[type(self._response).__module__.partition(".")[0]]  # httpx2 from openai 3 on
-        self._response.stream = httpx.ByteStream(body)
+    return hook

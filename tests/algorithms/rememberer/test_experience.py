@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes.algorithms.rememberer import RemembererConfig
-from trailnotes.algorithms.rememberer.experience import ExperienceTable
-from trailnotes.algorithms.rememberer.situations import (
+from trailnotes.algorithms.rememberer.table import (
     Experience,
     ExperienceRecord,
-    JaccardSimilarity,
-    LcsSimilarity,
+    ExperienceTable,
+    RemembererConfig,
     SituationIndex,
+    compare_texts,
+    prepare_text,
 )
-from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
 
@@ -137,7 +135,7 @@ def test_defect_3_no_setting_of_the_table_is_without_effect(changed) -> None:
         known = {
             (r.task, r.observation): {a: v.value for a, v in r.values.items()} for r in taught.iter_nearest(*texts)
         }
-        return [known, taught._load_situations().similarity.compare_to_all(texts, taught._embed(texts)).tolist()]
+        return [known, taught._load_situations().compare_to_all(texts, taught._embed(texts)).tolist()]
 
     *others, _ = changed.items()  # the last one is examined
     assert outcome(dict(others)) != outcome(changed)
@@ -169,12 +167,6 @@ def test_defect_8_an_unknown_state_is_not_valued_by_the_record_that_is_updated()
 # -- learning
 
 
-def test_a_value_in_the_exact_record_beats_a_more_valued_neighbour() -> None:
-    taught = teach(table(n_step=1), episode(9.0, states="hall with a lamp"), episode(1.0, states="hall with a lamb"))
-    teach(taught, [Experience("g", "start", "go", 0.0), Experience("g", "hall with a lamb", "go", 0.0)])
-    assert value(taught, "start", "go") == 1.0
-
-
 def test_context_to_print_again_is_kept_and_averaged() -> None:
     first = Experience("g", "s", "a", 0.0, ("x", "y"), ("a", "b"), 1.0, 3.0)
     second = Experience("g", "s", "a", 0.0, ("z", "w"), (), 0.0, 1.0)  # as short: it replaces
@@ -182,11 +174,6 @@ def test_context_to_print_again_is_kept_and_averaged() -> None:
     record = teach(table(), [first], [second], [longer]).find("g", "s")
     assert (record.history, record.admissible) == (("z", "w"), ("c",))
     assert (record.last_reward, record.total_reward, record.visits) == (1.0, 2.0, 3)
-
-
-def test_goals_do_not_share_records() -> None:
-    taught = teach(table(), episode(1.0, goal="fetch"), episode(0.0, goal="drop"))
-    assert (value(taught, "s0", "a0", "fetch"), value(taught, "s0", "a0", "drop")) == (1.0, 0.0)
 
 
 # -- ranking
@@ -213,18 +200,20 @@ def test_each_text_is_embedded_once_and_a_query_embeds_only_what_is_compared() -
     assert counting.texts[31:] == ["another goal"]  # observations are compared by words
 
 
+def compare(kind: str, one: str, others: Sequence[str]) -> list[float]:
+    prepared = [prepare_text(kind, text, VECTOR) for text in (one, *others)]
+    return compare_texts(kind, prepared[0], prepared[1:]).tolist()
+
+
 words = st.text(alphabet="ab \n", max_size=12)
 
 
-@given(st.lists(words, max_size=6), words)
+@given(st.lists(words, min_size=1, max_size=6), words)
 def test_words_are_compared_by_jaccard(texts: list[str], query: str) -> None:
-    part = JaccardSimilarity()
-    for row, text in enumerate(["to be replaced"] * len(texts) + texts):
-        part.put(row % max(1, len(texts)), text, VECTOR)
     sets = [set(text.split()) for text in texts]
     mine = set(query.split())
     expected = [len(mine & s) / len(mine | s) if mine | s else 1.0 for s in sets]
-    assert part.compare_to_all(query, VECTOR, len(texts)) == pytest.approx(expected)
+    assert compare("words", query, texts) == pytest.approx(expected)
 
 
 def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
@@ -235,20 +224,17 @@ def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
     return max(longest_common_subsequence(a[1:], b), longest_common_subsequence(a, b[1:]))
 
 
-@given(st.lists(words, max_size=5), words)
+@given(st.lists(words, min_size=1, max_size=5), words)
 def test_lines_are_compared_by_their_longest_common_subsequence(texts: list[str], query: str) -> None:
     def lines(text: str) -> list[str]:
         return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
-    part = LcsSimilarity()
-    for row, text in enumerate(["to be\nreplaced"] * len(texts) + texts):
-        part.put(row % max(1, len(texts)), text, VECTOR)
     mine = lines(query)
     expected = [
         longest_common_subsequence(mine, lines(text)) / n if (n := max(len(mine), len(lines(text)))) else 1.0
         for text in texts
     ]
-    assert part.compare_to_all(query, VECTOR, len(texts)) == pytest.approx(expected)
+    assert compare("lines", query, texts) == pytest.approx(expected)
 
 
 # -- capacity
@@ -257,7 +243,7 @@ def test_lines_are_compared_by_their_longest_common_subsequence(texts: list[str]
 def situations(capacity: int, *observations: str, samples: Sequence[int] = ()) -> SituationIndex:
     """Records compared by the words of their observations alone, updated in the order given."""
     config = make_settings(record_capacity=capacity, task_weight=0.0)
-    made = SituationIndex(config, 4)
+    made = SituationIndex(config)
     for row, text in enumerate(observations):
         (record,) = all_records(teach(table(), *[episode(1.0, states=text)] * (samples[row] if samples else 1)))
         made.put(row, replace(record, age=row + 1), VECTOR)
@@ -291,11 +277,6 @@ def test_similarities_of_pairs_follow_each_replacement() -> None:
     fresh = situations(3, *(record.observation for record in kept.records))
     assert np.array_equal(kept._get_pairwise(), fresh._get_pairwise())
     assert kept.find(("g", "a b c")) is None
-
-
-def test_a_table_of_one_record_holds_the_latest() -> None:
-    taught = teach(table(record_capacity=1), *[episode(1.0, states=f"room {i}") for i in range(3)])
-    assert [record.observation for record in all_records(taught)] == ["room 2"]
 
 
 # -- the file
@@ -355,40 +336,10 @@ def test_a_batch_is_learned_once_or_not_at_all(path: Path) -> None:
         assert again.stats()["updates"] == 2
 
 
-def test_nothing_is_written_outside_of_a_transaction(path: Path) -> None:
-    with table(path) as taught, pytest.raises(AssertionError, match="transaction"):
-        taught.learn(episode(1.0))
-
-
-def test_a_snapshot_brings_back_table_and_marks(path: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy.db"
-    with table(path) as taught:
-        with taught.transaction():
-            assert taught.mark_first_time("first")
-            taught.learn(episode(1.0))
-        taught.snapshot(copy)
-        with taught.transaction():
-            assert taught.mark_first_time("second")
-            taught.learn(episode(5.0, states="new"))
-        taught.restore(copy)
-        assert [record.observation for record in all_records(taught)] == ["new", "s0"][1:]
-        with taught.transaction():
-            assert not taught.mark_first_time("first")
-            assert taught.mark_first_time("second")
-        with pytest.raises(MemoryStoreError, match="over the file itself"):
-            taught.snapshot(path)
-
-
-def test_a_table_of_another_embedder_or_above_the_capacity_is_refused(path: Path, tmp_path: Path) -> None:
-    with table(path) as taught:
-        teach(taught, episode(1.0, 1.0, 1.0))
-        taught.snapshot(tmp_path / "copy.db")
-    with pytest.raises(MemoryStoreError, match=r"holds 3 records, above the 2"):
-        table(path, record_capacity=2)
+def test_a_table_of_another_embedder_is_refused(path: Path) -> None:
+    table(path).close()
     with pytest.raises(MemoryStoreError, match=r"set memory.embedder = 'hashing'"):
         ExperienceTable(path, HashingEmbedder(64), RemembererConfig())
-    with table(None, record_capacity=2) as small, pytest.raises(MemoryStoreError, match="holds 3 records"):
-        small.restore(tmp_path / "copy.db")
 
 
 def test_half_surrogates_do_not_stop_it(path: Path) -> None:
@@ -404,13 +355,3 @@ def test_an_empty_table_has_nothing_to_say() -> None:
     assert list(empty.iter_nearest("g", "s")) == []
     assert empty.find("g", "s") is None
     assert empty.stats() == {"records": 0, "actions": 0, "updates": 0, "q_max": 0, "q_min": 0}
-
-
-def test_what_is_prepared_is_not_embedded_again() -> None:
-    counting = CountingEmbedder()
-    config = Config(rememberer=RemembererConfig())
-    with ExperienceTable(None, CachedEmbedder(counting), config.rememberer) as experience:
-        asyncio.run(experience.prefetch_embeddings("goal", "a hall"))
-        prepared = list(counting.texts)
-        list(experience.iter_nearest("goal", "a hall"))
-        assert counting.texts == prepared != []

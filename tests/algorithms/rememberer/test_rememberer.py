@@ -6,8 +6,6 @@ import asyncio
 import json
 import random
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import pairwise
@@ -18,21 +16,21 @@ import pytest
 
 import caves
 from small import small_config
-from trailnotes.algorithms.rememberer import RemembererConfig
+from trailnotes.algorithms.rememberer import AdvisedActor, choose_advice, extract_experiences
 from trailnotes.algorithms.rememberer.advice import ValuedAction
-from trailnotes.algorithms.rememberer.experience import ExperienceTable, open_experience
-from trailnotes.algorithms.rememberer.method import AdvisedActor, choose_advice, extract_experiences
-from trailnotes.algorithms.rememberer.situations import (
+from trailnotes.algorithms.rememberer.table import (
     ActionValue,
     Experience,
     ExperienceRecord,
-    SituationIndex,
+    ExperienceTable,
+    RemembererConfig,
 )
-from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError
+from trailnotes.memory import embedder_of
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import EpisodeContext
+from trailnotes.runs.adapt import adapt
 from trailnotes.types import NO_OP, Completion, Message, Observation, Sampling, Step, Task, TokenIds, Trajectory
 
 TASK = Task("t", "caves:Caves")
@@ -78,17 +76,6 @@ def test_defect_4_success_keeps_rising_when_the_table_is_full(tmp_path: Path, mo
     assert curve[-1] == 1.0
 
 
-def test_with_an_eviction_that_refuses_new_keys_it_does_not(tmp_path: Path, monkeypatch) -> None:
-    def first_come(self: SituationIndex, situation: Any, vectors: Any) -> int | None:
-        return len(self.records) if len(self.records) < self._capacity else None
-
-    monkeypatch.setattr(SituationIndex, "choose_row", first_come)
-    monkeypatch.setattr(RemembererConfig, "record_capacity", 40)
-    curve = successes(run(tmp_path, monkeypatch, epochs=8), 40)
-    assert len(curve) == 8
-    assert max(curve) < 0.2
-
-
 # -- experiences
 
 
@@ -114,7 +101,7 @@ def test_defect_6_an_unreadable_answer_is_no_transition_and_no_reward_counts_twi
     )
     assert [(t.observation, t.action, t.reward) for t in read] == [("hall", "go", 0.75), ("room", "go", 1.0)]
     assert read[1].history == ("go",)
-    with open_experience(None, cave_config()) as table, table.transaction():
+    with open_experience(cave_config()) as table, table.transaction():
         table.learn(read)
         assert table.find("the goal", "hall").values["go"].value == 1.75
     assert extract_experiences(episode(("hall", NO_OP, -1.0))) == []
@@ -171,6 +158,10 @@ class Listener(ScriptedPolicy):
         return await super().generate(messages, sampling, episode)
 
 
+def open_experience(config: Config) -> ExperienceTable:
+    return ExperienceTable(None, embedder_of(config), config.section(RemembererConfig))
+
+
 def decide(policy: Listener, taught: ExperienceTable, config: Config, *seen: Observation) -> list[Any]:
     async def episode() -> list[Any]:
         actor = AdvisedActor(EpisodeContext(policy, TASK, "on_policy_tips", 0, 5, "e", config), taught)
@@ -185,7 +176,7 @@ def hall(text: str = "a hall", **fields: Any) -> Observation:
 
 
 def table_of(config: Config, *texts: str, action: str = "go", reward: float = 1.0) -> ExperienceTable:
-    made = open_experience(None, config)
+    made = open_experience(config)
     with made.transaction():
         for text in texts:
             made.learn([Experience("find it", text, action, reward, ("x", "y"), ("go", "wait"))])
@@ -196,7 +187,7 @@ def test_the_answers_most_valued_action_is_done_and_an_unreadable_one_is_the_no_
     config = cave_config()
     policy = Listener("wait -> 0.1\ntake cup -> 0.9\ngo -> 0.5", "no idea", "go -> 1")
     seen = (hall(), hall(reward=0.5), hall())
-    decisions = decide(policy, open_experience(None, config), config, *seen)
+    decisions = decide(policy, open_experience(config), config, *seen)
     assert [decision.action for decision in decisions] == ["take cup", NO_OP, "go"]
     assert [decision.plain_prompt_ids for decision in decisions] == [d.completion.prompt_ids for d in decisions]
     assert "did : take cup\n" in policy.asked[2][0]  # an answer that could not be read is no history
@@ -229,38 +220,6 @@ def test_actions_are_done_in_their_own_spelling_though_examples_quote_them() -> 
     (decision,) = decide(policy, table_of(config, "a hall", action="click[buy now]"), config, hall())
     assert "click(buy now) -> 1.0" in policy.asked[0][0]
     assert decision.action == "click[buy now]"
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"max_write_tokens": 50},
-        {"temperature": 0.7},
-    ],
-)
-def test_defect_3_no_setting_of_the_actor_is_without_effect(changed) -> None:
-    def asked(**keys: Any) -> list[tuple[str, Sampling]]:
-        config = cave_config(**keys)
-        policy = Listener("go -> 1")
-        taught = table_of(config, "a hall", "a big hall")
-        with taught.transaction():
-            taught.learn([Experience("find it", "a hall", "wait", 0.0, ("x", "y"), ("go", "wait", "run"))])
-            taught.learn([Experience("find it", "a hall", "go", 0.2, ("x", "y"))])
-            taught.learn([Experience("find it", "a big hall", "go", -1.0 - 1.0, ("x", "y"), ("go", "run"))])
-        decide(policy, taught, config, hall(actions=("go", "run", "wait")))
-        return policy.asked
-
-    assert asked() == asked()
-    assert asked() != asked(**changed)
-
-
-def test_a_policy_without_token_ids_is_advised_as_well() -> None:
-    config = cave_config()
-    policy = Listener("go -> 1", ids=False)
-    (decision,) = decide(policy, table_of(config, "a hall"), config, hall(actions=("go",)))
-    assert decision.action == "go"
-    assert "example 1 :" in policy.asked[0][0]
-    assert "actions : go" in policy.asked[0][0]
 
 
 # -- the whole method
@@ -325,10 +284,3 @@ def test_a_stopped_run_goes_on_to_the_same_table_and_asks_nothing_when_it_has_en
     run(tmp_path / "parts", monkeypatch, again)
     assert again.asked == []
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
-
-
-def test_it_needs_no_torch() -> None:
-    code = (
-        "import sys, trailnotes.algorithms.rememberer.method; assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

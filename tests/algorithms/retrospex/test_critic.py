@@ -17,20 +17,18 @@ from hypothesis import strategies as st
 
 from trailnotes.algorithms.retrospex import critic as critics
 from trailnotes.algorithms.retrospex.critic import (
+    EMPTY_ID,
     IQL,
+    MAX_TEXT_WORDS,
     Critic,
+    CriticNetworks,
+    Vocabulary,
     estimate_auc,
     expectile_loss,
     load_critic,
     soft_update,
     td_target,
     train_critic,
-)
-from trailnotes.algorithms.retrospex.network import (
-    EMPTY_ID,
-    MAX_TEXT_WORDS,
-    CriticNetworks,
-    Vocabulary,
 )
 from trailnotes.algorithms.retrospex.transitions import (
     Transition,
@@ -114,18 +112,11 @@ def test_runs_evaluations_adaptations_and_files_are_read_and_failed_episodes_are
     assert [step.episode for step in read_transitions(places, "raw", "raw")] == [0, 1, 2, 3, 4]
 
 
-def test_a_cut_last_line_is_skipped(tmp_path: Path) -> None:
-    run = write(tmp_path, episode([0.0]), episode([1.0]))
-    file = run / "trajectories.jsonl"
-    file.write_bytes(file.read_bytes()[:-20])
-    assert [t.episode_return for t in read_episodes([run])] == [0.0]
-
-
 def test_a_place_without_episodes_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no episodes \(trajectories.jsonl"):
+    with pytest.raises(ConfigError, match="trajectories"):
         find_episode_files(tmp_path)
     write(tmp_path, episode([1.0], "error", success=False))
-    with pytest.raises(ConfigError, match="no step of a good episode"):
+    with pytest.raises(ConfigError, match=str(tmp_path)):
         read_transitions([tmp_path], "raw", "raw")
 
 
@@ -358,27 +349,18 @@ def test_training_goes_on_after_the_last_epoch_bit_for_bit(
     assert passes == [0, 1, 1, 2]
 
 
-def test_a_directory_of_another_critic_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_directory_of_another_critic_or_none_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no whole critic"):
+        load_critic(tmp_path)
     train_critic(make_config(), [run], tmp_path / "critic")
-    with pytest.raises(ConfigError, match="other settings: choose another directory"):
+    with pytest.raises(ConfigError, match="other settings"):
         train_critic(make_config(epochs=4), [run], tmp_path / "critic")
     write(run, episode([0.0]))
     with pytest.raises(ConfigError, match="other transitions, episodes, episodes_won"):
         train_critic(make_config(), [run], tmp_path / "critic")
-
-
-def test_a_critic_that_is_not_there_or_damaged_is_named(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no critic"):
-        load_critic(tmp_path)
-    train_critic(make_config(), [run], tmp_path / "critic")
-    weights_file = tmp_path / "critic" / "critic.safetensors"
-    whole = weights_file.read_bytes()
-    weights_file.write_bytes(whole[:-9])
-    with pytest.raises(ConfigError, match="is damaged"):
-        load_critic(tmp_path / "critic")
-    weights_file.write_bytes(whole)
-    (tmp_path / "critic" / "vocabulary.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is damaged"):
+    file = tmp_path / "critic" / "critic.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ConfigError, match="holds no whole critic"):
         load_critic(tmp_path / "critic")
 
 

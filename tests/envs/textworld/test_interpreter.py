@@ -79,9 +79,6 @@ def test_one_line_is_printable_short_and_stable(action: str) -> None:
     assert sanitize_action(line) == (line, False)
 
 
-# ---------------------------------------------------------------------------------------------- cache
-
-
 def build_both(path: Path) -> None:
     """Stand in for a compiler: two files and some noise."""
     print("noise")
@@ -141,22 +138,9 @@ def test_two_processes_may_build_the_same_games(tmp_path: Path) -> None:
     assert names == [".json"] * 30 + [".z8"] * 30
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
-    assert story.get_games_dir() == tmp_path / "games"
-    monkeypatch.delenv("TRAILNOTES_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert story.get_games_dir() == tmp_path / ".cache" / "trailnotes" / "games"
-
-
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "jericho", None)
     with pytest.raises(MissingExtraError, match=r"\[textworld\]"):
         story.open_interpreter(tmp_path / "a.z8")
     with pytest.raises(MissingExtraError, match=r"\[textworld\]"):
         build_cached_game({}, build_both, tmp_path)
-
-
-def test_a_missing_game_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EnvError, match=r"no game at .*absent\.z8"):
-        story.open_interpreter(tmp_path / "absent.z8")

@@ -49,6 +49,18 @@ def test_equal_returns_give_exact_zeros(value: float, normalize_std: bool) -> No
     assert group_relative([value] * 7, normalize_std).tolist() == [0.0] * 7
 
 
+@given(st.lists(st.sampled_from([0.1, 0.2, 0.3, -0.1]), min_size=2, max_size=6), st.randoms())
+def test_the_order_in_which_rewards_are_added_teaches_nothing(rewards: list[float], random: object) -> None:
+    orders = [rewards[:], rewards[:], rewards[:]]
+    for order in orders:
+        random.shuffle(order)  # type: ignore[attr-defined]
+    returns = [sum(order) for order in orders]
+    if abs(returns[0]) > 0.05:  # rewards that cancel leave only rounding
+        assert group_relative(returns).tolist() == [0.0] * 3
+        penalized = group_relative([returns[0] - 0.1], group=returns)
+        np.testing.assert_allclose(penalized, [-0.1], rtol=1e-6)
+
+
 def test_a_group_of_one_or_none_has_nothing_to_be_relative_to() -> None:
     assert group_relative([5.0]).tolist() == [0.0]
     assert group_relative([]).tolist() == []

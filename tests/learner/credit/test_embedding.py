@@ -11,7 +11,7 @@ import pytest
 from tiny import group, step, trajectory
 from trailnotes.config.schema import Config
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.training.exploration import make_novelty
+from trailnotes.runs.exploration import make_novelty
 from trailnotes.types import Observation, Trajectory
 
 

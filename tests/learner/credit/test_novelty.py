@@ -22,7 +22,7 @@ from trailnotes.config.schema import Config
 from trailnotes.learner.credit.episodes import episode_return, group_relative
 from trailnotes.learner.credit.novelty import Novelty, StateCounter
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.training.exploration import RandomNetworkDistillation, VisitCounter, make_novelty
+from trailnotes.runs.exploration import RandomNetworkDistillation, VisitCounter, make_novelty
 from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup, hash_state
 
 KINDS = ("none", "tips", "states", "counts", "rnd")

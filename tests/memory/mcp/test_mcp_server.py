@@ -28,8 +28,7 @@ types = pytest.importorskip("mcp_types")
 
 from mcp.client.streamable_http import streamable_http_client  # noqa: E402
 
-from trailnotes.memory.mcp.server import MAX_BODY_BYTES, make_server  # noqa: E402
-from trailnotes.memory.mcp.tools import AccessRules, Toolbox  # noqa: E402
+from trailnotes.memory.mcp import MAX_BODY_BYTES, AccessRules, Toolbox, make_server  # noqa: E402
 
 COMMAND = ["-m", "trailnotes", "memory", "serve"]
 CLIENT = types.Implementation(name="somebody", version="1")
@@ -191,16 +190,22 @@ def test_a_fault_of_ours_is_told_to_the_owner_alone(
 # --- the command
 
 
-def test_a_missing_memory_is_made_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr("trailnotes.memory.mcp.server.serve_stdio", lambda toolbox: print(toolbox.rules))
+def test_a_missing_memory_is_made_to_be_written(tmp_path: Path, capsys: Any) -> None:
     assert main(["memory", "serve", str(tmp_path / "new.db")]) == 2
     assert "no memory file" in capsys.readouterr().err
-    assert main(["memory", "serve", str(tmp_path / "new.db"), "--write", "--off", "--namespace", "maze/1"]) == 0
-    assert capsys.readouterr().out.strip() == str(AccessRules(write=True, namespace="maze/1", enabled=False))
+
+    async def talk() -> None:
+        server = started(tmp_path / "new.db", "--write", "--off", "--namespace", "maze/1")
+        async with mcp.Client(server, client_info=CLIENT) as client:
+            assert (await said(client, "add_tip", task="maze/1", text="mind the step"))[0]
+            assert not (await said(client, "add_tip", task="maze/2", text="mind the step"))[0]
+
+    asyncio.run(talk())
     with open_store(tmp_path / "new.db") as store:
         assert store.identity == ("hashing", 256)
+        assert [(tip.namespace, tip.enabled) for tip in store.load_tips()] == [("maze/1", False)]
     assert main(["memory", "serve", str(tmp_path / "new.db"), "--off"]) == 2
-    assert "give --write" in capsys.readouterr().err
+    assert "--write" in capsys.readouterr().err
 
 
 def test_a_missing_memory_of_a_run_has_the_embedder_of_its_settings(

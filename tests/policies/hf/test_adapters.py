@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,28 @@ def test_merging_in_float32_loses_nothing_and_bfloat16_most(start_model: Path) -
         assert not any("lora" in name for name, _ in whole.named_parameters())
         if dtype == torch.float32:
             torch.testing.assert_close(whole(IDS).logits, applied, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "targets", [None, ("q_proj",), ("lm_head",), ("embed_tokens",), ("embed_tokens", "lm_head", "v_proj")]
+)
+def test_a_merged_model_gives_the_logits_of_the_adapted_one(
+    tied: bool, targets: tuple[str, ...] | None, start_model: Path, tmp_path: Path
+) -> None:
+    model = tiny_model(tied=tied)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # peft warns of tied layers
+        adapted = add_adapters(model, LoraConfig(rank=2, target_modules=targets), base="")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.3)
+    expected = adapted(IDS).logits.detach()
+    assert (expected - tiny_model(tied=tied)(IDS).logits).abs().max() > 0.01
+    export_model(merge_adapters(adapted)[0], tmp_path, load_model(settings(start_model))[1])
+    torch.testing.assert_close(load_model(settings(tmp_path))[0](IDS).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_share_that_is_lost_by_hand() -> None:

@@ -365,8 +365,20 @@ def test_weights_that_are_not_finite_are_an_error_and_leave_no_trace(model_of, t
     assert one(policy, max_tokens=4) == before
 
 
-def test_a_model_without_attention_recomputes_and_is_right(model_of, tokenizer, caplog):
-    model = model_of("mamba")
+LLAMA4 = {"intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": 8, "head_dim": 8}
+CHUNKED, FULL = "chunked_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("mamba", {}),
+        ("llama4_text", LLAMA4 | {"layer_types": [CHUNKED, CHUNKED]}),
+        ("llama4_text", LLAMA4 | {"layer_types": [CHUNKED, FULL]}),
+    ],
+)
+def test_a_model_with_other_layers_recomputes_and_is_right(model_of, tokenizer, caplog, kind, options):
+    model = model_of(kind, **options)
     with caplog.at_level(logging.WARNING):
         policy = HFPolicy(model, tokenizer)
     assert isinstance(policy.engine.decoder, RecomputeDecoder)

@@ -15,7 +15,7 @@ from paying import Paid
 from tinyrun import episodes, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.rollout.tips import TipBatch
-from trailnotes.training import iteration as run_module
+from trailnotes.runs import iteration as run_module
 from trailnotes.types import Observation
 from trailnotes_lab.compare.spec import load_spec
 

@@ -23,8 +23,6 @@ from small import small_config
 from tinyrun import tiny_config, train_in_process
 from trailnotes.algorithms.retrospex import RetrospexConfig
 from trailnotes.commands import main
-from trailnotes.commands.adapt import adapt
-from trailnotes.commands.eval import evaluate
 from trailnotes.config.builtin import find_config
 from trailnotes.config.methods import find_method, list_names
 from trailnotes.config.schema import Config
@@ -32,7 +30,9 @@ from trailnotes.config.toml import diff_configs, flatten_config, load_config, to
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.crossed import MIN_FAMILIES, Values
 from trailnotes.reporting.intervals import Estimate, Interval
+from trailnotes.runs.adapt import adapt
 from trailnotes.runs.directory import load_run_config
+from trailnotes.runs.evaluate import evaluate
 from trailnotes.storage.files import read_jsonl
 from trailnotes_lab.compare import compare_evaluations, recompute, run_comparison
 from trailnotes_lab.compare.comparison import _summarise_runs, describe_comparison

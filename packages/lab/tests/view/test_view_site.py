@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -13,9 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.diagnose.checks import diagnose
 from trailnotes.memory import open_memory
 from trailnotes.memory.tip_stats import TipEffect, TipExposure
+from trailnotes.runs.diagnose.checks import diagnose
 from trailnotes.types import Tip
 from trailnotes.web.guard import CROSS_SITE_MESSAGE, WRONG_HOST_MESSAGE
 from trailnotes_lab.view.app import NO_TOKEN, make_app
@@ -144,20 +143,6 @@ def test_a_tip_says_what_it_was_worth_and_why_it_was_retired(root: Path, person:
     assert "found by agents" in person.look("/run/first/tips/2").text
 
 
-def test_tips_that_became_one_lead_to_each_other(root: Path, person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryConfig, "merge_similarity", 0.5)
-    config = MemoryConfig(capacity=1, retire="merge")
-    with open_memory(root / "first/memory.db", config) as memory:
-        memory.add([Tip("maze/1", f"{WORDS[2]} now", WORDS[0], 1.0)])
-    gone, kept = (person.look(f"/run/first/tips/{number}") for number in (1, 2))
-    assert "retired on 2" in gone.text
-    assert "one with tip 2" in gone.text
-    assert "/run/first/tips/2" in gone.values("a", "href")
-    assert "a tip that said nearly the same: tip 1" in kept.text
-    assert "/run/first/tips/1" in kept.values("a", "href")
-    assert "retired: one with tip 2" in person.look("/run/first/tips").text
-
-
 def test_pages_beyond_the_end_are_empty_and_no_fault(person: Person) -> None:
     for query in ("page=999999999", "task=maze/1&page=7", "page=-1"):
         assert person.look(f"/run/first/tips?{query}").text
@@ -264,15 +249,6 @@ def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: b
         answer = person.client.get(page)
         assert answer.status_code in {200, 404, 409}, (page, answer.text)
         assert "<h1>" in answer.text
-
-
-def test_a_pipe_in_a_run_holds_no_page_up(root: Path) -> None:
-    for name in ("metrics.jsonl", "trajectories.jsonl", "run.json", "lock"):
-        (root / "first" / name).unlink(missing_ok=True)
-        os.mkfifo(root / "first" / name)
-    person = Person(root)
-    for page in ("/", "/run/first", "/run/first/episodes", "/run/first/tips"):
-        assert "<h1>" in person.look(page).html
 
 
 IMPORTED = "import pathlib; pathlib.Path(__file__).with_name('imported').touch()"

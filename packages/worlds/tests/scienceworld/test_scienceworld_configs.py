@@ -19,7 +19,7 @@ from trailnotes.commands import main
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.toml import diff_configs, load_config
 from trailnotes.envs.tasks import select_batch, tasks_of
-from trailnotes.training.estimate.footprint import estimate_footprint
+from trailnotes.runs.estimate.footprint import estimate_footprint
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
 from trailnotes_worlds.scienceworld.tasks import (
     NUM_VARIATIONS,

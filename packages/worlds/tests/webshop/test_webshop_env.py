@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shelves import DOZEN, LAMP, MUG
-from trailnotes.commands.rollout import rollout
 from trailnotes.config.schema import EnvConfig
 from trailnotes.config.toml import load_config
 from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError
+from trailnotes.runs.evaluate import rollout
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.webshop import env as ws
 from trailnotes_worlds.webshop.protocols import SPLITS

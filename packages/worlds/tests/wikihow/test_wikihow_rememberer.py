@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import howto
-from trailnotes.commands.adapt import adapt
 from trailnotes.config.toml import load_config
 from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.runs.adapt import adapt
 from trailnotes.types import Message
 
 CONFIG = "wikihow/rememberer"

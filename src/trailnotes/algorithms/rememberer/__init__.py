@@ -1,38 +1,193 @@
-"""REMEMBERER: a table of (goal, observation, action) and its value, shown as examples with advice."""
+"""REMEMBERER: a frozen policy and a table of (goal, observation, action) -> Q, shown as examples with advice.
+
+Source: "Large Language Models Are Semi-Parametric Reinforcement Learning Agents" (arXiv 2306.07929, RLEM). See
+docs/algorithms/rememberer.md for every metric, each settled choice, and departures from the paper and its release.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 
+from trailnotes.algorithms.rememberer import advice as words
+from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction
+from trailnotes.algorithms.rememberer.table import Experience, ExperienceRecord, ExperienceTable, RemembererConfig
 from trailnotes.config.methods import Method
-from trailnotes.config.section import Section, key
+from trailnotes.config.schema import Config
+from trailnotes.config.seeds import derive_seed
+from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.memory import embedder_of
+from trailnotes.memory.controls import require_own_tips
+from trailnotes.rollout.conversation import Conversation, get_instruction, quoted
+from trailnotes.rollout.episode import Decision, EpisodeContext, count_prompt_tokens
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.types import NO_OP, Message, Observation, Sampling, Task, Trajectory, TrajectoryGroup
+
+MAX_TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit the context
 
 
-class RemembererConfig(Section):
-    """REMEMBERER: a table of (task, observation, action) and its value, shown as examples with advice."""
+async def rememberer(run: AdaptationRun) -> None:
+    """Fill the table on the training tasks, epoch by epoch, then play the panel with it and without updates."""
+    config = run.config.section(RemembererConfig)
+    require_own_tips(run.config)
+    tasks = load_training_tasks(run.config)
+    with ExperienceTable(run.directory.path / "experience.db", embedder_of(run.config), config) as table:
 
-    # Of the release (552cb62)
-    task_weight: ClassVar[float] = 0.5  # lambda, weight of the task in the similarity
-    record_capacity: ClassVar[int] = 500  # records (task, observation)
-    action_capacity: ClassVar[int] = 20  # actions of a record
-    examples: ClassVar[int] = 2  # records shown
-    history: ClassVar[int] = 5  # last actions shown
-    n_step: ClassVar[int] = 0  # rewards before the bootstrap; 0 = Monte Carlo
-    gamma: ClassVar[float] = 1.0  # discount
+        def advised(context: EpisodeContext) -> AdvisedActor:
+            return AdvisedActor(context, table)
 
-    epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
-    num_tasks: int = key(0, "training tasks, evenly spaced in train.split; 0 = all (release: 10)", ge=0)
-    group_size: int = key(1, "episodes of each training task in an epoch", ge=1)
-    task_similarity: Literal["embedding", "words", "equal"] = key("embedding", "how two tasks are compared")
-    observation_similarity: Literal["embedding", "words", "lines"] = key(
-        "words", "how two observations are compared: embeddings, shared words, or the longest common subsequence of "
-        "lines")  # fmt: skip
-    max_write_tokens: int = key(100, "decoding limit of an answer", "Rememberer release 552cb62", ge=1)
-    temperature: float = key(0.1, "sampling temperature", "Rememberer release 552cb62", ge=0)
+        for epoch in range(config.epochs):
+            if not tasks:
+                break
+            phase = f"epoch-{epoch}"
+            groups = await run.play(phase, tasks, make_actor=advised, num_samples=config.group_size)
+            run.log(phase, groups, **table_metrics(table, groups))  # of the table as it was acted on
+            with table.transaction():
+                if table.mark_first_time(phase):
+                    for trajectory in (t for group in groups for t in group.trajectories):
+                        table.learn(extract_experiences(trajectory))
+            if epoch == 0:
+                solved = {group.task.id for group in groups if all(t.success for t in group.trajectories)}
+                tasks = [task for task in tasks if task.id not in solved]
+
+        groups = await run.play("panel", run.tasks, make_actor=advised, num_samples=run.config.eval.num_samples)
+        run.log("panel", groups, **table_metrics(table, groups))
+        run.report(f"after {config.epochs} epochs of experience", groups, memory=True)
+        run.examine(groups, memory=True)
+
+
+def load_training_tasks(config: Config) -> list[Task]:
+    if not config.section(RemembererConfig).epochs:
+        return []
+    return panel(tasks_of(config, config.train.split), config.section(RemembererConfig).num_tasks)
+
+
+def extract_experiences(trajectory: Trajectory) -> list[Experience]:
+    """Extract the readable decisions of an episode.
+
+    An unreadable answer makes no experience, and its reward counts for the decision before it.
+    """
+    task, earned = get_instruction(trajectory), 0.0
+    experiences: list[Experience] = []
+    for step in trajectory.steps:
+        seen = step.observation
+        if step.action != NO_OP:
+            history = tuple(experience.action for experience in experiences)
+            experiences.append(
+                Experience(task, seen.text, step.action, step.reward, history, seen.actions or (), seen.reward, earned)
+            )
+        elif experiences:
+            experiences[-1] = replace(experiences[-1], reward=experiences[-1].reward + step.reward)
+        earned += step.reward
+    return experiences
+
+
+def choose_advice(
+    record: ExperienceRecord, rng: random.Random
+) -> tuple[tuple[ValuedAction, ...], tuple[ValuedAction, ...]]:
+    """Choose the encouraged and discouraged actions of a record.
+
+    Encouraged is the best action, if its value is above 0; else a random admissible one that was not tried, or is not
+    discouraged, with a made-up value below 0.5. Discouraged are all others, the worst first.
+    """
+    ranked = sorted(record.values.values(), key=lambda value: (-value.value, -value.number, value.action))
+    encouraged = [ValuedAction(value.action, value.value) for value in ranked[:1] if value.value > 0]
+    discouraged = [ValuedAction(value.action, value.value) for value in reversed(ranked) if value.value <= 0]
+    if not encouraged:
+        bad = {valued.action for valued in discouraged}
+        left = [action for action in record.admissible if action not in bad]
+        if choices := [action for action in left if action not in record.values] or left:
+            encouraged = [ValuedAction(rng.choice(choices), rng.uniform(0, 0.5))]
+    return tuple(encouraged), tuple(discouraged)
+
+
+class AdvisedActor:
+    """An actor with an independent prompt for every step: examples with advice, then the present situation.
+
+    The answer is advice, too; the actor takes the action that the policy values most. An unreadable answer costs a
+    step, as with every other method.
+    """
+
+    def __init__(self, context: EpisodeContext, table: ExperienceTable) -> None:
+        self.context, self.table = context, table
+        self.words = Conversation(context.config.rollout, context.config.memory, context.policy.count_tokens)
+        self.task = ""
+        self.facts: tuple[str, ...] = ()
+        self.history: list[str] = []
+        self.num_turns, self.earned = 0, 0.0
+
+    def start(self, observation: Observation) -> None:
+        self.task = observation.instruction or ""
+        self.facts = tuple(line for line in self.words.format_briefing(observation.briefing or {}) if line)
+
+    async def act(self, observation: Observation) -> Decision | None:
+        """Retrieve examples, ask the policy, parse its advice; None where the prompt does not fit."""
+        context, policy, config = self.context, self.context.policy, self.context.config.section(RemembererConfig)
+        self.earned += observation.reward
+        await self.table.prefetch_embeddings(self.task, observation.text)
+        messages, spelled = self._build_prompt(observation)
+        if count_prompt_tokens(policy, messages) > self._max_prompt_tokens():
+            return None
+        sampling = Sampling(
+            config.temperature, max_tokens=config.max_write_tokens,
+            stop=(words.WORDS[context.config.rollout.style]["not"],),  # what would follow the encouraged actions
+            seed=derive_seed(context.seed, context.task.id, context.member, self.num_turns),
+        )  # fmt: skip
+        self.num_turns += 1
+        completion = await policy.generate(messages, sampling, context.episode)
+        advice = words.parse_advice(completion.text)
+        action = max(advice, key=lambda valued: valued.value).action if advice else NO_OP
+        action = spelled.get(action, action)
+        if action != NO_OP:
+            self.history.append(action)
+        return Decision(action, completion, completion.prompt_ids)
+
+    def _build_prompt(self, observation: Observation) -> tuple[list[Message], dict[str, str]]:
+        """The messages, with as many examples as fit; and the true spelling of actions that examples quote."""
+        context, style = self.context, self.context.config.rollout.style
+        config = context.config.section(RemembererConfig)
+        rng = random.Random(derive_seed(context.seed, context.task.id, context.member, f"advice {self.num_turns}"))
+        rollout, capped, examples = context.config.rollout, self.words.cap_text, list[Example]()
+        offered = words.join_actions(observation.actions or (), style) if rollout.show_actions else ""
+        present = Situation(
+            capped(self.task), capped(observation.text), self._select_recent(self.history), capped(offered),
+            observation.reward, self.earned, self.facts,
+        )  # fmt: skip
+        messages, actions = words.build_advice_messages(present, examples, style), list(observation.actions or ())
+        for record in islice(self.table.iter_nearest(self.task, observation.text), MAX_TRIED_EXAMPLES):
+            situation = Situation(
+                capped(record.task), capped(record.observation), self._select_recent(record.history),
+                last_reward=record.last_reward, total_reward=record.total_reward,
+            )  # fmt: skip
+            longer = [Example(situation, *choose_advice(record, rng)), *examples]
+            candidate = words.build_advice_messages(present, longer, style)
+            if count_prompt_tokens(context.policy, candidate) <= self._max_prompt_tokens():
+                examples, messages = longer, candidate
+                actions += [*record.values, *record.admissible]
+            if len(examples) == config.examples:
+                break
+        return messages, {quoted(action): action for action in actions} | {action: action for action in actions}
+
+    def _select_recent(self, history: Sequence[str]) -> tuple[str, ...]:
+        return tuple(history[max(0, len(history) - self.context.config.section(RemembererConfig).history) :])
+
+    def _max_prompt_tokens(self) -> int:
+        config = self.context.config
+        longest = min(config.rollout.max_context_tokens, self.context.policy.context_length)
+        return longest - config.section(RemembererConfig).max_write_tokens  # a whole answer still fits behind it
+
+
+def table_metrics(table: ExperienceTable, groups: Sequence[TrajectoryGroup]) -> dict[str, float | dict[str, float]]:
+    """Measure the share of steps whose exact situation has a record, and the contents of the table."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    situations = [(get_instruction(t), step.observation.text) for t in trajectories for step in t.steps]
+    known = sum(table.find(*situation) is not None for situation in situations)
+    return {"known": known / max(1, len(situations)), "table": table.stats()}
 
 
 METHOD = Method(
-    "rememberer", "REMEMBERER", "trailnotes.algorithms.rememberer.method:rememberer", trains=False, colour="#e69f00",
-    learned_from="trailnotes.algorithms.rememberer.method:load_training_tasks",
+    "rememberer", "REMEMBERER", rememberer, trains=False, colour="#e69f00", learned_from=load_training_tasks,
     sections={"rememberer": RemembererConfig},
 )  # fmt: skip

@@ -23,7 +23,7 @@ _RULES: Final = (
     "examples encourage where the situation is the same, avoid what they discourage, do not repeat what has failed, "
     "and do not invent objects."
 )
-_WORDS: Final = {
+WORDS: Final = {
     "full": {
         "example": "Example {} (quoted):", "task": "Task: {}", "did": "Last actions: {}", "nothing": "none",
         "earned": "Reward: {:.1f} for the last action, {:.1f} in all", "saw": "Observation: {}",
@@ -74,13 +74,13 @@ class Example:
 
 def build_advice_messages(present: Situation, examples: Sequence[Example], style: Style) -> list[Message]:
     """Build the prompt of one step; the most similar example comes last, nearest to the question."""
-    words = _WORDS[style]
+    words = WORDS[style]
     lines = []
     for number, example in enumerate(examples, 1):
         lines += [words["example"].format(number), *_format_situation(example.situation, style, quote=True)]
         for header, valued in ((words["do"], example.encouraged), (words["not"], example.discouraged)):
             if valued or style == "terse":
-                lines += [header, *map(_format_action, valued)]
+                lines += [header, *(f"{quoted(item.action)} -> {item.value:.1f}" for item in valued)]
         if style == "full":
             lines.append("")
     if style == "full":
@@ -91,8 +91,7 @@ def build_advice_messages(present: Situation, examples: Sequence[Example], style
 
 
 def join_actions(actions: Sequence[str], style: Style) -> str:
-    """Join actions into one text."""
-    return _WORDS[style]["separator"].join(actions)
+    return WORDS[style]["separator"].join(actions)
 
 
 def format_advice(valued: Sequence[ValuedAction]) -> str:
@@ -110,22 +109,15 @@ def parse_advice(text: str) -> list[ValuedAction]:
     for line in strip_thinking(text).splitlines():
         if _STOP.match(line):
             break
-        match = _LINE.match(_OPENING.sub("", line))
-        if match is None:
-            continue
-        action = parse_action(match["action"].strip(" \"'"), "line", "terse")
-        if action.ok:
-            found.append(ValuedAction(action.action, float("".join(match["value"].split()))))
+        if match := _LINE.match(_OPENING.sub("", line)):
+            action = parse_action(match["action"].strip(" \"'"), "line", "terse")
+            if action.ok:
+                found.append(ValuedAction(action.action, float("".join(match["value"].split()))))
     return found
 
 
-def get_stop_strings(style: Style) -> tuple[str, ...]:
-    """Return the text that ends an answer: the header that would follow the encouraged actions."""
-    return (_WORDS[style]["not"],)
-
-
 def _format_situation(situation: Situation, style: Style, *, quote: bool) -> list[str]:
-    words = _WORDS[style]
+    words = WORDS[style]
     shown = quoted if quote else str
     did = join_actions(situation.history, style) or words["nothing"]
     lines = [words["task"].format(shown(situation.task)), *situation.facts, words["did"].format(shown(did))]
@@ -135,7 +127,3 @@ def _format_situation(situation: Situation, style: Style, *, quote: bool) -> lis
     if situation.actions:
         lines.append(words["actions"].format(shown(situation.actions)))
     return lines
-
-
-def _format_action(item: ValuedAction) -> str:
-    return f"{quoted(item.action)} -> {item.value:.1f}"

@@ -6,14 +6,22 @@
     vocabulary.json      the words that its encoders know
     critic.json          settings, data and held-out figures; written last, so its presence says that the rest is whole
     checkpoints/         only while it trains
+
+The networks are those of DRRN (arXiv 1511.04636), as Retrospex (arXiv 2505.11807, release 6d169a4) uses them: a GRU for
+each field of text over an embedding that all share, their states concatenated, then two layers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +32,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from trailnotes.algorithms.retrospex import RetrospexConfig, transitions
-from trailnotes.algorithms.retrospex.network import CriticNetworks, Vocabulary
-from trailnotes.algorithms.retrospex.transitions import Transition
+from trailnotes.algorithms.retrospex import transitions
+from trailnotes.algorithms.retrospex.transitions import RetrospexConfig, Transition
 from trailnotes.config.former import drop_removed_keys
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.config.seeds import derive_seed
+from trailnotes.errors import ConfigError
 from trailnotes.learner.states import MasterAdamW
 from trailnotes.reporting.intervals import Interval, compute_percentile_interval
 from trailnotes.runs.console import ProgressBar
-from trailnotes.seeds import derive_seed
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import parse_json
 from trailnotes.storage.records import task_to_json
@@ -47,6 +54,114 @@ BATCH_SIZE = 128  # transitions in a step (Retrospex release 6d169a4)
 HELD_OUT_SHARE = 0.2  # of the tasks, to measure the critic
 JUDGE_BATCH_SIZE = 512
 Floats = NDArray[np.float32]
+STATE_FIELDS = 2  # task, observation
+ACTION_FIELDS = 3  # task, observation, action
+EMBED_SIZE = 64  # width of the word embedding
+HIDDEN_SIZE = 128  # width of the encoder of a field
+CACHE_SIZE = 65536  # encoded texts remembered
+
+Column = Sequence[str]  # one field of B rows
+
+
+class GruEncoder(nn.Module):
+    """A word embedding for all fields, and for each field a GRU whose last state represents the text."""
+
+    def __init__(self, vocabulary: Vocabulary, num_fields: int) -> None:
+        super().__init__()
+        self._encode = lru_cache(CACHE_SIZE)(vocabulary.encode)
+        self.embedding = nn.Embedding(vocabulary.size, EMBED_SIZE)
+        self.grus = nn.ModuleList(nn.GRU(EMBED_SIZE, HIDDEN_SIZE, batch_first=True) for _ in range(num_fields))
+
+    def forward(self, texts: Column, field: int) -> Tensor:
+        """Encode n texts as (n, HIDDEN_SIZE)."""
+        ids = [torch.tensor(self._encode(text)) for text in texts]
+        lengths = torch.tensor([len(row) for row in ids])
+        padded = self.embedding(nn.utils.rnn.pad_sequence(ids, batch_first=True))
+        packed = nn.utils.rnn.pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
+        state: Tensor = self.grus[field](packed)[1][0]
+        return state
+
+
+class FieldNetwork(nn.Module):
+    """A network from texts to numbers: an encoder of each field, and `num_heads` times Linear, ReLU, Linear."""
+
+    def __init__(self, vocabulary: Vocabulary, num_fields: int, num_heads: int) -> None:
+        super().__init__()
+        self.reader = GruEncoder(vocabulary, num_fields)
+        self.heads = nn.ModuleList(
+            nn.Sequential(nn.Linear(num_fields * HIDDEN_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Linear(HIDDEN_SIZE, 1))
+            for _ in range(num_heads)
+        )
+
+    def forward(self, *columns: Column) -> Tensor:
+        """Compute (B, num_heads) for B rows. A text that is in several rows is encoded once."""
+        states = []
+        for field, column in enumerate(columns):
+            place = {text: index for index, text in enumerate(dict.fromkeys(column))}
+            states.append(self.reader(list(place), field)[[place[text] for text in column]])
+        joined = torch.cat(states, dim=-1)
+        return torch.cat([head(joined) for head in self.heads], dim=-1)
+
+
+class CriticNetworks(nn.Module):
+    """Twin Q(task, observation, action), V(task, observation), and the slow copy of Q that both learn from."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.q = FieldNetwork(vocabulary, ACTION_FIELDS, num_heads=2)
+        self.v = FieldNetwork(vocabulary, STATE_FIELDS, num_heads=1)
+        self.target = FieldNetwork(vocabulary, ACTION_FIELDS, num_heads=2)
+        self.target.load_state_dict(self.q.state_dict())
+        self.target.requires_grad_(requires_grad=False)
+
+    def target_q(self, tasks: Column, observations: Column, actions: Column) -> Tensor:
+        """Compute (B,) the lesser of both heads of the target."""
+        least: Tensor = self.target(tasks, observations, actions).min(dim=-1).values
+        return least
+
+    def value(self, tasks: Column, observations: Column) -> Tensor:
+        value: Tensor = self.v(tasks, observations)[:, 0]
+        return value
+
+
+WORD = re.compile(r"\w+|[^\w\s]")
+MAX_KNOWN_WORDS = 8192  # words with an id of their own; as many entries as the release's SentencePiece vocabulary
+NUM_HASHED = 256  # ids that all other words share
+MAX_TEXT_WORDS = 256  # of a text; what follows is not read
+EMPTY_ID = 0  # of a text without words
+
+
+class Vocabulary:
+    """Words to ids: 0 for an empty text, then the known words, then a few that unknown words are hashed to.
+
+    So unknown words differ from each other, and every text is readable.
+    """
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self.known = tuple(known)
+        self._ids = {word: 1 + index for index, word in enumerate(self.known)}
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[str]) -> Vocabulary:
+        """Make a vocabulary of the most frequent words of `texts`, ties in the order of the alphabet."""
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(WORD.findall(text.lower()))
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(ranked[:MAX_KNOWN_WORDS])
+
+    @property
+    def size(self) -> int:
+        return 1 + len(self.known) + NUM_HASHED
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text as 1 to `MAX_TEXT_WORDS` ids."""
+        first = 1 + len(self.known)
+        words = WORD.findall(text.lower())[:MAX_TEXT_WORDS]
+        ids = [
+            self._ids.get(word) or first + zlib.crc32(word.encode("utf-8", "replace")) % NUM_HASHED for word in words
+        ]
+        return ids or [EMPTY_ID]
 
 
 @dataclass(frozen=True)
@@ -78,19 +193,20 @@ class Critic:
 def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Critic:
     """Train a critic from the episodes in `places` into `out`, or resume it, or load it if it is finished.
 
-    Args:
-        config: `retrospex`, `run.seed`, `run.threads`.
-        places: run directories, or JSONL files of episodes.
-        out: its directory.
-
-    Raises:
-        ConfigError: no usable episodes, or `out` holds a critic of other settings or data.
-        RunError: a damaged line in an episode file.
+    `places` are run directories, or JSONL files of episodes. Raises `ConfigError` where they hold no usable episodes,
+    or `out` a critic of other settings or data.
     """
     settings = config.section(RetrospexConfig)
     data = transitions.read_transitions(places, settings.reward, settings.failure)
     kept = transitions.select_held_out_tasks((step.task_id for step in data), HELD_OUT_SHARE, config.run.seed)
-    about = _describe_critic(config, data, kept)
+    episodes, digest = {step.episode: step.success for step in data}, hashlib.sha256()
+    for step in data:
+        digest.update(repr(step).encode("utf-8", "backslashreplace"))
+    about: dict[str, Any] = {  # all that makes one critic another
+        "settings": {name: getattr(settings, name) for name in LEARNING_SETTINGS}, "seed": config.run.seed,
+        "transitions": len(data), "episodes": len(episodes), "episodes_won": sum(episodes.values()),
+        "held_out_tasks": sorted(kept), "fingerprint": digest.hexdigest()[:16],
+    }  # fmt: skip
     if (out / "critic.json").is_file():
         critic = load_critic(out)
         _require_same_critic(critic.about, about, out)
@@ -115,22 +231,15 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
 
 
 def load_critic(path: Path) -> Critic:
-    """Load the critic in a directory of any origin.
-
-    Raises:
-        ConfigError: there is none, or it is damaged, or of settings that this version does not have.
-    """
+    """Load the critic in a directory, or raise `ConfigError`."""
     try:
         record = parse_json((path / "critic.json").read_text(encoding="utf-8"))
         vocabulary = Vocabulary(parse_json((path / "vocabulary.json").read_text(encoding="utf-8")))
         about = _drop_former_settings(record["about"], path)
         networks = _build_networks(about, vocabulary)
         networks.load_state_dict(load_file(path / "critic.safetensors"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path} holds no critic ({error.filename} is missing): train one with "
-                          "`trailnotes critic`") from error  # fmt: skip
-    except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"the critic in {path} is damaged ({error}): delete it and train it again") from error
+    except (FileNotFoundError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"{path} holds no whole critic ({error}): train one with `trailnotes critic`") from error
     return Critic(networks, about, record["figures"])
 
 
@@ -151,16 +260,6 @@ def evaluate_held_out(networks: CriticNetworks, steps: Sequence[Transition], *, 
             found = estimate_auc(scores.tolist(), won, episodes, groups, seed=seed)
             figures[name + suffix] = asdict(found) if found else None
     return figures
-
-
-def _describe_critic(config: Config, data: Sequence[Transition], kept: frozenset[str]) -> dict[str, Any]:
-    """All that makes one critic another, JSON-able."""
-    settings, episodes = config.section(RetrospexConfig), {step.episode: step.success for step in data}
-    return {
-        "settings": {name: getattr(settings, name) for name in LEARNING_SETTINGS}, "seed": config.run.seed,
-        "transitions": len(data), "episodes": len(episodes), "episodes_won": sum(episodes.values()),
-        "held_out_tasks": sorted(kept), "fingerprint": transitions.compute_fingerprint(data),
-    }  # fmt: skip
 
 
 def _drop_former_settings(about: Mapping[str, Any], place: Path) -> dict[str, Any]:
@@ -190,10 +289,7 @@ def _train_epochs(
     if saved := checkpoint.find_latest(root, skip_damaged=True):
         meta = checkpoint.load_meta(saved)
         _require_same_critic(_drop_former_settings(meta["about"], saved), about, root.parent)
-        try:
-            iql.load_state_dict(load_file(saved / "iql.safetensors"))
-        except (ValueError, RuntimeError) as error:
-            raise RunError(f"{saved} does not fit this critic ({error}): delete {root}") from error
+        iql.load_state_dict(load_file(saved / "iql.safetensors"))
         done, losses = int(meta["epoch"]), meta["losses"]
 
     def show(passed: float, facts: Mapping[str, float]) -> None:
@@ -275,13 +371,12 @@ class IQL:
         return float(v_loss.detach()), float(q_loss.detach())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all that the next epoch depends on, as flat tensors."""
         target = self.networks.target.state_dict()
         parts = {"v": self._v_adam.state_dict(), "q": self._q_adam.state_dict(), "target": target}
         return {f"{part}.{name}": tensor.clone() for part, tensors in parts.items() for name, tensor in tensors.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore a `state_dict`, for bit-identical training. Raises ValueError for another critic's."""
+        """Restore a `state_dict`, for bit-identical training."""
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
@@ -302,8 +397,7 @@ BOOTSTRAP_CHUNK = 50  # resamples whose weights exist at the same time
 
 
 def estimate_auc(
-    scores: Sequence[float], labels: Sequence[bool], episodes: Sequence[object],
-    groups: Sequence[object] | None = None,
+    scores: Sequence[float], labels: Sequence[bool], episodes: Sequence[int], groups: Sequence[str] | None = None,
     *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0,
 ) -> Interval | None:  # fmt: skip
     """Estimate the share of pairs (won step, lost step) in which the won one scores higher; a tie counts half.
@@ -311,7 +405,7 @@ def estimate_auc(
     Args:
         scores: (n,) of the critic for each step.
         labels: (n,) whether the step's episode was won.
-        episodes: (n,) labels of the clusters that are resampled, since the steps of an episode depend on each other.
+        episodes: (n,) clusters that are resampled, since the steps of an episode depend on each other.
         groups: (n,) only pairs within one group count; None compares all with all.
         confidence: of the percentile interval.
         num_resamples: bootstrap replications over episodes; those without a pair are left out.
@@ -323,7 +417,7 @@ def estimate_auc(
     values, won = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
     if won.all() or not won.any():
         return None
-    member, group = _encode_labels(episodes), _encode_labels(groups or [0] * len(values))
+    member, group = (np.unique(labels, return_inverse=True)[1] for labels in (episodes, groups or [""] * len(values)))
     parts = [np.flatnonzero(group == number) for number in range(group.max() + 1)]
 
     def area(weights: Doubles) -> Doubles:
@@ -341,11 +435,6 @@ def estimate_auc(
         areas.append(area(drawn[:, member].astype(np.float64)))
     found = np.concatenate(areas)
     return compute_percentile_interval(float(whole[0]), found if found.size else np.array([0.0, 1.0]), confidence)
-
-
-def _encode_labels(labels: Sequence[object]) -> NDArray[np.intp]:
-    places: dict[object, int] = {}
-    return np.array([places.setdefault(label, len(places)) for label in labels], dtype=np.intp)
 
 
 def _count_pairs(scores: Doubles, won: NDArray[np.bool_], weights: Doubles) -> tuple[Doubles, Doubles]:

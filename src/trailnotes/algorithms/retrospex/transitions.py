@@ -6,23 +6,38 @@ truncated episode bootstraps from its last real observation, and no result depen
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from trailnotes.algorithms.retrospex import RetrospexConfig
+from trailnotes.config.schema import Config
+from trailnotes.config.section import Section, key
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
-from trailnotes.seeds import derive_seed
 from trailnotes.storage.files import parse_json, read_jsonl
 from trailnotes.storage.records import trajectory_from_json
 from trailnotes.types import Task, Trajectory
 
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
+RETROSPEX = "Retrospex, arXiv 2505.11807"
+
+
+class RetrospexConfig(Section):
+    """Retrospex: an offline critic that rescores what the policy proposes."""
+
+    candidates: ClassVar[int] = 4  # k, actions that the policy proposes (release 6d169a4)
+
+    data: tuple[str, ...] = key((), "run directories whose trajectories.jsonl train the critic")
+    critic: str = key("", "a critic trained before, instead of data")
+    reward: Literal["raw", "spread"] = key("raw", "rewards as given, or the return spread over the steps (WebShop)")
+    failure: Literal["raw", "floor0", "last_positive"] = key("raw", "negative final score: as is, 0, or last positive")
+    epochs: int = key(20, "passes over the transitions", "Retrospex release 6d169a4", ge=1)
+    decay: float = key(0.97, "d: the policy weighs max(floor, d^t) at step t", RETROSPEX, gt=0, le=1)
+    first_step: Literal[0, 1] = key(0, "t of the first action; 1 in ALFWorld", "Retrospex release 6d169a4")
+    floor: float = key(0.6, "b: the policy's least weight", RETROSPEX, ge=0, le=1)
+
 
 RewardRule = Literal["raw", "spread"]
 FailureRule = Literal["raw", "floor0", "last_positive"]
@@ -46,12 +61,7 @@ class Transition:
 
 
 def read_episodes(places: Iterable[str | Path]) -> Iterator[Trajectory]:
-    """Yield the episodes without errors of run directories or JSONL files; a truncated last line is skipped.
-
-    Raises:
-        ConfigError: a place holds no episodes.
-        RunError: a damaged line, by number.
-    """
+    """Yield the episodes without errors of run directories or JSONL files; a truncated last line is skipped."""
     trajectories = map(trajectory_from_json, _iter_records(places))
     return (trajectory for trajectory in trajectories if trajectory.outcome != "error")
 
@@ -61,62 +71,46 @@ def _iter_records(places: Iterable[str | Path]) -> Iterator[dict[str, Any]]:
 
 
 def read_games(places: Iterable[str | Path]) -> list[Task]:
-    """Return the games of all episodes in `places`, each once. Raises as `read_episodes` does."""
+    """Return the games of all episodes in `places`, each once."""
     return list({task.id: task for task in (Task(**record["task"]) for record in _iter_records(places))}.values())
 
 
 def load_critic_games(config: Config) -> list[Task]:
-    """Return the games that the critic of a run was trained on, or will be.
-
-    Raises:
-        ConfigError: `retrospex.data` holds no episodes, or `retrospex.critic` lists no games.
-    """
+    """Return the games that the critic of a run was trained on, or will be."""
     settings = config.section(RetrospexConfig)
     if not settings.critic:
         return read_games(settings.data)
     file = Path(settings.critic) / "critic.json"
     try:
         games = parse_json(file.read_text(encoding="utf-8"))["games"]
-    except OSError as error:
-        raise ConfigError(f"{settings.critic} holds no critic ({error.strerror}): train one with "
-                          "`trailnotes critic`") from error  # fmt: skip
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file} does not say which games the critic learned from: train it again") from error
+    except (OSError, KeyError) as error:
+        raise ConfigError(
+            f"{file} does not say which games the critic learned from ({error}): train it again"
+        ) from error
     return [Task(**game) for game in games]
 
 
 def find_episode_files(place: Path) -> list[Path]:
-    """Return the episode files of a directory: the first kind of `EPISODE_FILES` that exists.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the episode files of a directory: the first kind of `EPISODE_FILES` that exists."""
     if place.is_file():
         return [place]
     for pattern in EPISODE_FILES:
         if found := sorted(place.glob(pattern)):
             return found
-    raise ConfigError(
-        f"{place} holds no episodes ({', '.join(EPISODE_FILES)}): name the directory of a run that has played"
-    )
+    raise ConfigError(f"{place} holds no episodes ({', '.join(EPISODE_FILES)}): name a run that has played")
 
 
 def read_transitions(places: Iterable[str | Path], reward: RewardRule, failure: FailureRule) -> list[Transition]:
-    """Read all steps of all episodes without errors, in the order of the files.
-
-    Raises:
-        ConfigError: there is not a single step.
-    """
+    """Read all steps of all episodes without errors, in the order of the files."""
     places = list(places)
     episodes = enumerate(read_episodes(places))
-    found = [step for number, episode in episodes for step in build_transitions(episode, number, reward, failure)]
-    if not found:
-        raise ConfigError(f"no step of a good episode in {', '.join(map(str, places)) or 'no directory'}")
-    return found
+    steps = [step for number, episode in episodes for step in build_transitions(episode, number, reward, failure)]
+    if not steps:
+        raise ConfigError(f"no step of a good episode in {', '.join(map(str, places))}")
+    return steps
 
 
 def build_transitions(episode: Trajectory, number: int, reward: RewardRule, failure: FailureRule) -> list[Transition]:
-    """Build the transitions of one episode; `number` identifies the episode."""
     if not episode.steps:
         return []
     observations = [step.observation.text for step in episode.steps] + [episode.final_observation.text]
@@ -155,11 +149,3 @@ def select_held_out_tasks(task_ids: Iterable[str], share: float, seed: int) -> f
     names = sorted(set(task_ids), key=lambda name: (derive_seed(seed, "held out", name), name))
     wanted = max(1, round(share * len(names))) if share else 0
     return frozenset(names[: min(wanted, len(names) - 1)])
-
-
-def compute_fingerprint(transitions: Sequence[Transition]) -> str:
-    """Compute a hash of all training data of a critic."""
-    digest = hashlib.sha256()
-    for step in transitions:
-        digest.update(repr(step).encode("utf-8", "backslashreplace"))
-    return digest.hexdigest()[:16]

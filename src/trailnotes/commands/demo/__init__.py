@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +15,6 @@ from trailnotes.commands.command import Command, argument
 from trailnotes.errors import MissingExtraError, find_missing_module, format_install_command, format_sibling_command
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Mapping, Sequence
-
     from trailnotes.runs.panels import PanelResult
 
 CONFIG = "demo-small"
@@ -24,22 +23,12 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def run_small_demo(out: Path, settings: Sequence[str] = ()) -> dict[str, PanelResult]:
-    """Play with tips, train GRPO and EMPO2 without a compiler or a GPU, and print a table, the curves and a tip.
-
-    The same call resumes an interrupted demo. `settings` are further ``--section.key value`` overrides.
-
-    Returns:
-        The result of each row of the table on the same unseen games, as in `out/table.md`.
-
-    Raises:
-        MissingExtraError: the extra `train` is not installed.
-        RunError: `out` holds a demo of other settings.
-    """
-    from trailnotes.commands.adapt import adapt
-    from trailnotes.commands.eval import evaluate
-    from trailnotes.commands.train import train
+    """Play with tips, train GRPO and EMPO2 without a compiler or a GPU, and print a table, the curves and a tip."""
     from trailnotes.config.toml import load_config
+    from trailnotes.runs.adapt import adapt
     from trailnotes.runs.console import ProgressBar, format_duration
+    from trailnotes.runs.evaluate import evaluate
+    from trailnotes.runs.train import train
 
     started = time.monotonic()
     configs = {name: load_config(CONFIG, ["--algorithm.name", name, *settings]) for name in LABELS}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import HUB_ARGUMENTS, publish_folder, require_hub_arguments
 from trailnotes.commands.command import Command, argument
 from trailnotes.commands.memory import sharing
 from trailnotes.commands.memory.sharing import EMBEDDER_ARGUMENT, load_memory_settings
@@ -79,7 +77,6 @@ def _show(store: TipStore, args: Namespace) -> None:
         lines.append(("anyway", f"what {readers.measured} readers who did well did: {lead}"))
     if mark := store.load_retirements(args.id).get(args.id):
         lines.append(("retired", f"{mark.rule} ({mark.by}), at write {mark.write} of {store.sequence} {mark.on}"))
-    lines += [("merged", f"with it: tip {joined}") for joined in store.find_merged_tips(args.id)]
     lines += [("read by", line) for line in _iter_episode_lines(args.place, tip)]
     for name, text in lines:
         print(escape_unprintable(f"{name:<10} {text}"))
@@ -121,14 +118,7 @@ def _stats(store: TipStore, _args: Namespace) -> None:
 def _export(store: TipStore, args: Namespace) -> None:
     from trailnotes.memory.exchange import export_tips
 
-    require_hub_arguments(args)
     print(f"{export_tips(store, args.file, args.namespace)} tips written to {args.file}")
-    if args.push_to_hub:
-        from trailnotes.runs.hub import write_tips_and_card
-
-        with tempfile.TemporaryDirectory() as folder:
-            write_tips_and_card(Path(folder), args.push_to_hub, args.file, args.licence)
-            publish_folder(Path(folder), "dataset", args)
 
 
 @_opened
@@ -239,14 +229,12 @@ COMMANDS = (
     Command(
         name="memory export", summary="write tips to a JSONL file",
         about="Write tips to a file that people and other programs can read, one JSON object a line behind a header: "
-        "docs/tip-format.md names the fields. --push-to-hub publishes the file as a data set with a card, unless a tip "
-        "holds what looks like a key or a password.",
+        "docs/tip-format.md names the fields.",
         example="trailnotes memory export runs/smoke tips.jsonl", run=_export,
         arguments=(
             _PLACE,
             argument("file", type=Path, metavar="FILE", help="the file to write or replace"),
             _NAMESPACE,
-            *HUB_ARGUMENTS,
         ),
     ),
     Command(

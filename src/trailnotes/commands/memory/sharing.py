@@ -1,4 +1,4 @@
-"""The commands that make and share a memory: new, merge, serve."""
+"""The commands that make and share a memory: new, serve."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ EMBEDDER_ARGUMENT = argument(
     help="embedder of the memory, needed unless that is hashing or minilm: a model that you trust, or "
     "openai:NAME@URL with the key in TRAILNOTES_EMBEDDER_KEY; OPENAI_BASE_URL may give the URL of openai:NAME",
 )  # fmt: skip
-SOURCE_HELP = "a run directory, a memory file, or a file that `memory export` wrote"
 
 
 def load_memory_settings(place: Path, embedder: str = "") -> MemoryConfig:
@@ -48,13 +47,6 @@ def _new(args: Namespace) -> None:
     print(f"{args.file} is there, without tips, for vectors of {args.embedder}")
 
 
-def _merge(args: Namespace) -> None:
-    from trailnotes.memory.merging import merge
-
-    merged = merge(args.out, args.sources, embedder=args.embedder)
-    print(f"{merged.tips} tips written to {args.out}, of {merged.read} read from {len(args.sources)} memories")
-
-
 def _serve(args: Namespace) -> None:
     if package := find_missing_module("mcp"):
         raise MissingExtraError(f"the protocol needs the package {package}: {format_install_command('mcp')}")
@@ -62,8 +54,7 @@ def _serve(args: Namespace) -> None:
         raise ConfigError("--off is about what is added: give --write, too, or leave it out")
     from trailnotes.config.memory_schema import MemoryConfig
     from trailnotes.memory.exchange import open_store
-    from trailnotes.memory.mcp.server import make_app, serve_stdio
-    from trailnotes.memory.mcp.tools import AccessRules, Toolbox
+    from trailnotes.memory.mcp import AccessRules, Toolbox, make_app, make_server
     from trailnotes.memory.retrieval import load_file_embedder
     from trailnotes.memory.schema import EmbedderIdentity
     from trailnotes.memory.tipfile import resolve_memory_file
@@ -83,7 +74,7 @@ def _serve(args: Namespace) -> None:
         embedder = new or load_file_embedder(store.identity.name, args.embedder)
         toolbox = Toolbox(TipMemory(store, embedder, unbound), rules)
         if args.port is None:
-            serve_stdio(toolbox)
+            make_server(toolbox).run()
             return
         given = os.environ.get(TOKEN_VARIABLE, "").strip()
         token = given or secrets.token_urlsafe(18)
@@ -101,20 +92,6 @@ COMMANDS = (
         arguments=(
             argument("file", type=Path, metavar="FILE", help="the memory file to create, which must not exist"),
             argument("--embedder", metavar="NAME", default="hashing", help="the embedder of its vectors (hashing)"),
-        ),
-    ),
-    Command(
-        name="memory merge", summary="merge several memories into a new file",
-        about="Write a new memory file with the tips of all sources, which stay as they are. The same text under the "
-        "same key of a task becomes one tip, with its first author, the best score and the most support; it is enabled "
-        "if all its copies are. The order of the sources does not matter, and merging again changes nothing. Start a "
-        "run with it by `trailnotes train --memory`.",
-        example="trailnotes memory merge runs/both.db runs/smoke tips.jsonl", run=_merge,
-        arguments=(
-            argument("out", type=Path, metavar="FILE", help="the memory file to write, which must not exist"),
-            argument("sources", type=Path, metavar="SOURCE", nargs="+", help=SOURCE_HELP),
-            argument("--embedder", metavar="NAME", default="",
-                help="the embedder of its vectors (by default that of the memory files among the sources, or hashing)"),
         ),
     ),
     Command(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.envs.base import strip_intent
-from trailnotes.envs.options import suggest_nearest
+from trailnotes.envs.options import require_int, suggest_nearest
 from trailnotes.envs.textworld.interpreter import (
     GameAnswer,
     GamePosition,
@@ -38,17 +38,11 @@ GENERATORS: dict[str, dict[str, Collection[Any]]] = {
     "treasure_hunter": {"level": range(1, 31)},
     "coin_collector": {"level": range(1, 301)},
     "cooking": {
-        "recipe": range(1, 6),
-        "take": range(6),
-        "go": (1, 6, 9, 12),
-        "open": _BOOLEANS,
-        "cook": _BOOLEANS,
-        "cut": _BOOLEANS,
-        "drop": _BOOLEANS,
-        "recipe_seed": range(2**31),
+        "recipe": range(1, 6), "take": range(6), "go": (1, 6, 9, 12), "open": _BOOLEANS, "cook": _BOOLEANS,
+        "cut": _BOOLEANS, "drop": _BOOLEANS, "recipe_seed": range(2**31),
     },
     "simple": {"rewards": ("dense", "balanced", "sparse"), "goal": ("detailed", "brief", "none")},
-}
+}  # fmt: skip
 
 # Commands that would leave the game, write files, or show what only its author may see.
 _FORBIDDEN = re.compile(
@@ -68,11 +62,9 @@ class TextWorldEnv:
 
         `actions` offers admissible actions, which is slower; `task_options` are checked here and used by `tasks`.
         """
-        if max_steps < 1:
-            raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
         _validate_source(**task_options)
         self._offers_actions = actions
-        self._max_steps = max_steps
+        self._max_steps = require_int("max_steps", max_steps)
         self._folder = Path(cache_dir) if cache_dir else None
         self._game: _GameSession | None = None
         self._steps_left = 0
@@ -100,7 +92,6 @@ class TextWorldEnv:
         return [Task(f"{family}/{split}-{seed}", "textworld", seed, split, chosen, family) for seed in seeds]
 
     def reset(self, task: Task) -> Observation:
-        """Start `task`, compiling its game if it is not in the cache."""
         path = self._resolve_path(task)
         objective, self._max_score = _load_game_info(path)
         self.close()
@@ -132,7 +123,6 @@ class TextWorldEnv:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Forget the episode, and close its game."""
         if self._game:
             self._game.close()
         self._game = None
@@ -141,16 +131,12 @@ class TextWorldEnv:
     def _resolve_path(self, task: Task) -> Path:
         if "path" in task.options:
             return _require_game_file(Path(task.options["path"]))
-        generator, settings = task.options.get("generator"), task.options.get("settings", {})
-        if generator not in GENERATORS:
-            raise ConfigError(f"task {task.id} is not a TextWorld task: it has neither a path nor a known generator")
+        generator = task.options["generator"]
         description = {
-            "generator": generator,
-            "settings": dict(settings),
-            "split": task.split if generator in ("cooking", "simple") else "",
-            "seed": task.seed,
+            "generator": generator, "settings": dict(task.options["settings"]),
+            "split": task.split if generator in ("cooking", "simple") else "", "seed": task.seed,
             "textworld": get_textworld_version(),
-        }
+        }  # fmt: skip
         return build_cached_game(description, lambda path: _generate_game(task, path), self._folder)
 
 
@@ -207,14 +193,11 @@ def _load_game_info(path: Path) -> tuple[str, float]:
 
 
 def _validate_source(
-    path: str | Path | None = None,
-    generator: str | None = None,
-    num_games: int = 20,
-    dataset_seed: int = 0,
+    path: str | Path | None = None, generator: str | None = None, num_games: int = 20, dataset_seed: int = 0,
     **settings: Any,
-) -> tuple[str, str, int, int, dict[str, Any]]:
+) -> tuple[str, str, int, int, dict[str, Any]]:  # fmt: skip
     if path is None and generator is None and not settings:
-        return "", "treasure_hunter", num_games, dataset_seed, _complete_settings("treasure_hunter", {})
+        generator = "treasure_hunter"
     if (path is None) == (generator is None):
         raise ConfigError("TextWorld needs either path (a .z8 game or a folder) or generator, and not both")
     if path is not None:
@@ -246,28 +229,21 @@ def _complete_settings(generator: str, given: Mapping[str, Any]) -> dict[str, An
 
 
 def _list_file_tasks(split: str, path: Path) -> list[Task]:
+    files = [path]
     if path.is_dir():
         has_splits = any((path / name).is_dir() for name in SPLITS)
         files = sorted((path / split if has_splits else path).glob("*.z8"))
         if not files and not has_splits:
             raise ConfigError(f"no .z8 game in {path}; make one with: tw-make tw-simple --output game.z8 ...")
-    else:
-        files = [path]
-    options = [{"path": str(_require_game_file(file))} for file in files]
-    names = [file.stem for file in files]
-    pairs = zip(names, options, strict=True)
-    return [Task(f"textworld/{split}/{name}", "textworld", 0, split, option) for name, option in pairs]
+    return [
+        Task(f"textworld/{split}/{file.stem}", "textworld", 0, split, {"path": str(_require_game_file(file))})
+        for file in files
+    ]
 
 
 def _require_game_file(path: Path) -> Path:
-    if path.suffix == ".ulx":
-        raise ConfigError(f"{path.name} is a Glulx game, which TextWorld no longer plays; compile it to .z8")
-    if not path.is_file():
-        raise ConfigError(f"there is no game {path}")
-    if path.suffix != ".z8":
-        raise ConfigError(f"{path.name} is not a compiled game; give the .z8 file that lies beside it")
-    if not path.with_suffix(".json").is_file():
-        raise ConfigError(f"{path.with_suffix('.json').name} is missing beside {path.name}; tw-make writes both")
+    if path.suffix != ".z8" or not path.is_file() or not path.with_suffix(".json").is_file():
+        raise ConfigError(f"{path} must be a .z8 file with its .json beside it: tw-make writes both")
     return path
 
 

@@ -84,8 +84,7 @@ def require_complete_game(path: Path) -> None:
         raise EnvError(f"no game at {path}")
     game = path.read_bytes()
     version, length, checksum = game[:1], 8 * int.from_bytes(game[26:28]), int.from_bytes(game[28:30])
-    is_whole = version == b"\x08" and _HEADER < length <= len(game) and sum(game[_HEADER:length]) % 65_536 == checksum
-    if not is_whole:
+    if version != b"\x08" or not _HEADER < length <= len(game) or sum(game[_HEADER:length]) % 65_536 != checksum:
         raise EnvError(f"{path} is no whole .z8 game: delete it, or compile it again")
 
 
@@ -135,7 +134,6 @@ def open_interpreter(path: Path) -> GameInterpreter:
 
 
 def get_games_dir() -> Path:
-    """Return the folder of compiled games: ``$TRAILNOTES_CACHE/games``, or ``~/.cache/trailnotes/games``."""
     return get_cache_dir("games")
 
 

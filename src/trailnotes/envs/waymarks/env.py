@@ -15,9 +15,10 @@ from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from trailnotes.envs.base import strip_intent
+from trailnotes.envs.options import require_int
 from trailnotes.envs.tasks import load_recorded_tasks, panel, tasks_of
 from trailnotes.envs.textworld.interpreter import (
     GamePosition,
@@ -60,21 +61,14 @@ _REFUSED_WORDS = frozenset(_SHORTCUTS.split())
 
 
 def make_tasks(
-    split: str,
-    families: Families = FEW_FAMILIES,
-    dataset_seed: int = 0,
-    sizes: Mapping[str, int] = NO_SIZES,
-    new_families: Families = 0,
-    new_validation: Families = 0,
-) -> list[Task]:
+    split: str, families: Families = FEW_FAMILIES, dataset_seed: int = 0, sizes: Mapping[str, int] = NO_SIZES,
+    new_families: Families = 0, new_validation: Families = 0,
+) -> list[Task]:  # fmt: skip
     """Make all variations of `split`, family by family; a pure function of its arguments.
 
     "new", "new-validation" and "spare" (all families left) are never trained; each variation of "spare" draws a rule
     that no panel has. A number of families takes the first free ones, half of either kind. `sizes` gives moves or boxes
     of a family or kind other than `spec.DEFAULT_SIZE`.
-
-    Raises:
-        ConfigError: an unknown split, family or size, or a family on two sides.
     """
     if split not in NUM_VARIATIONS:
         raise ConfigError(f"unknown split {split!r}; use one of {', '.join(NUM_VARIATIONS)}")
@@ -101,8 +95,7 @@ def make_tasks(
 def _draw_spare_rule(kind: Kind, excluded: Collection[Rule], size: int, seed: int) -> Rule:
     """Draw the rule of one spare variation: never one that a panel holds, so that none is rehearsed."""
     if sum(len(rule) == size for rule in excluded) == ws.count_rules(kind, size):
-        raise ConfigError(f"all {ws.count_rules(kind, size)} rules of {kind} games of size {size} are examined: "
-                          f'set a larger env.options.sizes."{kind}" to have spare ones')  # fmt: skip
+        raise ConfigError(f'all rules of {kind} games of this size are evaluated: raise env.options.sizes."{kind}"')
     rng = random.Random(ws.stable_seed(seed, "own rule"))
     while (rule := ws.draw_rule(kind, rng, size)) in excluded:
         pass
@@ -110,18 +103,13 @@ def _draw_spare_rule(kind: Kind, excluded: Collection[Rule], size: int, seed: in
 
 
 def make_task(spec: GameSpec, name: str, split: str = "train") -> Task:
-    """Make the task ``waymarks/<name>`` that plays `spec`."""
     options = {"kind": spec.kind, "family": spec.family, "rule": list(spec.rule)}
     return Task(f"waymarks/{name}", "waymarks", spec.seed, split, options, f"waymarks/{spec.kind}/{spec.family}")
 
 
 def parse_spec(task: Task) -> GameSpec:
-    """Parse the game of a task; raises `ConfigError` for a task of another environment."""
-    try:
-        kind, family, rule = (task.options[key] for key in ("kind", "family", "rule"))
-    except KeyError as error:
-        raise ConfigError(f"task {task.id} is not a Waymarks task: it has no option {error}") from error
-    return ws.make_spec(cast("Kind", kind), str(family), tuple(rule), task.seed)
+    """Parse the game of a task."""
+    return ws.make_spec(task.options["kind"], task.options["family"], task.options["rule"], task.seed)
 
 
 def list_panel_rules(
@@ -132,30 +120,24 @@ def list_panel_rules(
 
 
 def select_families(families: Families, new: Families = 0, new_validation: Families = 0) -> dict[str, list[str]]:
-    """Select the families of each side, which share none: "train", "new", "new-validation", "spare".
-
-    Raises:
-        ConfigError: too many, an odd number, or a family on two sides.
-    """
+    """Select the families of each side, which share none: "train", "new", "new-validation", "spare"."""
     free = {kind: [f"{kind}/{name}" for name in ws.FAMILY_NAMES[kind]] for kind in ws.KINDS}
     taken: dict[str, list[str]] = {}
     named = {"train": families, "new": new, "new-validation": new_validation}
     for side, wanted in sorted(named.items(), key=lambda item: isinstance(item[1], int)):  # whoever names them first
-        taken[side] = _pick_names(wanted, free) if isinstance(wanted, int) else list(wanted)
+        if isinstance(wanted, int):
+            most = len(ws.KINDS) * min(map(len, free.values()))
+            if wanted % len(ws.KINDS) or not 0 <= wanted <= most:
+                raise ConfigError(f"families = {wanted} is no even number up to {most}: use one, or a list of names")
+            taken[side] = [name for names in free.values() for name in names[: wanted // len(ws.KINDS)]]
+        else:
+            taken[side] = list(wanted)
         for name in taken[side]:
             kind, _ = ws.parse_family(name)
             if name not in free[kind]:
                 raise ConfigError(f"{name} is to be trained and new, or new twice: give it to one side")
             free[kind].remove(name)
     return taken | {"spare": [name for names in free.values() for name in names]}
-
-
-def _pick_names(number: int, free: Mapping[Kind, Sequence[str]]) -> list[str]:
-    most = len(ws.KINDS) * min(map(len, free.values()))
-    if number % len(ws.KINDS) or not 0 <= number <= most:
-        raise ConfigError(f"families = {number} is not an even number up to {most}, half of either kind: use one, or "
-                          "a list of names")  # fmt: skip
-    return [name for names in free.values() for name in names[: number // len(ws.KINDS)]]
 
 
 def get_size(family: str, sizes: Mapping[str, int]) -> int | None:
@@ -181,11 +163,9 @@ def compile_game(spec: GameSpec, folder: Path | None = None) -> Path:
 
 
 def compile_all(
-    tasks: Sequence[Task],
-    num_workers: int = 2,
-    progress: Callable[[int, int], None] | None = None,
+    tasks: Sequence[Task], num_workers: int = 2, progress: Callable[[int, int], None] | None = None,
     folder: Path | None = None,
-) -> list[Path]:
+) -> list[Path]:  # fmt: skip
     """Compile the games of `tasks` on `num_workers` processes, with `progress(done, total)` after each."""
     specs = [parse_spec(task) for task in tasks]
     # A worker that inherits this process's handlers would take SIGTERM for an error of one game, and go on.
@@ -224,10 +204,8 @@ class _WaymarksBase:
 
         `max_steps` replaces the game's own budget (route: moves + 2, keys: boxes); `cache_dir` holds compiled games.
         """
-        if max_steps is not None and max_steps < 1:
-            raise ConfigError(f"max_steps must be at least 1, got {max_steps}")
         self._offers_actions = actions
-        self._max_steps = max_steps
+        self._max_steps = None if max_steps is None else require_int("max_steps", max_steps)
         self._folder = Path(cache_dir) if cache_dir else None
         self._scene: Scene | None = None
         self._steps_left = 0
@@ -235,7 +213,6 @@ class _WaymarksBase:
     tasks = staticmethod(make_tasks)
 
     def close(self) -> None:
-        """Forget the episode; open games stay for the next one."""
         self._scene = None
         self._steps_left = 0
 
@@ -250,12 +227,10 @@ class _WaymarksBase:
         self._steps_left -= 1
 
     def _build_observation(self, text: str, won: bool, lost: bool, refused: bool) -> Observation:
-        over = won or lost
+        over, score, info = won or lost, float(won), {"action_refused": True} if refused else {}
         truncated = not over and self._steps_left == 0
         if over:
             self._steps_left = 0
-        score = float(won)
-        info = {"action_refused": True} if refused else {}
         actions = () if over and self._offers_actions else self._list_actions()
         return Observation(text, score, over, truncated, actions, None, won, score, 1.0, info)
 
@@ -269,14 +244,12 @@ class WaymarksEnv(_WaymarksBase):
     _position: GamePosition | None = None
 
     def reset(self, task: Task) -> Observation:
-        """Start an episode of `task`."""
         spec = parse_spec(task)
         self._position = open_interpreter(compile_game(spec, self._folder)).start
         scene = make_first_scene(spec) if self._offers_actions else None
         return self._start_episode(spec, self._position.answer.text.lower(), scene)
 
     def step(self, action: str) -> Observation:
-        """Say one line to the game. ``info["action_refused"]``: see `parse_command`."""
         self._count_step()
         assert self._position is not None
         command, refused = parse_command(action)
@@ -291,16 +264,13 @@ class WaymarksSimulator(_WaymarksBase):
     """The same games without TextWorld: observations equal those of `WaymarksEnv` byte for byte."""
 
     def reset(self, task: Task) -> Observation:
-        """Start an episode of `task`."""
         return self.reset_spec(parse_spec(task))
 
     def reset_spec(self, spec: GameSpec) -> Observation:
-        """Start a game that belongs to no task."""
         scene = make_first_scene(spec)
         return self._start_episode(spec, scene.text, scene)
 
     def step(self, action: str) -> Observation:
-        """Say one line to the game."""
         self._count_step()
         assert self._scene is not None
         command, refused = parse_command(action)

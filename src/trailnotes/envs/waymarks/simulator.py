@@ -37,12 +37,10 @@ class Scene:
 
 
 def make_first_scene(spec: GameSpec) -> Scene:
-    """Make the start, whose text `reset` shows."""
     return _look(Scene(spec, ""))
 
 
 def advance_scene(scene: Scene, command: str) -> Scene:
-    """Advance the scene by a command of `parse_command`."""
     words = [word[:_DICTIONARY_CHARS] for word in command.split()]
     verb, rest = (words[0], words[1:]) if words else ("", [])
     direction = _parse_direction(words) or (_parse_direction(rest) if verb == "go" else "")

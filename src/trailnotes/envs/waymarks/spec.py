@@ -61,12 +61,10 @@ class GameSpec:
 
     @property
     def size(self) -> int:
-        """Return the moves of the route, or the boxes of the vault."""
         return len(self.rule)
 
     @property
     def boxes(self) -> tuple[str, ...]:
-        """Return the boxes of a keys game, in the order of its rule."""
         return BOXES[: self.size] if self.kind == "keys" else ()
 
     @property
@@ -76,11 +74,7 @@ class GameSpec:
 
 
 def make_spec(kind: Kind, family: str, rule: Sequence[str], seed: int) -> GameSpec:
-    """Draw the variation `seed` of a family; the length of `rule` is the size of the game.
-
-    Raises:
-        ConfigError: unknown kind, or a rule that no game of this kind can have.
-    """
+    """Draw the variation `seed` of a family; the length of `rule` is the size of the game."""
     rule = validate_rule(kind, tuple(rule))
     rng = random.Random(seed)
     if kind == "route":
@@ -125,18 +119,13 @@ def draw_rule(kind: Kind, rng: random.Random, size: int | None = None) -> Rule:
 
 
 def count_rules(kind: Kind, size: int | None = None) -> int:
-    """Count the possible rules: 3^moves, or 9 * 8 * ... for the boxes."""
     size = size or DEFAULT_SIZE[kind]
     return 3**size if kind == "route" else math.perm(len(GEMS), size)
 
 
 @lru_cache(maxsize=1024)
 def draw_family_rule(kind: Kind, family: str, dataset_seed: int = 0, size: int | None = None) -> Rule:
-    """Draw a family's hidden rule of a size: a pure function, without repeats within a kind if possible.
-
-    Raises:
-        ConfigError: no such family, or none of this size.
-    """
+    """Draw a family's hidden rule of a size: a pure function, without repeats within a kind if possible."""
     names = FAMILY_NAMES.get(kind, ())
     if family not in names:
         known = ", ".join(f"{k}/{name}" for k in KINDS for name in FAMILY_NAMES[k])
@@ -182,7 +171,6 @@ def note_text(rule: Rule) -> str:
 
 
 def room_text(name: str, description: str) -> str:
-    """Word what a player reads on entering or looking."""
     return f"{name}. {description}"
 
 
@@ -195,14 +183,12 @@ def junction_description(spec: GameSpec, index: int) -> str:
 
 
 def vault_description(spec: GameSpec) -> str:
-    """Describe the one room of a keys game: boxes, gems in hand, the archive."""
     boxes, gems = spec.listing[: spec.size], spec.listing[spec.size :]
     held, closed = " ".join(gems), " ".join(boxes)
     return f"you hold {held}. boxes {closed}. {ARCHIVE} {ARCHIVE_DIRECTION}.{_describe_furniture(spec.furniture[0])}"
 
 
 def archive_description(spec: GameSpec) -> str:
-    """Describe the archive, which holds the rule alone."""
     return f"{note_text(spec.rule)}."
 
 
@@ -212,7 +198,6 @@ END_DESCRIPTION = "the way out."
 
 
 def thing_description(name: str) -> str:
-    """Word the answer to ``examine``."""
     return f"just {_add_article(name)}."
 
 
@@ -233,7 +218,6 @@ def _add_article(name: str) -> str:
 
 
 def gold_actions(spec: GameSpec) -> tuple[str, ...]:
-    """List the shortest winning play of a player who knows the rule."""
     if spec.kind == "route":
         return spec.rule
     return tuple(format_unlock(box, gem) for box, gem in zip(spec.boxes, spec.rule, strict=True))
@@ -246,5 +230,4 @@ def archive_actions(spec: GameSpec) -> tuple[str, ...]:
 
 
 def format_unlock(box: str, gem: str) -> str:
-    """Format the command that tries a gem in a box."""
     return f"unlock {box} with {gem}"

@@ -1,26 +1,39 @@
-"""Hosts of environments: many side by side in this process, or in another (`RemoteHost`)."""
+"""The pool's side: hosts of environments in this process (`LocalHost`) or another one (`RemoteHost`, `Worker`)."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from trailnotes.envs import load_env_class, make_env
-from trailnotes.envs.base import Env, wrap_env_errors
-from trailnotes.envs.workers.wire import encode, pack, unpack_error, unpack_observation
+from trailnotes.envs.workers.main import (
+    READ_CHUNK_BYTES,
+    Operation,
+    Slots,
+    decode_frames,
+    encode,
+    unpack_error,
+    unpack_observation,
+)
 from trailnotes.errors import ConfigError, EnvError, TrailnotesError
+from trailnotes.storage.child import STOP_TIMEOUT, describe_exit, kill_group, last_line, start_child
 from trailnotes.types import Observation, Task
 
-if TYPE_CHECKING:
-    import asyncio
-
-    Awaited = asyncio.Future[Observation | None]
-
-Operation = Literal["open", "reset", "step", "drop"]
+Awaited = asyncio.Future[Observation | None]
+START_TIMEOUT = 120.0  # seconds for a process to start and import the environment; more if a call may take more
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from trailnotes.envs.workers.main import main; main(int(sys.argv[2]), float(sys.argv[3]))"
+)
 
 
 class Host(ABC):
@@ -29,7 +42,7 @@ class Host(ABC):
     def __init__(self) -> None:
         self.load = 0  # live leases
         self.failure = ""  # why this host is lost; '' while it lives
-        self.fatal: Exception | None = None  # why no other would do better: what the environment itself said
+        self.fatal: Exception | None = None  # what the environment itself said: no other host would do better
         self._free: list[int] = []
         self._num_slots = 0
 
@@ -44,8 +57,6 @@ class Host(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close all instances. A second call is harmless."""
-
-    # a host in this process needs none of these
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:  # noqa: B027
         """Listen in this event loop from now on."""
@@ -88,21 +99,18 @@ class LocalHost(Host):
         self._slots = Slots(name, options)
 
     async def call(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
-        """Run the operation at once."""
         return self._slots.run(operation, slot, argument)
 
     def drop(self, slot: int) -> None:
-        """Close an instance, ignoring its errors."""
         with suppress(TrailnotesError):
             self._slots.run("drop", slot)
 
     def close(self) -> None:
-        """Close all instances here."""
         self._slots.close()
 
 
 class RemoteHost(Host):
-    """Environments in another process, which answers requests one at a time, in order (`wire`).
+    """Environments in another process, which answers requests one at a time, in order (`workers/main.py`).
 
     The time limit of a call counts from the answer before it. Once the process is lost, every call on it, now or later,
     raises `EnvError` with the reason. `label` names it in messages; both limits are in seconds.
@@ -121,17 +129,14 @@ class RemoteHost(Host):
         if self.failure:
             raise EnvError(self.failure)
         try:
-            frame = encode([operation, slot, pack(argument)])
+            frame = encode([operation, slot, argument])
         except (TypeError, ValueError) as error:
             raise EnvError(f"a {type(argument).__name__} does not fit JSON: {error}") from error
-        import asyncio  # a worker process needs none
-
         answer: Awaited = asyncio.get_running_loop().create_future()
         self._request(frame, answer)
         return await answer
 
     def drop(self, slot: int) -> None:
-        """Close an instance, after the call that it may still be in."""
         if not self.failure:
             self._request(encode(["drop", slot, None]), None)
 
@@ -169,10 +174,7 @@ class RemoteHost(Host):
         if answer is None or answer.done():
             return
         if status == "ok":
-            try:
-                answer.set_result(None if values[0] is None else unpack_observation(values[0]))
-            except (TypeError, ValueError) as error:  # the call is no longer pending: nothing else would end it
-                answer.set_exception(EnvError(f"{self._label} sent no observation: {error}"))
+            answer.set_result(None if values[0] is None else unpack_observation(values[0]))
         else:
             answer.set_exception(unpack_error(*values))
 
@@ -195,52 +197,128 @@ def encode_start_request(name: str, options: Mapping[str, Any]) -> bytes:
         raise ConfigError(f"env.options must hold JSON values to reach a worker: {error}") from error
 
 
-class Slots:
-    """Instances of one environment, by number; errors are those of `wrap_env_errors`."""
+class Worker(RemoteHost):
+    """One process in its own process group, which Ctrl-C in the terminal does not reach.
 
-    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        self._name = name
-        self._options = dict(options)
-        self._envs: dict[int, Env] = {}
-        with wrap_env_errors(f"import of {name}"):
-            load_env_class(name)
+    Heartbeats come from a thread of the worker, so a stopped one is noticed without any call. A lost worker is killed
+    with all its children.
+    """
 
-    def run(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
-        """Run the operation of this name, as a message asks for it."""
-        match operation, argument:
-            case "reset", Task():
-                with wrap_env_errors(f"reset of task {argument.id}"):
-                    return _validate_observation(self._envs[slot].reset(argument))
-            case "step", str():
-                with wrap_env_errors(f"step of {self._name}"):
-                    return _validate_observation(self._envs[slot].step(argument))
-            case "open", None:
-                with wrap_env_errors(f"making {self._name}"):
-                    self._envs[slot] = make_env(self._name, **self._options)
-            case "drop", None:
-                self.drop(slot)
-            case _:
-                raise EnvError(f"an environment cannot {operation} with a {type(argument).__name__}")
-        return None
+    def __init__(self, label: str, name: str, options: Mapping[str, Any], *, timeout: float, heartbeat: float) -> None:
+        """Start the process. `heartbeat`: seconds of silence after which it counts as hung."""
+        greeted = encode_start_request(name, options)  # before a process is started
+        super().__init__(label, timeout, max(START_TIMEOUT, timeout))
+        self._silence = heartbeat
+        self._outbox, self._inbox = bytearray(), bytearray()
+        self._last_words = b""
+        self._heard = False
+        self._last_heard = time.monotonic()
+        self._socket, theirs = socket.socketpair()
+        arguments = [json.dumps([str(path) for path in sys.path]), str(theirs.fileno()), str(heartbeat / 5)]
+        command = [sys.executable, "-c", _BOOTSTRAP, *arguments]  # no fork of a process with torch
+        with theirs:
+            self._process = start_child(command, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()])
+        self._socket.setblocking(False)
+        assert self._process.stderr is not None
+        self._stderr = self._process.stderr.fileno()
+        os.set_blocking(self._stderr, False)
+        self._request(greeted, None)
 
-    def drop(self, slot: int) -> None:
-        """Close the instance `slot`, if it was opened."""
-        env = self._envs.pop(slot, None)
-        if env is not None:
-            with wrap_env_errors(f"close of {self._name}"):
-                env.close()
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen in this event loop; whatever came before counts as heard now."""
+        if self.failure:
+            return
+        self._loop = loop
+        self._last_heard = self._head_since = time.monotonic()
+        loop.add_reader(self._socket, self.drain)
+        loop.add_reader(self._stderr, self._read_stderr)
+        if self._outbox:
+            loop.add_writer(self._socket, self._flush)
+
+    def detach(self) -> None:
+        """Stop listening in the event loop."""
+        if self._loop and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_reader(self._stderr)
+            self._loop.remove_writer(self._socket)
+        self._loop = None
+
+    def drain(self) -> None:
+        """Take everything that the worker has said so far."""
+        while not self.failure:
+            try:
+                data = self._socket.recv(READ_CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lose()
+                return
+            self._heard, self._last_heard = True, time.monotonic()
+            self._inbox += data
+            for message in decode_frames(self._inbox):
+                if not self.failure:  # the message before may have been its last that counts
+                    self._take(message, self._pending.popleft())
+
+    def watch(self) -> None:
+        self.drain()  # before any judgement: it may be this process that was away
+        if self.failure:
+            return
+        silent = time.monotonic() - self._last_heard
+        if silent > (self._silence if self._heard else self._start_limit):
+            self._lose(f"gave no sign of life for {silent:.3g} s (stopped, or hung)")
+        elif why := self._explain_overdue():
+            self._lose(why)
 
     def close(self) -> None:
-        """Close all instances, ignoring their errors."""
-        for slot in list(self._envs):
-            with suppress(Exception):
-                self.drop(slot)
+        """Let the worker close its environments and exit; kill it if that takes too long."""
+        if self.failure:
+            return
+        deadline = time.monotonic() + STOP_TIMEOUT
+        self._socket.setblocking(True)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            while (left := deadline - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv(READ_CHUNK_BYTES):
+                    break
+        self._lose("was closed")
 
+    def _send(self, frame: bytes, answer: Awaited | None) -> None:  # noqa: ARG002 (answers come in order)
+        self._outbox += frame
+        self._flush()
 
-def _validate_observation(observation: object) -> Observation:
-    if not isinstance(observation, Observation):
-        raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}")
-    actions = observation.actions
-    if actions is not None and not (isinstance(actions, tuple | list) and all(isinstance(a, str) for a in actions)):
-        raise EnvError(f"Observation.actions must be a tuple of texts or None, not {actions!r:.80}")
-    return observation
+    def _flush(self) -> None:
+        try:
+            while self._outbox:
+                sent = self._socket.send(self._outbox)
+                del self._outbox[:sent]
+        except BlockingIOError:
+            if self._loop:
+                self._loop.add_writer(self._socket, self._flush)
+            return
+        except OSError:
+            self._lose()
+            return
+        if self._loop:
+            self._loop.remove_writer(self._socket)
+
+    def _read_stderr(self) -> None:
+        try:
+            data = os.read(self._stderr, READ_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        self._last_words = (self._last_words + data)[-4096:]
+        if not data and self._loop:
+            self._loop.remove_reader(self._stderr)
+
+    def _end(self, why: str) -> str:
+        self.detach()
+        kill_group(self._process, STOP_TIMEOUT)
+        self._read_stderr()
+        self._socket.close()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        how, last = why or describe_exit(self._process.returncode), last_line(self._last_words)
+        return how if why or not last else f"{how}; its last words: {last}"

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
-from trailnotes.envs.workers.hosts import Host, LocalHost
-from trailnotes.envs.workers.worker import Worker
+from trailnotes.envs.workers.hosts import Host, LocalHost, Worker
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -37,7 +36,6 @@ class Lease:
         return await self._call("step", action)
 
     def release(self) -> None:
-        """Give the environment back."""
         self._host.load -= 1
         if not self._failure:
             self._host.give_back(self._slot, healthy=self._healthy)

@@ -14,6 +14,7 @@ from trailnotes.types import NO_OP, Trajectory, TrajectoryGroup
 
 Array = NDArray[np.float64]
 EPSILON = 1e-6  # keeps a group of nearly equal returns from dividing by nothing (EMPO2, release 0b40cb72)
+ROUNDING = 1e-9  # relative: returns that differ by less are equal, and were summed in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def group_relative(
     GRPO, arXiv 2503.20783).
 
     Returns:
-        (M,) advantages; exact zeros in a group of equal values.
+        (M,) advantages; exact zeros in a group of equal values, rounding aside.
 
     Raises:
         ValueError: the values are not a row of finite numbers.
@@ -84,10 +85,12 @@ def group_relative(
     reference = compared if group is None else _to_array(group)
     if not reference.size:
         return np.zeros_like(compared)
-    equal = np.ptp(reference) == 0.0
-    centred: Array = compared - (reference[0] if equal else reference.mean())
-    spread = 0.0 if equal else float(reference.std(ddof=ddof))
-    return centred / (spread + EPSILON) if normalize_std and spread else centred
+    tolerance = ROUNDING * float(np.abs(reference).max())
+    if np.ptp(reference) > tolerance:
+        centred: Array = compared - reference.mean()
+        return centred / (float(reference.std(ddof=ddof)) + EPSILON) if normalize_std else centred
+    centred = compared - reference[0]
+    return np.where(np.abs(centred) > tolerance, centred, 0.0)
 
 
 def leave_one_out(returns: ArrayLike) -> Array:

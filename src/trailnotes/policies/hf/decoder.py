@@ -61,7 +61,7 @@ def _is_exact_split(model: Any, body: Any, head: Any) -> bool:
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(model.get_input_embeddings().num_embeddings, (2, 8), generator=generator)
     token_ids = token_ids.to(model.device)
-    with head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE), switch_mode(model):
+    with head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE), evaluation_mode(model):
         expected = model(input_ids=token_ids, use_cache=False).logits.float()
         found = head(body(input_ids=token_ids, use_cache=False).last_hidden_state).float()
     tolerance = 1e-4 if head.weight.dtype == torch.float32 else 2e-2
@@ -71,10 +71,10 @@ def _is_exact_split(model: Any, body: Any, head: Any) -> bool:
 
 
 @contextmanager
-def switch_mode(model: nn.Module, training: bool = False) -> Iterator[None]:
-    """Put `model` into evaluation (or training) mode for the duration of the block."""
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put `model` into evaluation mode for the duration of the block."""
     before = model.training
-    model.train(training)
+    model.eval()
     try:
         yield
     finally:
@@ -94,12 +94,38 @@ def in_float32(model: nn.Module) -> Iterator[None]:
             weight.data = weight.data.to(dtype)
 
 
-def needs_training_mode(model: nn.Module) -> bool:
-    """Return whether updates need the training mode: for gradient checkpointing alone.
+@contextmanager
+def update_mode(model: nn.Module) -> Iterator[None]:
+    """Put adapters' dropout and layers with gradient checkpointing into training mode for the duration of the block.
 
-    Dropout would keep the ratio from starting at 1.
+    The model's own dropout stays off: it would keep the ratio from starting at 1. Modules inside a checkpointed layer
+    stay in evaluation mode, and rates that the layer itself would apply (OPT, Falcon) are 0.
     """
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    before = model.training
+    model.eval()
+    active = [
+        module
+        for name, module in model.named_modules()
+        if getattr(module, "gradient_checkpointing", False)
+        or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
+    ]
+    holders = {id(holder): holder for module in active for holder in (module, getattr(module, "config", module))}
+    rates = [
+        (holder, name, rate)
+        for holder in holders.values()
+        for name, rate in vars(holder).items()
+        if "drop" in name and isinstance(rate, float)
+    ]
+    try:
+        for module in active:
+            module.training = True
+        for holder, name, _ in rates:
+            setattr(holder, name, 0.0)
+        yield
+    finally:
+        for holder, name, rate in rates:
+            setattr(holder, name, rate)
+        model.train(before)
 
 
 class Network:
@@ -499,7 +525,7 @@ def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True
             shared_prompts=shared_prompts, own_attention=own_attention,
         )  # fmt: skip
         _validate_decoder(decoder)
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
         reason = f"{type(error).__name__}: {error}"
         logger.warning("no cache is kept between turns, each token recomputes its context: %s", reason)
         return RecomputeDecoder(network)
@@ -514,6 +540,10 @@ def get_attention_windows(config: Any, context_length: int) -> Windows:
     """
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+    # A chunk of Llama 4 begins anew, so it is no sliding window, though transformers caches it as one.
+    others = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others:
+        raise ValueError(f"the model has layers of {', '.join(sorted(others))}")
     windows: dict[str, int] = {}
     for layer in DynamicCache(config=config).layers:
         if type(layer) is DynamicLayer:

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration, read_demonstrations
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from trailnotes.config.schema import Config
-
-__all__ = [
-    "DEMONSTRATORS",
-    "Demonstration",
-    "iter_held_out_demonstrations",
-    "list_demonstrators",
-    "load_demonstrator",
-    "read_demonstrations",
-    "require_demonstrator",
-]
+__all__ = ["Demonstration", "read_demonstrations"]
 
 # By environment. Called with (config, count_tokens, seed), it is an endless iterable of `Demonstration`; so is what its
 # class method `build_held_out` returns, of games that `config` neither trains on nor examines.
@@ -60,11 +49,7 @@ def require_demonstrator(config: Config, fix: str) -> Any:
 def iter_held_out_demonstrations(
     config: Config, count_tokens: Callable[[str], int], seed: int
 ) -> Iterable[Demonstration]:
-    """Iterate endlessly over scripted episodes of games outside training and evaluation, by `seed`.
-
-    Raises:
-        ConfigError: the environment has no script, or no such games.
-    """
+    """Iterate endlessly over scripted episodes of games outside training and evaluation, by `seed`."""
     demonstrator = require_demonstrator(config, "let the start model play instead: trailnotes rehearsal record")
     found: Iterable[Demonstration] = demonstrator.build_held_out(config, count_tokens, seed)
     return found

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from trailnotes.config.schema import Config
+from trailnotes.envs import Env
 from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import Conversation, build_reflection_messages
 from trailnotes.storage.demonstrations import Demonstration, list_assistant_turns
 from trailnotes.types import Completion, Message, Observation, Outcome, Step, Task, Tip, Trajectory
 
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
-    from trailnotes.envs import Env
-
 Script = Generator[str, Observation, None]  # is sent the newest observation and yields the next action
 
 
 def replay_actions(actions: Sequence[str], _: Observation) -> Script:
-    """Take `actions` whatever the observations are."""
     for action in actions:  # noqa: UP028 (a list cannot be sent the observations)
         yield action
 
@@ -45,14 +42,7 @@ def play_script(env: Env, task: Task, script: Callable[[Observation], Script], m
 
 
 def get_actions(trajectory: Trajectory) -> list[str]:
-    """Return the actions of an episode."""
     return [step.action for step in trajectory.steps]
-
-
-def apply_rehearsal_options(config: Config) -> Config:
-    """Apply `rehearsal.options` over those of the environment."""
-    options = {**config.env.options, **config.rehearsal.options}
-    return config.model_copy(update={"env": config.env.model_copy(update={"options": options})})
 
 
 class Demonstrator:
@@ -64,12 +54,10 @@ class Demonstrator:
 
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Build the demonstrator of games in `rehearsal.options` that `config` neither trains nor evaluates on.
-
-        Raises:
-            ConfigError: none is left.
-        """
-        subject = cls(apply_rehearsal_options(config), count_tokens, seed)
+        """Build the demonstrator of games in `rehearsal.options` that `config` neither trains nor evaluates on."""
+        options = {**config.env.options, **config.rehearsal.options}
+        env = config.env.model_copy(update={"options": options})
+        subject = cls(config.model_copy(update={"env": env}), count_tokens, seed)
         subject.hold_out(config)
         return subject
 
@@ -82,18 +70,10 @@ class Demonstrator:
 def build_demonstrations(
     trajectory: Trajectory, tips: Sequence[Tip], note: str, config: Config, count_tokens: Callable[[str], int]
 ) -> list[Demonstration]:
-    """Build the demonstrations of an episode.
+    """Build the demonstrations of an episode whose first turn showed `tips`, and after which `note` was written.
 
-    Args:
-        trajectory: the episode.
-        tips: shown in its first turn.
-        note: written about it.
-        config: of the wording.
-        count_tokens: of the tokenizer, for the length caps.
-
-    Returns:
-        Without tips one row, which acts and then writes; with tips a row that acts on them, and a tip-free one that
-        only writes: nothing in it explains the actions.
+    Without tips one row, which acts and then writes; with tips a row that acts on them, and a tip-free one that only
+    writes: nothing in it explains the actions.
     """
     rollout, memory = config.rollout, config.memory
     written = (*build_reflection_messages(trajectory, rollout, memory, count_tokens), Message("assistant", note))
@@ -113,5 +93,5 @@ def pair_demonstrations(
     """Teach the whole conversation `written`, or `acted` on tips, and of the tip-free `written` the last turn alone."""
     if acted is None:
         return [Demonstration(written, list_assistant_turns(written), task)]
-    last = frozenset({len(written) - 1})  # nothing in it explains the actions
+    last = frozenset({len(written) - 1})
     return [Demonstration(acted, list_assistant_turns(acted), task), Demonstration(written, last, task)]

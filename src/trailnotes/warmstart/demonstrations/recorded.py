@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 from trailnotes.envs.textworld.interpreter import get_games_dir
+from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.storage.files import encode_line, read_jsonl, write_bytes_atomic
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import Demonstrator, build_demonstrations, get_actions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-    from typing import Any
-
-    from trailnotes.storage.demonstrations import Demonstration
 
 NUM_WANDERINGS = 4  # recorded for each game
 
@@ -31,7 +27,6 @@ class RecordedGame:
 
     @property
     def all_episodes(self) -> tuple[Trajectory, ...]:
-        """Return all episodes of the game."""
         return (*self.wandered, self.gold) if self.gold else self.wandered
 
 
@@ -68,7 +63,6 @@ class RecordedDemonstrator(Demonstrator):
         return tuple(self.build_tip(t, t.score) for t in chosen)[: self.config.memory.top_k]
 
     def build_tip(self, trajectory: Trajectory, score: float) -> Tip:
-        """Build the tip of an episode that ended with `score`."""
         return Tip(
             trajectory.task.id, self.write_note(trajectory, score), key="", score=score, max_score=trajectory.max_score
         )

@@ -7,10 +7,10 @@ and advice, and to write.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Self, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self, cast
 
 from trailnotes.algorithms.reflexion import ReflexionConfig, build_plan_messages
-from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer.advice import (
     Example,
     Situation,
@@ -18,12 +18,15 @@ from trailnotes.algorithms.rememberer.advice import (
     build_advice_messages,
     format_advice,
 )
+from trailnotes.algorithms.rememberer.table import RemembererConfig
+from trailnotes.config.schema import Config
 from trailnotes.envs import make_env
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.env import (
     COMPARE_SIZES,
     FEW_FAMILIES,
     NO_SIZES,
+    WaymarksSimulator,
     get_size,
     list_panel_rules,
     make_task,
@@ -34,13 +37,6 @@ from trailnotes.rollout.conversation import Conversation, build_reflection_messa
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Completion, Message, Step, Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import pair_demonstrations
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.envs.waymarks.env import WaymarksSimulator
-    from trailnotes.types import Task
 
 NOTHING_FOUND = "nothing found"
 FAMILY_OPTIONS = {"families": FEW_FAMILIES, "new_families": 0, "new_validation": 0}
@@ -76,11 +72,7 @@ class WaymarksDemonstrator:
 
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Build a demonstrator of families that `env.options` neither trains nor evaluates.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Build a demonstrator of families that `env.options` neither trains nor evaluates."""
         options = config.env.options
         asked = (options.get(name, default) for name, default in FAMILY_OPTIONS.items())
         spare = select_families(*asked)["spare"]
@@ -102,7 +94,6 @@ class WaymarksDemonstrator:
         return ws.make_spec(kind, family, self.draw_rule(kind, family, size), self.rng.getrandbits(40))
 
     def draw_rule(self, kind: ws.Kind, family: str, size: int) -> ws.Rule:
-        """Draw a rule for `family` that no panel gives it."""
         while (kind, family, rule := ws.draw_rule(kind, self.rng, size)) in self.forbidden:
             pass
         return rule
@@ -122,7 +113,6 @@ class WaymarksDemonstrator:
         return pair_demonstrations(tuple(conversation.acting) if tips else None, written, trajectory.task)
 
     def draw_lesson(self, spec: ws.GameSpec) -> tuple[tuple[Tip, ...], tuple[str, ...]]:
-        """Draw the tips of an episode, and the actions that follow from them."""
         if self.rng.random() < self.config.warmstart.p_follow_tip:
             return self.draw_tips(spec, knowing=True), ws.gold_actions(spec)
         tips = self.draw_tips(spec, knowing=False) if self.rng.random() < 0.5 else ()
@@ -146,15 +136,14 @@ class WaymarksDemonstrator:
         return self.write_correct_note(spec, trajectory)
 
     def write_correct_note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
-        """Write the note of a good writer about an episode."""
-        return format_outcome_note(spec, trajectory)
+        """Write the rule if the episode showed all of it, else `NOTHING_FOUND`."""
+        knows = trajectory.success or has_read(spec, trajectory)
+        return format_rule_note(spec.family, spec.rule) if knows else NOTHING_FOUND
 
     def write_wrong_note(self, spec: ws.GameSpec) -> str:
-        """Write the tip of some other rule of the family."""
         return format_rule_note(spec.family, self.draw_rule(spec.kind, spec.family, spec.size))
 
     def explore(self, spec: ws.GameSpec) -> tuple[str, ...]:
-        """Read the archive, or try a way drawn at random."""
         if self.rng.random() < self.config.warmstart.p_explore:
             return ws.archive_actions(spec)
         guess = self.draw_rule(spec.kind, spec.family, spec.size)
@@ -168,8 +157,12 @@ class WaymarksDemonstrator:
         if not self.config.warmstart.num_tips:
             return ()
         nothing = Tip(spec.family, NOTHING_FOUND, key="", score=0.0)
-        if self.rng.random() < self.config.warmstart.plans:
-            return self.draw_plans(spec, nothing, knowing=knowing)
+        if self.rng.random() < self.config.warmstart.plans:  # in the order of trials, the right one anywhere
+            plans = [nothing] * self.rng.randint(1, min(MAX_PLANS, self.config.warmstart.num_tips))
+            if knowing:
+                right_plan = Tip(spec.family, format_rule_note(spec.family, spec.rule), key="", score=0.0)
+                plans[self.rng.randrange(len(plans))] = right_plan
+            return tuple(plans)
         if not knowing:
             return (nothing,)
         right = Tip(spec.family, format_rule_note(spec.family, spec.rule), key="", score=float(self.rng.random() < 0.5))
@@ -178,14 +171,6 @@ class WaymarksDemonstrator:
         if self.rng.random() < 0.7 and self.config.warmstart.num_tips > 1:  # or the right one might be cut below
             tips.insert(self.rng.randint(int(right.score), len(tips)), nothing)
         return tuple(tips[: self.config.warmstart.num_tips])
-
-    def draw_plans(self, spec: ws.GameSpec, nothing: Tip, *, knowing: bool) -> tuple[Tip, ...]:
-        """Draw plans in the order of trials: mostly empty ones, and the right one anywhere."""
-        plans = [nothing] * self.rng.randint(1, min(MAX_PLANS, self.config.warmstart.num_tips))
-        if knowing:
-            right = format_rule_note(spec.family, spec.rule)
-            plans[self.rng.randrange(len(plans))] = Tip(spec.family, right, key="", score=0.0)
-        return tuple(plans)
 
     def play(
         self, spec: ws.GameSpec, tips: tuple[Tip, ...], actions: tuple[str, ...]
@@ -244,7 +229,6 @@ class WaymarksDemonstrator:
                 return tuple(ws.format_unlock(box, gem) for box, gem in zip(spec.boxes, guess, strict=False))
 
     def build_situation(self, spec: ws.GameSpec, done: tuple[str, ...]) -> Situation:
-        """Build the situation after the actions `done`."""
         observation = self.env.reset_spec(spec)
         for action in done:
             observation = self.env.step(action)
@@ -307,18 +291,9 @@ def format_rule_note(family: str, rule: ws.Rule) -> str:
     return f"{family} : {ws.note_text(rule).partition(': ')[2]}"
 
 
-def format_outcome_note(spec: ws.GameSpec, trajectory: Trajectory) -> str:
-    """Format the tip of a good writer: the rule if the episode showed all of it, else `NOTHING_FOUND`."""
-    return (
-        format_rule_note(spec.family, spec.rule) if trajectory.success or has_read(spec, trajectory) else NOTHING_FOUND
-    )
-
-
 def has_read(spec: ws.GameSpec, trajectory: Trajectory) -> bool:
-    """Return whether the episode went to the archive at once."""
     return tuple(step.action for step in trajectory.steps) == ws.archive_actions(spec)
 
 
 def build_demonstration_task(spec: ws.GameSpec) -> Task:
-    """Build the task of a demonstration, under a unique id."""
     return make_task(spec, f"demonstration/{spec.kind}/{spec.family}/{spec.seed}")

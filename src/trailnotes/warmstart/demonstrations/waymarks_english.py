@@ -1,25 +1,29 @@
 """Scripted Waymarks episodes in the full wording, for language models that know English but not the game.
 
 Beside the right tip there may be tips of failures, wrong tips, and tips of other families. Only their words and scores
-differ, and the actions follow from them.
+differ, and the actions follow from them. Each tip names its family, since it may turn up where another one is played,
+and is drawn from several wordings, which teach a reader words and not one format.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+import tomllib
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Final
 
+from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.errors import ConfigError
-from trailnotes.types import Tip
+from trailnotes.types import Tip, Trajectory
 from trailnotes.warmstart.demonstrations.waymarks import WaymarksDemonstrator, has_read
-from trailnotes.warmstart.demonstrations.waymarks_words import format_failure_tip, format_rule_tip
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.types import Trajectory
-
+# By kind of tip ("read" in the archive, "won" or "failed" by playing) and of game.
+TEMPLATES: Final[dict[str, dict[ws.Kind, list[str]]]] = tomllib.loads(
+    files("trailnotes.warmstart.demonstrations").joinpath("waymarks_words.toml").read_text(encoding="utf-8")
+)
+PAIR_TEMPLATES: Final = ("{box} with {gem}", "{gem} for the {box}", "{gem} in the {box}", "{box} {gem}")
 P_MISLED = 0.1  # of the episodes without a right tip: a wrong one is followed, and what is written says how it ended
 
 
@@ -72,12 +76,10 @@ class EnglishWaymarks(WaymarksDemonstrator):
         return self.rank_tips(tips), ws.gold_actions(spec) if knowing else self.explore_after(spec, failures)
 
     def rank_tips(self, tips: list[Tip]) -> tuple[Tip, ...]:
-        """Rank tips by score, then at random, without repeated texts."""
         self.rng.shuffle(tips)
         return tuple({tip.text: tip for tip in sorted(tips, key=lambda tip: -tip.score)}.values())
 
     def build_rule_tip(self, spec: ws.GameSpec, rule: ws.Rule, *, won: bool) -> Tip:
-        """Build a tip that tells `rule` for the family of `spec`."""
         return Tip(
             spec.family, format_rule_tip(spec.kind, spec.family, rule, self.rng, won=won), key="", score=float(won)
         )
@@ -99,7 +101,6 @@ class EnglishWaymarks(WaymarksDemonstrator):
         return tried, tips
 
     def draw_unrelated_tip(self, spec: ws.GameSpec) -> Tip:
-        """Draw a tip about another family, mostly of the same kind."""
         while (other := self.draw_spec()).family == spec.family or (
             other.kind != spec.kind and len(self.names) > 1 and self.rng.random() < 0.8
         ):
@@ -112,7 +113,6 @@ class EnglishWaymarks(WaymarksDemonstrator):
         return self.build_rule_tip(other, other.rule, won=self.rng.random() < 0.5)
 
     def explore_after(self, spec: ws.GameSpec, failures: Sequence[ws.Rule]) -> tuple[str, ...]:
-        """Read the archive, or try a way that no failure excludes."""
         if self.rng.random() < self.config.warmstart.p_explore:
             return ws.archive_actions(spec)
         while True:
@@ -122,7 +122,6 @@ class EnglishWaymarks(WaymarksDemonstrator):
                 return ws.gold_actions(other)
 
     def write_wrong_note(self, spec: ws.GameSpec) -> str:
-        """Write the archive's words for some other rule of the family."""
         rule = self.draw_rule(spec.kind, spec.family, spec.size)
         return format_rule_tip(spec.kind, spec.family, rule, self.rng, won=False)
 
@@ -142,5 +141,41 @@ def truncate_guess(spec: ws.GameSpec, guess: ws.Rule) -> ws.Rule:
 
 
 def compare_with_rule(spec: ws.GameSpec, tried: ws.Rule) -> tuple[bool, ...]:
-    """Compare each part of an attempt with the rule."""
     return tuple(word == right for word, right in zip(tried, spec.rule, strict=False))
+
+
+def format_rule_tip(kind: ws.Kind, family: str, rule: ws.Rule, rng: random.Random, *, won: bool) -> str:
+    """Format a tip that tells a whole rule, as it was read in the archive or played to the end."""
+    return _format_sentence(TEMPLATES["won" if won else "read"][kind], rng, family=family, way=_format_rule(rule, rng))
+
+
+def format_failure_tip(spec: ws.GameSpec, tried: ws.Rule, rng: random.Random) -> str:
+    """Format a tip about a guess that failed.
+
+    `tried` has the moves up to the dead end, or the gem for each box.
+    """
+    opened = [f"the {box}" for box, gem, key in zip(spec.boxes, tried, spec.rule, strict=False) if gem == key]
+    return _format_sentence(
+        TEMPLATES["failed"][spec.kind], rng, family=spec.family, way=_format_rule(tried, rng),
+        fit=f"only {_join_words(opened, ' and ')} opened" if opened else "nothing opened",
+    )  # fmt: skip
+
+
+def _format_sentence(wordings: Sequence[str], rng: random.Random, **words: str) -> str:
+    text = rng.choice(wordings).format(**words)
+    return text[0].upper() + text[1:]
+
+
+def _format_rule(rule: ws.Rule, rng: random.Random) -> str:
+    words = [*rule]
+    if rule[0] in ws.GEMS:
+        pair = rng.choice(PAIR_TEMPLATES)
+        words = [pair.format(box=box, gem=gem) for box, gem in zip(ws.BOXES, rule, strict=False)]
+    return _join_words(words, rng.choice((", ", " then ", " and ", ", then ")))
+
+
+def _join_words(words: Sequence[str], last: str) -> str:
+    """Join words by commas and `last` before the last one, or by " then " everywhere."""
+    if last == " then ":
+        return last.join(words)
+    return last.join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -15,7 +15,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import collect_fields, flatten_config, load_config
 from trailnotes.envs import tasks
 from trailnotes.errors import ConfigError
-from trailnotes.training.rehearsal import validate_rehearsal
+from trailnotes.runs.rehearsal import validate_rehearsal
 from trailnotes_lab.compare.spec import ComparisonSpec, panel_directory, run_directory, slugify
 
 _RESERVED_KEYS = ("run.name", "run.seed", "algorithm.name")  # the comparison itself sets them in each run

@@ -109,11 +109,11 @@ def _load_tips_page(place: ViewEntry, query: Query) -> dict[str, Any]:
 
 
 def _load_tip_page(window: Window, place: ViewEntry, number: int) -> dict[str, Any]:
-    row, merged = TipsFile(place.path / "memory.db").get_tip(number)
+    row = TipsFile(place.path / "memory.db").get_tip(number)
     episodes = window.read_episodes(place.path)
     readers = [each for each in reversed(episodes) if number in each.tip_ids]
     return {
-        "row": row, "tip": row.tip, "merged": merged, "authors": _find_authors(episodes, row.tip),
+        "row": row, "tip": row.tip, "authors": _find_authors(episodes, row.tip),
         "readers": readers[:PAGE_SIZE], "num_readers": len(readers),
     }  # fmt: skip
 

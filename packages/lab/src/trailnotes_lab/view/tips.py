@@ -51,15 +51,13 @@ class TipsFile:
             ending = f"ORDER BY {SORT_ORDERS[order]} LIMIT ? OFFSET ?"
             return self._load_rows(connection, f"{where} {ending}", [*values, PAGE_SIZE, first]), int(total)
 
-    def get_tip(self, tip_id: int) -> tuple[TipRow, list[int]]:
-        """Load one tip, and the ids of those that were merged into it."""
+    def get_tip(self, tip_id: int) -> TipRow:
+        """Load one tip."""
         with self._open_connection() as connection:
             rows = self._load_rows(connection, "id = ?", [tip_id])
-            sql = "SELECT id FROM tips WHERE retired_at > 0 AND merged_into = ? ORDER BY id"
-            merged = [each for (each,) in connection.execute(sql, [tip_id])]
         if not rows:
             raise MemoryStoreError(f"there is no tip {tip_id} any more: it was deleted, or was evicted")
-        return rows[0], merged
+        return rows[0]
 
     def list_tasks(self) -> list[str]:
         """List the tasks that have tips, the first `MAX_TASKS` by name."""

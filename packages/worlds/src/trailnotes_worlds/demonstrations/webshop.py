@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer.advice import (
     Example,
     Situation,
@@ -20,6 +19,7 @@ from trailnotes.algorithms.rememberer.advice import (
     build_advice_messages,
     format_advice,
 )
+from trailnotes.algorithms.rememberer.table import RemembererConfig
 from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from trailnotes.algorithms.rememberer import RemembererConfig
 from trailnotes.algorithms.rememberer.advice import (
     Example,
     Situation,
@@ -19,6 +18,7 @@ from trailnotes.algorithms.rememberer.advice import (
     build_advice_messages,
     format_advice,
 )
+from trailnotes.algorithms.rememberer.table import RemembererConfig
 from trailnotes.rollout.conversation import truncate
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Message

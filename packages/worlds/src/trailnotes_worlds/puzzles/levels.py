@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from trailnotes.seeds import derive_seed
+from trailnotes.config.seeds import derive_seed
 from trailnotes_worlds.puzzles.rooms import (
     CanonicalPosition,
     Position,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 
-from trailnotes.seeds import derive_seed
+from trailnotes.config.seeds import derive_seed
 from trailnotes.types import replace_surrogates
 from trailnotes_worlds.webshop.texts import Brackets, sanitize_text
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from trailnotes.seeds import derive_seed
+from trailnotes.config.seeds import derive_seed
 from trailnotes.storage.files import get_cache_dir, open_or_make
 from trailnotes_worlds.webshop.catalogue import VERSION, Catalogue
 from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules

@@ -1,0 +1,318 @@
+"""Memory of a training run on each device, by part, estimated from the shape of its model.
+
+A device holds some parts all the time, and others in two phases, acting and learning, of which the larger counts.
+`benchmarks/footprint.py` compares the learner's part with measured peaks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+
+import torch
+
+from trailnotes.config.schema import Config
+from trailnotes.envs import load_env_class
+from trailnotes.errors import ConfigError
+from trailnotes.policies.hf.decoder import MAX_TOKENS, SlotCache
+from trailnotes.policies.hf.policy import resolve_device
+from trailnotes.policies.vllm.building import DEDICATED_GPU_FRACTION, SHARED_GPU_FRACTION, compute_cache_bytes
+from trailnotes.runs.estimate.memory_model import (
+    FLOAT32,
+    MemoryParts,
+    estimate_frozen_weights,
+    estimate_static_parts,
+    estimate_update_peak,
+    get_dtype_size,
+    is_on_cpu,
+)
+from trailnotes.runs.estimate.model_shape import ModelShape, infer_model_shape
+
+logger = logging.getLogger(__name__)
+GIB = 1 << 30
+ADVICE = (
+    "lower optim.microbatch_tokens or env.max_envs, set model.gradient_checkpointing = true, train adapters "
+    "(model.lora.enabled = true, or a preset that ends in -lora), use more devices (learner.world_size, "
+    "engine.devices, or a preset that ends in -8gpu), or take a smaller model"
+)
+DEFAULT_GPU_BYTES = 80e9  # bytes, where no GPU is here
+OVERHEAD = 0.1  # of the peak: kernels, fragments, an embedder
+PROCESS_BYTES = 0.6e9  # bytes of Python, torch and transformers, beside what they compute
+CPU_ENGINE_BYTES = 0.7e9  # bytes of an engine's process on a CPU, without weights and cache
+SLEEPING_ENGINE_BYTES = 2e9  # context and compiled graphs that a sleeping engine keeps on a GPU (not measured)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of one device, or of one process in the host's memory, by purpose."""
+
+    name: str
+    count: int  # devices like this one
+    held: MemoryParts  # all the time
+    phases: Mapping[str, MemoryParts] = field(default_factory=dict)  # besides, one after the other
+    overhead: float = OVERHEAD
+
+    @property
+    def peak_without_overhead(self) -> float:
+        """Return the sum of the parts at the largest moment."""
+        return sum(self.held.values()) + max((sum(parts.values()) for parts in self.phases.values()), default=0.0)
+
+    @property
+    def peak(self) -> float:
+        """Return the peak with kernels and fragments."""
+        return self.peak_without_overhead * (1 + self.overhead)
+
+    def rows(self) -> dict[str, float]:
+        """Return the parts, each with its phase."""
+        phases = {f"{phase}: {part}": size for phase, parts in self.phases.items() for part, size in parts.items()}
+        return {**self.held, **phases}
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory that all devices need, and the memory they have."""
+
+    model: str  # with the source of its shape
+    devices: tuple[DeviceMemory, ...]
+    device: str  # description of each device
+    room: float  # bytes of each, or of all together
+    together: bool = False  # all are processes in the memory of one host
+    host: MemoryParts = field(default_factory=dict)  # further parts, where all are together
+
+    @property
+    def peak(self) -> float:
+        """Return the peak of the fullest device, or of all together."""
+        if self.together:
+            return sum(device.peak * device.count for device in self.devices) + sum(self.host.values())
+        return max(device.peak for device in self.devices)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether every device has the room."""
+        return self.peak <= self.room
+
+    def require_room(self) -> None:
+        """Raise a `ConfigError` that names the settings to change if a device is too small."""
+        if not self.fits:
+            raise ConfigError(f"about {_format_gib(self.peak)} GiB do not fit {self.device}: {ADVICE}")
+
+    def report(self) -> str:
+        """Format a table: a line for each part, a column for each kind of device."""
+        columns = [device.rows() for device in self.devices]
+        names = list(dict.fromkeys(name for rows in columns for name in rows))
+        lines = [[name, *(_format_gib(rows[name]) if name in rows else "" for rows in columns)] for name in names]
+        total = f"peak, with {OVERHEAD:.0%} for kernels and fragments"
+        lines.append([total, *(_format_gib(device.peak) for device in self.devices)])
+        if sum(device.count for device in self.devices) > 1:
+            lines.insert(0, ["", *(device.name for device in self.devices)])
+        texts = [f"device memory, estimated for {self.model}, in GiB", *_align_columns(lines)]
+        if self.together:
+            texts += _align_columns([[name, _format_gib(size)] for name, size in self.host.items()])
+            texts.append(f"all together {_format_gib(self.peak)} GiB")
+        texts.append(f"it {'fits' if self.fits else 'does not fit'} {self.device}")
+        return "\n".join(texts) + "\n"
+
+
+def estimate_footprint(config: Config) -> Footprint | None:
+    """Estimate a training's memory; None where neither a config.json nor a name tells the shape.
+
+    Raises:
+        ConfigError: `model.device` or `model.lora` cannot be used.
+    """
+    shape = infer_model_shape(config.model)
+    return None if shape is None else estimate_for_shape(config, shape)
+
+
+def estimate_for_shape(config: Config, shape: ModelShape) -> Footprint:
+    """Estimate the memory of a training of a model of this shape."""
+    size = f"{shape.whole / 1e9:.2f} billion" if shape.whole >= 1e9 else f"{shape.whole / 1e6:.1f} million"
+    device, room = _detect_device(config)
+    return Footprint(
+        model=f"{config.model.path} ({size} parameters; {shape.source})",
+        devices=tuple(_estimate_devices(config, shape, room)), device=device, room=room, together=is_on_cpu(config),
+        host=_estimate_processes(config) if is_on_cpu(config) else {},
+    )  # fmt: skip
+
+
+def warn_of_memory(config: Config) -> None:
+    """Warn where the memory of this machine that is free is too small for a training on its CPU."""
+    if resolve_device(config.model.device).type == "cuda" or config.is_hosted or config.cluster.address:
+        return
+    on_cpu = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+    footprint, free = estimate_footprint(on_cpu), _read_free_memory()
+    if footprint is not None and footprint.peak > free:
+        logger.warning(
+            "this run takes about %s GiB of memory, and %s GiB are free: the system may kill it without a word. Lower "
+            "optim.microbatch_tokens or env.max_envs, or free memory; --dry-run lists the parts",
+            _format_gib(footprint.peak), _format_gib(free),
+        )  # fmt: skip
+
+
+# -- parts of each device
+
+
+def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[DeviceMemory]:
+    world, local = config.learner.world_size, is_on_cpu(config)
+    engines = [names.split(",") for names in config.engine.devices]
+    starts_engines = config.engine.name == "vllm" and not config.engine.urls
+    shares = config.has_shared_gpu and not local
+    first = resolve_device(config.model.device).index or 0
+    # On a cluster `engine.devices` only counts the GPUs of an engine; Ray gives it none of the ranks' GPUs.
+    of_ranks = set() if config.cluster.address else {str(first + rank) for rank in range(world)}
+    ranks = []
+    for rank in range(world):
+        held, learning = dict(estimate_static_parts(config, shape)), dict(estimate_update_peak(config, shape))
+        acting: dict[str, float] = {}
+        if rank == 0:
+            acting = _estimate_caches(config, shape)
+            held |= _estimate_acting_weights(config, shape) | (estimate_weight_copies(config, shape) if local else {})
+        if rank == 0 and shares:
+            engine = _estimate_engine(config, shape, room)
+            acting |= {part: size * config.engine.replicas for part, size in engine.items()}
+            if not config.rollout.max_async_iterations:
+                learning |= {"engine, asleep": SLEEPING_ENGINE_BYTES * config.engine.replicas}
+        for names in engines if starts_engines and not local else ():
+            if str(first + rank) in of_ranks.intersection(names):
+                held |= _estimate_engine(config, shape, room, len(names))
+        phases: dict[str, MemoryParts] = {"acting": acting, "learning": learning}
+        if config.rollout.max_async_iterations:
+            phases = {"acting and learning": {**acting, **learning}}
+        ranks.append(DeviceMemory("rank", 1, held, {name: parts for name, parts in phases.items() if parts}))
+    separate = [len(names) for names in engines for name in names if name not in of_ranks]
+    if starts_engines and not (separate or shares or engines):
+        separate = [1] * config.engine.replicas
+    overhead = OVERHEAD if local else 0.0  # a share of a GPU holds all that the engine takes
+    own = [DeviceMemory("engine", 1, _estimate_engine(config, shape, room, n), {}, overhead) for n in separate]
+    return _merge_equal_devices(ranks) + _merge_equal_devices(own)
+
+
+def _merge_equal_devices(devices: Sequence[DeviceMemory]) -> list[DeviceMemory]:
+    """Merge neighbours with equal parts into one, named by its range."""
+    merged: list[DeviceMemory] = []
+    start = 0
+    for _, group in groupby(devices, key=lambda device: device.rows()):
+        first, *others = group
+        name = f"{first.name}s {start} to {start + len(others)}" if others else f"{first.name} {start}"
+        merged.append(replace(first, name=name, count=1 + len(others)))
+        start += 1 + len(others)
+    return merged
+
+
+def _detect_device(config: Config) -> tuple[str, float]:
+    device = resolve_device(config.model.device)
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        return f"{about.name} ({_format_gib(about.total_memory)} GiB)", float(about.total_memory)
+    if not is_on_cpu(config):
+        name = f"a GPU of {DEFAULT_GPU_BYTES / 1e9:.0f} GB ({_format_gib(DEFAULT_GPU_BYTES)} GiB); none is here"
+        return name, DEFAULT_GPU_BYTES
+    return f"this machine's memory ({_format_gib(_read_host_memory())} GiB)", _read_host_memory()
+
+
+def _read_free_memory() -> float:
+    """Read the bytes that this machine can still give to processes; all that it has, where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return _read_host_memory()
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), 0.0)
+
+
+def _read_host_memory() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+# -- acting
+
+
+def _estimate_acting_weights(config: Config, shape: ModelShape) -> dict[str, float]:
+    number, world = get_dtype_size(config), config.learner.world_size
+    parts: dict[str, float] = {}
+    if config.engine.name == "hf" and (world > 1 or config.rollout.max_async_iterations):
+        parts["weights of the model that acts"] = estimate_frozen_weights(config, shape) + 2 * shape.adapters * FLOAT32
+    if config.has_separate_author and (world > 1 or not config.has_reference_model):  # else the learner's reference
+        parts["weights of the author of the tips"] = shape.whole * number
+    return parts
+
+
+def _estimate_caches(config: Config, shape: ModelShape) -> dict[str, float]:
+    """Estimate the keys and values of all conversations, and the pass of the engine in this process.
+
+    During a prefill those of one layer are repeated for all heads.
+    """
+    number, conversations = get_dtype_size(config), count_conversations(config)
+    columns = min(config.rollout.max_context_tokens, shape.positions)
+    slots = SlotCache()  # it grows in steps
+    slots.reserve(conversations, columns)
+    kept = 2 * slots.num_slots * slots.capacity * shape.keys * shape.layers
+    repeated = 2 * conversations * columns * shape.queries if shape.keys < shape.queries else 0
+    cache, parts = float(kept + repeated) * number * shape.scale, {}
+    if config.engine.name == "hf":
+        parts = {f"cache of {conversations} conversations of {config.rollout.max_context_tokens:,} tokens": cache}
+        parts[f"pass of {MAX_TOKENS:,} tokens"] = MAX_TOKENS * number * 3.0 * (shape.hidden + shape.intermediate)
+    return parts | ({"cache of the author of the tips": cache} if config.has_separate_author else {})
+
+
+def count_conversations(config: Config) -> int:
+    """Count the episodes, or tips being written, that are alive at a time."""
+    episodes = config.rollout.num_tasks * config.rollout.group_size
+    return min(config.env.max_envs or episodes, episodes)
+
+
+def _estimate_engine(config: Config, shape: ModelShape, room: float, spread: int = 1) -> dict[str, float]:
+    number, engine = get_dtype_size(config), config.engine
+    weights = shape.whole * number / spread
+    context = min(config.rollout.max_context_tokens, shape.positions)
+    if is_on_cpu(config):
+        cache = compute_cache_bytes(shape.text, config, context)
+        return {"engine: weights": weights, "engine: cache": cache, "engine": CPU_ENGINE_BYTES}
+    is_alone = engine.devices or config.cluster.address
+    share = engine.device_memory or (DEDICATED_GPU_FRACTION if is_alone else SHARED_GPU_FRACTION / engine.replicas)
+    conversation = 2.0 * shape.keys * shape.layers * number * context / spread
+    rest = max(share * room - weights, conversation + SLEEPING_ENGINE_BYTES)
+    return {"engine: weights": weights, "engine: cache and graphs": rest}
+
+
+# -- the host
+
+
+def _estimate_processes(config: Config) -> MemoryParts:
+    """Estimate ranks without their model, and environments whose class states their size."""
+    each, number = getattr(load_env_class(config.env.name), "memory_bytes", 0), count_conversations(config)
+    parts = {"Python and its libraries": PROCESS_BYTES * config.learner.world_size}
+    return parts | ({f"{number} environments": number * float(each)} if each else {})
+
+
+def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float]:
+    """Estimate the copies of trained weights that rank 0 has in the host's memory at most.
+
+    They are the newest, the one that plays until the next is loaded, one in between with `rollout.max_async_iterations`
+    above 1, and the initial one where the policy is set back to it to write the tips. Policies in the process of
+    several ranks load theirs at once. vLLM has files of the newest and the last weights, in memory if there is room.
+    """
+    lora, ahead = config.model.lora.enabled, config.rollout.max_async_iterations
+    copies = 2 + (ahead > 1) + (config.has_frozen_author and not config.has_separate_author)
+    if config.engine.name == "hf" and not ahead:
+        copies = int(config.learner.world_size > 1)
+    trained = shape.adapters if lora else shape.whole
+    parts = {"weights handed to the policy": copies * trained * (FLOAT32 if lora else get_dtype_size(config))}
+    if config.engine.name == "vllm":
+        parts["the same in files"] = 2 * trained * get_dtype_size(config)
+    return parts if copies else {}
+
+
+# -- text
+
+
+def _align_columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+    numbers = [" ".join(f"{cell:>{width}}" for cell, width in zip(line[1:], widths, strict=True)) for line in lines]
+    return [f"  {line[0]:<{first}} {rest}".rstrip() for line, rest in zip(lines, numbers, strict=True)]
+
+
+def _format_gib(size: float) -> str:
+    return f"{size / GIB:,.1f}" if size >= GIB / 10 else f"{size / GIB:.3f}"

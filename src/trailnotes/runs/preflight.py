@@ -1,0 +1,99 @@
+"""Checks of a training's settings, in order, before anything is built, downloaded or written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trailnotes.config.methods import resolve_method
+from trailnotes.config.schema import Config
+from trailnotes.config.unused import warn_unused
+from trailnotes.envs.tasks import load_training_tasks, validate_splits
+from trailnotes.errors import ConfigError
+from trailnotes.runs.dependencies import require_dependencies
+from trailnotes.runs.rehearsal import validate_rehearsal
+from trailnotes.types import Tip
+
+logger = logging.getLogger(__name__)
+ADAPTERS_LR = 1e-5  # a rate below is hardly of adapters
+
+
+def _validate_hosted(config: Config) -> None:
+    if not config.is_hosted:
+        return
+    lora = config.model.lora
+    by_distribution = config.has_anchor_rows and config.learner.anchor_by == "distribution"
+    rows = "rows are anchored to the start model (algorithm.anchor_*, rehearsal.hold), and the API gives no whole"
+    holds_adapters = (Path(config.model.path) / "adapter_config.json").is_file()
+    refused = {  # setting -> whether it cannot be followed, why, and what to set
+        "model.path": (holds_adapters, "it holds adapters, and a server begins with a base model: name one"),
+        "rollout.temperature": (config.rollout.temperature != 1.0, "the API scores at temperature 1: set it to 1.0"),
+        "model.lora.alpha": (lora.alpha != 32.0, "the API's adapters have alpha 32: set it to 32"),
+        "model.lora.target_modules": (lora.target_modules is not None, "it adapts all linear layers: leave it out"),
+        "engine.name": (config.engine.name != "hf", "the server samples: leave it out"),
+        "cluster.address": (config.cluster.address != "", "the server computes: leave it out"),
+        "learner.anchor_by": (by_distribution, f'{rows} distributions: set it to "samples", or these to 0'),
+    }
+    if not lora.enabled and config.optim.lr < ADAPTERS_LR:
+        logger.warning("optim.lr = %g is a rate for all weights, and the server trains adapters: they want about ten "
+                       "times as much", config.optim.lr)  # fmt: skip
+    if names := [f"{name} ({reason})" for name, (is_refused, reason) in refused.items() if is_refused]:
+        raise ConfigError(f'learner.name = "tinker" does not go with {", ".join(names)}')
+
+
+def _validate_archive(config: Config) -> None:
+    algorithm = config.algorithm
+    if config.archive.share and (
+        config.rollout.max_async_iterations or algorithm.dynamic_sampling or algorithm.name == "lamer"
+        or config.env.name == "gateway"
+    ):  # fmt: skip
+        raise ConfigError("archive.share goes with rollout.max_async_iterations = 0 and algorithm.dynamic_sampling = 0 "
+                          "alone, and neither with lamer nor with agents of the gateway")  # fmt: skip
+
+
+def _validate_model(config: Config) -> None:
+    if not config.is_hosted:
+        from trailnotes.policies.hf.policy import require_context_length, require_trainable  # take the extra `train`
+
+        require_trainable(config.model)
+        require_context_length(config.model, config.rollout.max_context_tokens)
+
+
+def _warn_of_memory(config: Config) -> None:
+    from trailnotes.runs.estimate.footprint import warn_of_memory  # takes the extra `train`
+
+    warn_of_memory(config)
+
+
+# In order: each check, and whether it also looks at packages and model files of this machine.
+CHECKS: tuple[tuple[Callable[[Config], object], bool], ...] = (
+    (Config.validate_training, False),
+    (require_dependencies, True),
+    (validate_splits, False),
+    (validate_rehearsal, False),
+    (_validate_archive, False),
+    (_validate_hosted, False),
+    (_validate_model, True),
+    (warn_unused, True),
+    (_warn_of_memory, True),
+)
+
+
+def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine: bool = True) -> None:
+    """Run all checks of a training's settings, in order."""
+    for check, of_machine in CHECKS:
+        if machine or not of_machine:
+            check(config)
+    if tips is not None:
+        _validate_tips(config, tips)
+
+
+def _validate_tips(config: Config, tips: Sequence[Tip]) -> None:
+    if not resolve_method(config.algorithm.name).memory:
+        raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")
+    played = [task.id for task in load_training_tasks(config)]
+    if not {tip.namespace for tip in tips} & {*played}:
+        example = f" (but of {tips[0].namespace}, for example)" if tips else ""
+        raise ConfigError(f"--memory: none of its {len(tips)} tips is of a task of this run{example}, which plays "
+                          f"{played[0]} and {len(played) - 1} others: name a file with tips of these")  # fmt: skip

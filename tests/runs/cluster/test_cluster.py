@@ -1,0 +1,195 @@
+"""Runs whose environments and memory are actors on two nodes: they train what a process alone trains."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dying import Dying
+from nodes import TwoNodes, get_pid, refused
+from small import small_config
+from tinyrun import SAME, differences, episodes, metrics, tiny_config
+from trailnotes.config.schema import Config
+from trailnotes.errors import MemoryStoreError
+from trailnotes.memory import open_memory
+from trailnotes.runs.cluster import connection
+from trailnotes.runs.cluster.cluster import Cluster
+from trailnotes.runs.cluster.connection import connect_cluster
+from trailnotes.runs.cluster.memory import MemoryService, ServedMemory
+from trailnotes.runs.train import train
+from trailnotes.types import Tip
+
+PAID = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}}
+
+
+def alone(start_model: Path, **sections: dict[str, Any]) -> Config:
+    """Three iterations in this process."""
+    return tiny_config(start_model, env=PAID, **sections)
+
+
+def spread(nodes: TwoNodes, start_model: Path, env: Any = PAID, **sections: dict[str, Any]) -> Config:
+    """The same on the cluster, with an environment worker on each node, and room for both on either."""
+    cluster = {"address": nodes.address}
+    return tiny_config(start_model, env=env | {"num_workers": 2}, cluster=cluster, **sections)
+
+
+@pytest.fixture(scope="module")
+def untroubled(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that no cluster had a part in."""
+    path = tmp_path_factory.mktemp("alone") / "run"
+    train(alone(start_model), path)
+    return path
+
+
+def tasks(path: Path) -> list[str]:
+    """The tasks that were trained on, each once for each iteration."""
+    ended = [episode for episode in episodes(path) if episode["outcome"] != "error"]
+    return list(dict.fromkeys(f"{episode['iteration']} {episode['task']['id']}" for episode in ended))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
+    """This process has joined it, for all tests of the file: what `train` joins is what is there."""
+    config = small_config(cluster={"address": cluster_of_module.address})
+    with connect_cluster(config) as cluster:
+        yield cluster
+
+
+def test_how_this_process_is_stopped_is_not_for_ray_to_say(cluster: Cluster) -> None:
+    assert cluster.nodes
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asking(num_workers: int, timeout: float = 120.0) -> Config:
+        settings = {"address": two_nodes.address, "timeout": timeout}
+        return small_config(cluster=settings, env={"num_workers": num_workers})
+
+    assert {cluster.home, two_nodes.other} == {*cluster.nodes}
+    with connect_cluster(asking(8)) as same:
+        assert same.home == cluster.home
+    message = "no room for 99 environment workers of 1 CPU and 0 ranks within cluster.timeout = 5 s: lower env"
+    with refused(message), connect_cluster(asking(99, 5.0)):
+        raise AssertionError("joined")
+    monkeypatch.setattr(connection.trailnotes, "__version__", "0.0.0")
+    with (
+        refused(r"node .* has Trailnotes .*, this process 0.0.0 .*: install the same there"),
+        connect_cluster(asking(1)),
+    ):
+        raise AssertionError("joined")
+
+
+def test_several_machines_without_a_token_are_warned_of(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with connect_cluster(cluster.config):
+        assert not caplog.records  # two nodes of one machine
+    monkeypatch.setattr(Cluster, "num_machines", 2)
+    with connect_cluster(cluster.config):
+        assert "this Ray cluster asks for no token" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"rollout": {"num_tasks": 5, "max_async_iterations": 1}, "algorithm": {"show_tips": "other"}},
+        {"memory": {"threshold": -1.0, "order": ["ucb"]}},
+    ],
+    ids=["in turn", "ahead, tips of others", "tips by their readers"],
+)
+def test_a_cluster_trains_what_one_process_trains(
+    two_nodes: TwoNodes, start_model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    train(alone(start_model, **settings), tmp_path / "alone")
+    train(spread(two_nodes, start_model, **settings), tmp_path / "cluster")
+    assert differences(tmp_path / "alone", tmp_path / "cluster") == SAME
+
+
+def test_a_killed_environment_worker_costs_an_episode(
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
+) -> None:
+    grave = tmp_path / "grave"
+    grave.mkdir()
+    env = {"name": "paying:Mortal", "options": PAID["options"] | {"grave": str(grave), "deaths": 2}}
+    train(spread(two_nodes, start_model, env), tmp_path / "run")
+    failed = [episode for episode in episodes(tmp_path / "run") if episode["outcome"] == "error"]
+    assert len(failed) >= 2
+    assert all("was lost: its worker process has died" in episode["error"] for episode in failed)
+    assert tasks(tmp_path / "run") == tasks(untroubled)
+    assert [line["iteration"] for line in metrics(tmp_path / "run")] == [0, 1, 2]
+
+
+@contextmanager
+def at_find(number: int, then: Callable[[ServedMemory], None]) -> Iterator[None]:
+    """Have something happen when the memory is searched for the `number`-th time; each iteration does so ten times."""
+    find = ServedMemory.search_async
+    calls: list[int] = []
+
+    async def troubled(self: ServedMemory, *arguments: Any) -> list[Tip]:
+        calls.append(1)
+        if len(calls) == number:
+            then(self)
+        return await find(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServedMemory, "search_async", troubled)
+        yield
+    assert len(calls) >= number
+
+
+def test_a_killed_memory_service_has_forgotten_nothing(
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
+) -> None:
+    with at_find(15, lambda memory: os.kill(get_pid(memory.actor), signal.SIGKILL)):
+        train(spread(two_nodes, start_model), tmp_path)
+    assert differences(untroubled, tmp_path) == SAME
+
+
+def serve(cluster: Cluster, path: Path, service: type[MemoryService] = MemoryService) -> ServedMemory:
+    return ServedMemory(
+        cluster.config, path, cluster.pin_to_node(cluster.home), cluster.get_node_name(cluster.home), service
+    )
+
+
+def test_a_write_that_ray_repeats_is_stored_once(cluster: Cluster, tmp_path: Path) -> None:
+    tips = [Tip("task", f"tip {number}", "key", 0.0) for number in range(3)]
+    with serve(cluster, tmp_path / "memory.db", Dying) as served:
+        before = get_pid(served.actor)
+        assert served.add([tips[0]]) == 0  # it was stored by the one that died, and is not again
+        assert get_pid(served.actor) != before
+        assert served.add(tips) == 2 + 1  # the first counts as support
+        assert served.stats()["support"] == 4
+    with open_memory(tmp_path / "memory.db", cluster.config.memory) as memory:
+        assert [(tip.text, tip.support) for tip in memory.store.load_tips()] == [
+            ("tip 0", 2),
+            ("tip 1", 1),
+            ("tip 2", 1),
+        ]
+
+
+def test_what_the_service_refuses_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "memory.db").write_bytes(b"no database" * 100)
+    with pytest.raises(MemoryStoreError, match=r"memory\.db: damaged") as caught:
+        serve(cluster, tmp_path / "memory.db")
+    assert "\n" not in str(caught.value)
+    with serve(cluster, tmp_path / "other.db") as served:
+        with pytest.raises(MemoryStoreError, match="there is no memory snapshot at"):
+            served.restore(tmp_path / "none.db")
+        assert served.stats()["tips"] == 0
+
+
+def test_who_does_not_answer_is_named(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(cluster, tmp_path / "memory.db") as served:
+        os.kill(get_pid(served.actor), signal.SIGSTOP)
+        monkeypatch.setattr(served, "limit", 1.0)
+        monkeypatch.setattr("trailnotes.runs.cluster.memory.STOP_LIMIT", 0.1)
+        with refused(r"the memory service on node .* did not answer within cluster.timeout = 1 s$"):
+            served.stats()

@@ -1,0 +1,133 @@
+"""What a run on a cluster may lose: a node, the process that trains, an answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cluster import alone, at_find, spread, tasks
+
+from nodes import QUIET, TwoNodes, get_pid, refused
+from tinyrun import SAME, differences, episodes, metrics, run_command
+from trailnotes.config.toml import to_toml
+from trailnotes.runs.cluster.envs import ActorHost
+from trailnotes.runs.cluster.memory import ServedMemory
+from trailnotes.runs.train import train
+from trailnotes.storage import checkpoint
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def untroubled(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that no cluster had a part in."""
+    path = tmp_path_factory.mktemp("alone") / "run"
+    train(alone(start_model), path)
+    return path
+
+
+def test_a_lost_node_costs_episodes(untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path) -> None:
+    with at_find(15, lambda _: two_nodes.lose_other()):
+        train(spread(two_nodes, start_model), tmp_path)
+    assert any(episode["outcome"] == "error" for episode in episodes(tmp_path))
+    assert tasks(tmp_path) == tasks(untroubled)
+
+
+@pytest.mark.parametrize("moment", [9, 20, 33])
+def test_a_killed_driver_resumes(
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, moment: int
+) -> None:
+    (tmp_path / "config.toml").write_text(to_toml(spread(two_nodes, start_model)))
+    words = ["train", str(tmp_path / "config.toml"), "--run-dir", str(tmp_path / "run")]
+    assert run_command(words, tmp_path / "run", moment) == -signal.SIGKILL
+    assert run_command(words, tmp_path / "run") == 0
+    assert differences(untroubled, tmp_path / "run") == SAME
+
+
+def test_a_memory_that_stands_still_stops_the_run_where_it_was(
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
+) -> None:
+    def stop(memory: ServedMemory) -> None:
+        os.kill(get_pid(memory.actor), signal.SIGSTOP)
+        memory.limit = 2.0
+
+    said = "the memory service on node .* did not answer within cluster.timeout = 2 s"
+    with at_find(15, stop), refused(said):
+        train(spread(two_nodes, start_model), tmp_path)
+    saved = checkpoint.find_latest(tmp_path / "checkpoints")
+    assert saved is not None
+    assert len(metrics(tmp_path)) == checkpoint.load_meta(saved)["iteration"]
+    train(spread(two_nodes, start_model), tmp_path)
+    assert differences(untroubled, tmp_path) == SAME
+
+
+def test_an_environment_that_stands_still_costs_an_episode(
+    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    call = ActorHost.call
+    calls: list[int] = []
+
+    async def stopped(self: ActorHost, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 40:
+            self._timeout = 2.0  # of this worker alone
+            os.kill(get_pid(self.actor), signal.SIGSTOP)
+        return await call(self, *arguments)
+
+    monkeypatch.setattr(ActorHost, "call", stopped)
+    train(spread(two_nodes, start_model), tmp_path)
+    failed = [episode["error"] for episode in episodes(tmp_path) if episode["outcome"] == "error"]
+    assert failed
+    assert all("did not answer within env.timeout = 2 s" in error for error in failed)
+    assert tasks(tmp_path) == tasks(untroubled)
+
+
+def test_a_worker_that_finds_no_room_stops_the_run(two_nodes: TwoNodes, start_model: Path, tmp_path: Path) -> None:
+    import ray
+
+    config = spread(two_nodes, start_model)
+    short = config.cluster.model_copy(update={"timeout": 30.0})
+    config = config.model_copy(update={"cluster": short, "env": config.env.model_copy(update={"timeout": 1.0})})
+    ray.init(address=two_nodes.address, log_to_driver=False, logging_level="WARNING")
+    try:
+        held = [ray.remote(num_cpus=4)(lambda: time.sleep(1000)).remote() for _ in range(2)]
+        while ray.available_resources().get("CPU"):
+            time.sleep(0.1)
+        with refused(r"the nodes of the cluster have no room for .* within cluster.timeout = 30 s: lower"):
+            train(config, tmp_path / "run")
+        assert len(held) == 2
+        assert not (tmp_path / "run").exists()
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.filterwarnings(  # Ray opens the log of that server, and leaves it to the collector
+    "ignore:Exception ignored.*ray_client_server:pytest.PytestUnraisableExceptionWarning"
+)
+def test_a_cluster_is_reached_through_its_client_port(
+    untroubled: Path, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with closing(TwoNodes(ray_client_server_port=port)) as nodes:
+        config = spread(nodes, start_model)
+        reached = config.cluster.model_copy(update={"address": f"ray://127.0.0.1:{port}"})
+        while not answers(port):
+            time.sleep(0.1)
+        train(config.model_copy(update={"cluster": reached}), tmp_path)
+    assert differences(untroubled, tmp_path) == SAME
+
+
+def answers(port: int) -> bool:
+    with closing(socket.socket()) as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,156 @@
+"""Learner ranks on a cluster of two nodes: they learn what one process does, and whatever stops one is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import ray
+import torch
+
+from idle import occupied
+from nodes import get_pid
+from sharded_cases import UPDATES, Case, config_of, difference, one_process, rows_of, wait_until_gone
+from trailnotes.config.schema import Config, LearnerConfig
+from trailnotes.config.seeds import derive_seed
+from trailnotes.config.toml import to_toml
+from trailnotes.errors import ClusterError, LearnerError
+from trailnotes.learner.sharded import ShardedLearner, make_learner
+from trailnotes.policies.hf.policy import load_model
+from trailnotes.runs.cluster.cluster import Cluster, reserve_gpu
+from trailnotes.runs.cluster.connection import connect_cluster
+from trailnotes.runs.cluster.ranks import RankActorHandle
+
+if TYPE_CHECKING:
+    from nodes import TwoNodes
+
+MIXED = rows_of(Case(others=True))  # with tips and without, held, imitated
+
+
+PARENT = """
+import sys, time
+from nodes import get_pid
+from trailnotes.runs.cluster.connection import connect_cluster
+from trailnotes.config.toml import load_config
+from trailnotes.learner.sharded import ShardedLearner
+if __name__ == "__main__":
+    with connect_cluster(load_config(sys.argv[1])) as cluster:
+        learner = ShardedLearner(cluster.config, None, None, cluster.start_ranks)
+        print(get_pid(learner._monitor.ranks[1].actor), flush=True)
+        time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def cluster_at(two_nodes: TwoNodes, start_model: Path) -> Iterator[Callable[..., tuple[Config, Cluster]]]:
+    """Joins the cluster by settings for two ranks."""
+    with ExitStack() as stack:
+
+        def join(**options: Any) -> tuple[Config, Cluster]:
+            config = config_of(start_model, **options)
+            config = config.model_copy(
+                update={"cluster": config.cluster.model_copy(update={"address": two_nodes.address})}
+            )
+            alone = stack.enter_context(connect_cluster(config.model_copy(update={"learner": LearnerConfig()})))
+            stack.callback(ray.kill, occupied(alone.home))  # before room for the rank is set aside
+            return config, stack.enter_context(connect_cluster(config))
+
+        yield join
+
+
+def rank_1(learner: ShardedLearner) -> RankActorHandle:
+    found = learner._monitor.ranks[1]
+    assert isinstance(found, RankActorHandle)
+    return found
+
+
+def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNodes, tmp_path: Path) -> None:
+    config, cluster = cluster_at(sections={"loss": {"kl": 0.1}})
+    learner = ShardedLearner(config, None, tmp_path / "dumps", cluster.start_ranks)
+    assert two_nodes.other[:6] in rank_1(learner).where
+    models = [load_model(config.model)[0] for _ in range(2)]
+    alone = make_learner(config_of(Path(config.model.path), 1, sections={"loss": {"kl": 0.1}}), *models, None)
+    for rows in (rows_of(Case()), MIXED):
+        for seed in range(UPDATES):
+            mine, theirs = learner.update(rows, seed=seed), alone.update(rows, seed=seed)
+            assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+    assert difference(learner, alone) <= 1e-5
+    (tmp_path / "saved").mkdir()
+    learner.save(tmp_path / "saved")
+    kept, pid = learner.weights(), get_pid(rank_1(learner).actor)
+    learner.close()
+    wait_until_gone(pid)
+
+    learner = ShardedLearner(config, None, tmp_path / "dumps", cluster.start_ranks)
+    learner.load(tmp_path / "saved")
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in learner.weights().items())
+    os.kill(get_pid(rank_1(learner).actor), signal.SIGKILL)
+    with pytest.raises(
+        LearnerError, match=r"^rank 1 on node \S+ \(.{6}\) of the learner was lost: its worker process has died$"
+    ):
+        learner.update(MIXED)
+    with pytest.raises(LearnerError, match="have ended"):
+        learner.update(MIXED)
+
+
+@pytest.mark.ray
+def test_adapters_on_two_nodes(cluster_at: Any, start_model: Path) -> None:
+    lora = {"path": str(start_model), "device": "cpu", "lora": {"enabled": True, "rank": 4}}
+    sections = {"loss": {"kl": 0.1}, "model": lora}
+    config, cluster = cluster_at(sections=sections)
+    learner = ShardedLearner(config, None, None, cluster.start_ranks)
+    torch.manual_seed(derive_seed(config.run.seed, "weights"))
+    alone = one_process(config)
+    for rows in (rows_of(Case()), MIXED):
+        for seed in range(UPDATES):
+            mine, theirs = learner.update(rows, seed=seed), alone.update(rows, seed=seed)
+            assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+    assert 0 < difference(learner, alone) <= 1e-5
+    learner.close()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("stopped", [False, True])
+def test_no_rank_outlives_rank_0(cluster_at: Any, tmp_path: Path, stopped: bool) -> None:
+    config, _ = cluster_at()
+    (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
+    (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "config.toml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
+        parent.kill()
+    wait_until_gone(pid)
+
+
+@pytest.mark.ray
+def test_the_gpu_of_the_run_is_given_to_nobody_else(
+    cluster_at: Any, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _ = cluster_at()
+    two_nodes._cluster.add_node(num_cpus=1, num_gpus=2, object_store_memory=100 << 20)
+    (node,) = (found["NodeID"] for found in ray.nodes() if found["Resources"].get("GPU"))
+    chosen: list[int] = []
+    monkeypatch.setattr("trailnotes.policies.hf.policy.resolve_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    here = Cluster.pin_to_node(node)
+    seats = [reserve_gpu(config, here), reserve_gpu(config, here)]
+    assert sorted(chosen) == [0, 1]
+    assert ray.available_resources().get("GPU", 0) == 0
+    ray.kill(seats.pop(chosen.index(1)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    reserve_gpu(config, here)
+    assert chosen[2] == 1  # the second that it sees
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(ClusterError, match="CUDA_VISIBLE_DEVICES is 7: unset it"):
+        reserve_gpu(config, here)

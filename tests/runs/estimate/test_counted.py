@@ -1,0 +1,128 @@
+"""The estimate of an update against every byte that its tensors hold, counted as they come and go."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from trailnotes.config.schema import Config
+from trailnotes.learner.building import build_single
+from trailnotes.policies.hf.adapters import add_adapters
+from trailnotes.runs.estimate.footprint import estimate_for_shape, estimate_weight_copies
+from trailnotes.runs.estimate.model_shape import infer_model_shape
+from trailnotes.types import Sample
+
+LORA, AGAIN, HALF = {"lora": {"enabled": True, "rank": 2}}, {"gradient_checkpointing": True}, {"dtype": "bfloat16"}
+TOKENS = 256
+WIDE = Qwen2Config(
+    vocab_size=512, hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=512,
+)  # fmt: skip
+WORDY = Qwen2Config(
+    vocab_size=8192, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors have held at a time, of those that any operation has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = self._now = 0
+        self._seen: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, found)):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf.untyped_storage())
+        self.most = max(self.most, self._now)
+        return found
+
+    def _see(self, storage: Any) -> None:
+        place, size = storage._cdata, storage.nbytes()
+        if place not in self._seen:
+            self._seen[place] = weakref.ref(storage, lambda _: self._forget(place)), size
+            self._now += size
+
+    def _forget(self, place: int) -> None:
+        self._now -= self._seen.pop(place)[1]
+
+
+def rows(vocabulary: int, held: bool) -> list[Sample]:
+    rng, found = random.Random(0), []
+    mask = (0, *(1 - i % 2 for i in range(1, TOKENS)))
+    for row in range(3):
+        ids = tuple(rng.randrange(vocabulary) for _ in range(TOKENS))
+        behavior, advantages = (tuple(m * value for m in mask) for value in (-7.0, (-1.0) ** row))
+        found.append(Sample(ids, mask, behavior, advantages, trajectory=row))
+        if held:
+            found.append(Sample(ids, mask, behavior, (0.0,) * TOKENS, role="rehearsal", hold=1.0))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize(
+    ("architecture", "sections"),
+    [
+        (WIDE, {}),
+        (WIDE, {"model": AGAIN}),
+        (WIDE, {"model": LORA}),
+        (WIDE, {"model": HALF}),
+        (WIDE, {"model": HALF | LORA | AGAIN}),
+        (WIDE, {"loss": {"kl": 0.1}}),
+        (WIDE, {"learner": {"packed": "always"}}),
+        (WORDY, {}),
+        (WORDY, {"model": HALF | AGAIN}),
+        (WORDY, {"model": LORA}),
+        (WORDY, {"model": AGAIN, "rehearsal": {"split": "spare"}, "optim": {"logprob_chunk": 128}}),
+        (WORDY, {"model": LORA | HALF, "rehearsal": {"split": "spare"}, "optim": {"logprob_chunk": 128}}),
+    ],
+)
+def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str, Any], tmp_path: Path) -> None:
+    architecture.save_pretrained(tmp_path)
+    config = Config(
+        model={"path": str(tmp_path), "device": "cpu", **sections.get("model", {})},
+        optim={"microbatch_tokens": TOKENS, "minibatch": 0, "logprob_chunk": 64, **sections.get("optim", {})},
+        rollout={"max_context_tokens": TOKENS},
+        engine={"name": "vllm", "urls": ["http://elsewhere:1"]},
+        **{name: values for name, values in sections.items() if name not in ("model", "optim")},
+    )
+
+    def model() -> Any:
+        made: Any = Qwen2ForCausalLM(architecture).to(getattr(torch, config.model.dtype))
+        if config.model.gradient_checkpointing:
+            made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return add_adapters(made, config.model.lora, "") if config.model.lora.enabled else made
+
+    with Peak() as counted:
+        reference = model() if config.has_reference_model and not config.model.lora.enabled else None
+        learner = build_single(config, model(), reference, None)
+        learner.update(rows(architecture.vocab_size, config.has_anchor_rows))
+        counted.most = 0
+        learner.update(rows(architecture.vocab_size, config.has_anchor_rows))
+    shape = infer_model_shape(config.model)
+    assert shape is not None
+    (device,) = estimate_for_shape(config, shape).devices
+    for_acting = sum(estimate_weight_copies(config, shape).values())  # nobody acts here
+    assert device.peak_without_overhead - for_acting == pytest.approx(counted.most, rel=0.15)
+
+
+@pytest.mark.slow
+def test_resident_memory_is_what_was_foretold(tmp_path: Path) -> None:
+    figures, benchmark = tmp_path / "footprint.json", Path(__file__).parents[3] / "benchmarks" / "footprint.py"
+    subprocess.run([sys.executable, str(benchmark), "--quick", "--json", str(figures)], check=True, capture_output=True)
+    found = json.loads(figures.read_text())
+    assert found["largest_error"] <= found["floor"]

@@ -1,0 +1,289 @@
+"""Iterations played while earlier ones are learned from, and what their rows weigh."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyrun import SAME, differences, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process
+from trailnotes.config.methods import Method, register
+from trailnotes.errors import PolicyError, RunError
+from trailnotes.learner.learner import Learner
+from trailnotes.learner.samples import build_samples
+from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.runs.iteration import Iteration
+from trailnotes.runs.staleness import Correction, correct_samples
+from trailnotes.runs.train import train
+from trailnotes.types import Completion, Observation, Sample, Step, Task, Trajectory, TrajectoryGroup
+
+TASK = Task("task", "numbers")
+LORA = {"lora": {"enabled": True, "rank": 4}}
+
+
+# -- the arithmetic
+
+
+class Now:
+    """Stands in for the learner: what the weights of now say of each sampled token."""
+
+    def __init__(self, *logprobs: float) -> None:
+        self.left = list(logprobs)
+        self.asked: list[Sample] = []
+
+    def logprobs(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+        self.asked += samples
+        return [tuple(self.left.pop(0) if trained else 0.0 for trained in s.loss_mask) for s in samples]
+
+
+def with_a_tip() -> TrajectoryGroup:
+    """One step: the prompt 1 2 3 with a tip (2), 1 3 without; two tokens, sampled with probability 1/2 and 1/4."""
+    completion = Completion((1, 2, 3), (7, 8), (math.log(0.5), math.log(0.25)), "go")
+    step = Step(Observation("here"), (), completion, (1, 3), "go", 0.0)
+    return TrajectoryGroup(
+        TASK, (Trajectory(TASK, (step,), Observation("end"), "terminated", True, 1.0, mode="off_policy"),)
+    )
+
+
+def test_weights_compare_now_with_then_under_the_prompt_that_was_acted_on() -> None:
+    group = with_a_tip()
+    (row,) = build_samples([group], [[2.0]])
+    assert row.token_ids == (1, 3, 7, 8), "trained without the tip"
+    learner = Now(math.log(0.6), math.log(0.75))  # 1.2 and 3 times as probable as then
+    (weighed,), found = correct_samples([row], [group], learner, rows="auto", correction=Correction(2.0))  # type: ignore[arg-type]
+    assert [sample.token_ids for sample in learner.asked] == [(1, 2, 3, 7, 8)], "asked with the tip"
+    assert weighed.token_ids == row.token_ids
+    assert weighed.advantages == pytest.approx((0, 0, 2.0 * 1.2, 2.0 * 2.0)), "the second is truncated at 2"
+    assert weighed.behavior_logprobs == pytest.approx((0, 0, math.log(0.6), math.log(0.75)))
+    assert found == {
+        "weight": pytest.approx((1.2 + 2.0) / 2),
+        "truncated": 0.5,
+        "kl": pytest.approx((0.2 - math.log(1.2) + 2.0 - math.log(3.0)) / 2),
+        "difference": pytest.approx((math.log(1.2) + math.log(3.0)) / 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [
+        (Correction(2.0, above="mask"), (1.2, 0.0)),  # the second token's ratio is 3
+        (Correction(4.0, "sequence"), (3.6, 3.6)),  # 1.2 * 3 for both
+        (Correction(2.0, "sequence"), (2.0, 2.0)),
+        (Correction(2.0, "sequence", "mask"), (0.0, 0.0)),
+    ],
+)
+def test_an_engines_mismatch_is_bounded_by_token_or_episode(correction: Correction, weights: Sequence[float]) -> None:
+    group, learner = with_a_tip(), Now(math.log(0.6), math.log(0.75))
+    (weighed,), _ = correct_samples(
+        build_samples([group], [[1.0]]), [group], learner, rows="auto", correction=correction
+    )  # type: ignore[arg-type]
+    assert weighed.advantages[-2:] == pytest.approx(weights)
+
+
+def test_weights_of_now_that_say_what_was_said_then_change_nothing() -> None:
+    group = with_a_tip()
+    rows = build_samples([group], [[2.0]])
+    same = Now(*group.trajectories[0].steps[0].completion.logprobs)
+    assert correct_samples(rows, [group], same, rows="auto", correction=Correction(2.0))[0] == rows  # type: ignore[arg-type]
+
+
+def test_rows_of_steps_take_their_own_tokens() -> None:
+    completion = Completion((1, 2), (3,), (math.log(0.5),), "go")
+    steps = tuple(Step(Observation("here"), (), replace(completion, token_ids=(t,)), (1, 2), "go", 0.0) for t in (3, 4))
+    group = TrajectoryGroup(TASK, (Trajectory(TASK, steps, Observation("end"), "terminated", True, 1.0),))
+    rows = build_samples([group], [[1.0]], rows="step")
+    weighed, _ = correct_samples(
+        rows, [group], Now(math.log(0.25), math.log(0.75)), rows="step", correction=Correction(2.0)
+    )  # type: ignore[arg-type]
+    assert [row.advantages[-1] for row in weighed] == pytest.approx([0.5, 1.5])
+
+
+# -- whole runs
+
+
+@pytest.mark.parametrize("method", ["empo2", "grpo", "lamer", "opsd"])
+def test_ahead_by_one_every_iteration_but_the_first_is_one_version_behind(
+    start_model: Path, tmp_path: Path, method: str
+) -> None:
+    settings = {
+        "algorithm": {"name": method},
+        "rollout": {"max_async_iterations": 1, "num_tasks": 5},
+        "train": {"iterations": 4},
+    }
+    run = train_in_process(tiny_config(start_model, **settings), tmp_path)
+    lines = metrics(tmp_path)
+    assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
+    assert [line["stale/versions"] for line in lines] == [0.0, 1.0, 1.0, 1.0]
+    assert "stale/weight" not in lines[0]
+    assert all(0 < line["stale/weight"] <= 2 for line in lines[1:])
+    assert (run.weights.version, run.count.iteration) == (4, 4)
+
+
+def test_ahead_by_one_repeats_bit_for_bit(start_model: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        train(tiny_config(start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}), tmp_path / name)
+    assert differences(tmp_path / "a", tmp_path / "b") == SAME
+    train(tiny_config(start_model), tmp_path / "c")
+    assert not equal_weights(tmp_path / "a", tmp_path / "c"), "older weights played"
+
+
+@pytest.mark.parametrize("model", [{}, LORA], ids=["full", "lora"])
+def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
+) -> None:
+    config = tiny_config(start_model, model=model | {"path": str(start_model)})
+    train(config, tmp_path / "shared")
+    ahead = tiny_config(
+        start_model, model=model | {"path": str(start_model)}, rollout={"max_async_iterations": 1, "num_tasks": 5}
+    )
+
+    async def one_by_one(method: Any, run: Any, _ahead: int) -> None:
+        while not run.is_finished:
+            iteration = Iteration(run, run.count.iteration)
+            await iteration.begin()
+            await method(iteration)
+
+    monkeypatch.setattr("trailnotes.runs.train.run_overlapped", one_by_one)
+    train(ahead, tmp_path / "own")
+    found = differences(tmp_path / "shared", tmp_path / "own")
+    assert found == SAME | {"metrics": True, "tips": True}, "but for staleness, and readers, counted in turn alone"
+
+
+def test_a_run_that_was_ahead_resumes(start_model: Path, tmp_path: Path) -> None:
+    settings = {"rollout": {"max_async_iterations": 1, "num_tasks": 5}}
+    train(tiny_config(start_model, train={"iterations": 2, "save_every": 1}, **settings), tmp_path)
+    longer = tiny_config(start_model, train={"iterations": 4, "save_every": 1}, **settings)
+    train(longer, tmp_path, allow_change=["train.iterations"])
+    lines = metrics(tmp_path)
+    assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
+    assert [line["stale/versions"] for line in lines] == [0.0, 1.0, 0.0, 1.0], "what was ahead is played again"
+    assert tip_rows(tmp_path)
+
+
+def test_the_tips_of_what_is_played_ahead_are_not_in_an_earlier_checkpoint(start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(
+        start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}, train={"save_every": 1, "keep_last": 9}
+    )
+    train(config, tmp_path)
+    assert tip_rows(tmp_path)
+    for saved in sorted((tmp_path / "checkpoints").glob("step-*")):
+        done = int(saved.name.removeprefix("step-"))
+        with closing(sqlite3.connect(saved / "memory.db")) as connection:
+            (last,) = connection.execute("SELECT max(step) FROM tips").fetchone()
+        assert last < done
+
+
+def test_validation_ahead_plays_with_the_weights_that_were_just_learned(start_model: Path, tmp_path: Path) -> None:
+    settings = {"eval_every": 1, "iterations": 3}
+    run = train_in_process(
+        tiny_config(start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}, train=settings), tmp_path
+    )
+    assert run.policy.version == 3, "the last validation"
+    assert all("validation/success" in line for line in metrics(tmp_path))
+
+
+@pytest.mark.parametrize(("ahead", "stops_at", "done"), [(1, 1, 2), (1, 9, 3)], ids=["asked to stop", "at its end"])
+def test_the_last_checkpoint_has_nothing_of_an_iteration_that_was_dropped(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, stops_at: int, done: int
+) -> None:
+    rollout = Iteration.rollout
+
+    async def asked_to_stop(self: Iteration, *args: Any, **rest: Any) -> list[TrajectoryGroup]:
+        groups = await rollout(self, *args, **rest)
+        self.run.stop_requested |= self.number == stops_at
+        return groups
+
+    monkeypatch.setattr(Iteration, "rollout", asked_to_stop)
+    run = train_in_process(tiny_config(start_model, rollout={"ahead": ahead, "num_tasks": 5}), tmp_path)
+    assert run.count.iteration == run.weights.version == len(metrics(tmp_path))
+    assert run.count.iteration in {done, done - 1}, "the one before may end while the next is played"
+    with closing(sqlite3.connect(tmp_path / "memory.db")) as connection:
+        assert connection.execute("SELECT max(step) FROM tips").fetchone() == (run.count.iteration - 1,)
+
+
+def test_a_failure_while_ahead_ends_the_run(start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(
+        start_model, env={"name": "tinyrun:Broken"}, rollout={"max_async_iterations": 2, "num_tasks": 5}
+    )
+    with pytest.raises(RunError, match="no episode could be played in 3 iterations"):
+        train(config, tmp_path)
+
+
+def test_the_rate_of_an_update_knows_what_its_tips_took(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    update = Iteration.update
+
+    async def watched(self: Iteration, samples: Sequence[Sample]) -> dict[str, float]:
+        counted.append(self.run.count.tokens_generated)
+        return await update(self, samples)
+
+    monkeypatch.setattr(Iteration, "update", watched)
+    run = train_in_process(tiny_config(start_model, train={"iterations": 1}), tmp_path)
+    acted = sum(len(step["completion"]["token_ids"]) for episode in episodes(tmp_path) for step in episode["steps"])
+    assert counted[0] > 0
+    assert run.count.tokens_generated == counted[0] + acted, "those of actions come when it ends"
+
+
+def test_a_run_that_cannot_be_built_closes_what_there_was(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    def fails(*_: Any) -> None:
+        raise RunError("no rows")
+
+    monkeypatch.setattr(Learner, "close", lambda _: closed.append("learner"))
+    monkeypatch.setattr("trailnotes.runs.training.open_memory", lambda *_, **__: fails())
+    with pytest.raises(RunError, match="no rows"):
+        train(tiny_config(start_model), tmp_path)
+    assert closed == ["learner"]
+
+
+def test_an_engine_that_cannot_be_loaded_ends_the_run(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load(*_: Any) -> float:
+        raise PolicyError("engine lost")
+
+    monkeypatch.setattr(HFPolicy, "load", load)
+    config = tiny_config(start_model, rollout={"max_async_iterations": 2, "num_tasks": 5}, train={"eval_every": 1})
+    with pytest.raises(PolicyError, match="engine lost"):
+        train(config, tmp_path)
+
+
+# -- methods that do not keep to it
+
+
+async def updates_too_early(iteration: Iteration) -> None:
+    groups = await iteration.rollout(iteration.tasks())
+    await iteration.update(iteration.samples(groups, [[0.0] * len(group.trajectories) for group in groups]))
+
+
+async def never_ends(iteration: Iteration) -> None:
+    await iteration.rollout(iteration.tasks())
+    async with iteration.learning():
+        await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("methods_as_before")
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [(updates_too_early, "inside `async with iteration.learning"), (never_ends, "finish with `await iteration.end")],
+)
+def test_a_method_that_leaves_an_iteration_open_is_told_so(
+    start_model: Path, tmp_path: Path, method: Any, said: str, ahead: int
+) -> None:
+    name = register(Method(f"{method.__name__}_{ahead}", "open", method, trains=True)).name
+    config = tiny_config(start_model, algorithm={"name": name}, rollout={"max_async_iterations": ahead, "num_tasks": 5})
+    with pytest.raises(RunError, match=said):
+        train(config, tmp_path)

@@ -1,0 +1,211 @@
+"""Rows that credit the authors of tips: whose, for how long, and in whole runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from small import small_config
+from tinyrun import SAME, differences, episodes, equal_weights, metrics, tiny_config, train_in_process
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError
+from trailnotes.learner.learner import Learner
+from trailnotes.rollout.tips import WrittenTip
+from trailnotes.runs.authors import AuthorRegistry, check_author_age, compute_author_credit
+from trailnotes.runs.iteration import Iteration
+from trailnotes.runs.train import train
+from trailnotes.types import Completion, Observation, Sample, Step, Task, Tip, Trajectory, TrajectoryGroup
+
+TASK = Task("task", "numbers")
+TEXT = "granite : chest ruby"
+ONE = {("task", TEXT): 1.0}
+
+
+def written(number: int, text: str = TEXT) -> WrittenTip:
+    """A tip whose tokens say who wrote it."""
+    step = Step(Observation("here"), (), Completion((1,), (2,), (-0.5,), "go"), (1,), "go", 0.0)
+    about = Trajectory(TASK, (step,), Observation("end"), "terminated", False, 0.0)
+    completion = Completion((1, 2, number), (number, 9), (-0.25, -number / 3), f'" {text} ')  # which the memory cleans
+    return WrittenTip(about, completion, (Tip("task", text, key="", score=0.0),))
+
+
+def authors(**algorithm: Any) -> AuthorRegistry:
+    return AuthorRegistry(small_config(algorithm={"author_credit": 0.5, **algorithm}))
+
+
+def writer(kept: AuthorRegistry, iteration: int) -> list[int]:
+    """Who is credited in this iteration."""
+    return [row.token_ids[2] for row in kept.build_rows(ONE, iteration)]
+
+
+def test_a_row_is_what_the_author_read_and_wrote() -> None:
+    kept = authors()
+    kept.remember([written(5)], 0)
+    (row,) = kept.build_rows({("task", TEXT): -0.5, ("task", "unknown"): 1.0, ("other", TEXT): 1.0}, 1)
+    assert row.token_ids == (1, 2, 5, 5, 9)
+    assert row.loss_mask == (0, 0, 0, 1, 1)
+    assert row.behavior_logprobs == (0, 0, 0, -0.25, -5 / 3)
+    assert row.advantages == (0, 0, 0, -0.25, -0.25)
+    assert (row.role, row.hold) == ("tip", 0)
+    assert kept.build_rows({("task", TEXT): 0.0}, 1) == [], "nothing to learn"
+
+
+def test_a_text_that_several_wrote_earns_its_first_author_alone() -> None:
+    kept = authors()
+    kept.remember([written(5), written(6)], 0)
+    kept.remember([written(7)], 1)
+    assert writer(kept, 2) == [5]
+
+
+def test_what_is_written_in_an_iteration_was_not_read_in_it() -> None:
+    kept = authors()
+    kept.remember([written(5)], 4)
+    assert writer(kept, 4) == []
+    assert writer(kept, 5) == [5]
+
+
+def test_a_tip_that_is_too_old_is_left_alone_and_the_next_author_follows() -> None:
+    kept = authors(author_age=3)
+    kept.remember([written(5)], 0)
+    kept.remember([written(6)], 2)
+    for iteration, author in ((3, 5), (4, 6), (5, 6)):
+        kept.remember([], iteration)
+        assert writer(kept, iteration) == [author]
+    kept.remember([], 6)
+    assert writer(kept, 6) == []
+    assert kept.state_dict() == [], "and forgotten"
+
+
+def test_authors_come_back_from_json_as_they_were() -> None:
+    kept, again = authors(), authors()
+    kept.remember([written(5), written(7, "nothing found")], 0)
+    again.load_state_dict(json.loads(json.dumps(kept.state_dict())))
+    credit = ONE | {("task", "nothing found"): -1 / 3}
+    assert again.build_rows(credit, 1) == kept.build_rows(credit, 1)
+    assert len(kept.build_rows(credit, 1)) == 2
+
+
+def test_tips_of_an_engine_without_token_ids_have_no_row() -> None:
+    kept = authors()
+    about = written(5).trajectory
+    kept.remember([WrittenTip(about, Completion((), (), (), TEXT), (Tip("task", TEXT, key="", score=0.0),))], 0)
+    assert kept.build_rows(ONE, 1) == []
+
+
+def credited(start: Path, **sections: dict[str, Any]) -> Config:
+    """Three iterations in which every task has tips from the second on."""
+    return tiny_config(start, **{"algorithm": {"author_credit": 1.0}} | sections)
+
+
+@dataclass
+class Watched:
+    """A credited run, and what was seen of it."""
+
+    path: Path
+    held: list[list[Tip]] = field(default_factory=list)  # before each iteration
+    shown: list[tuple[int, Tip]] = field(default_factory=list)  # with the iteration
+    scored: list[Sample] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    seen = Watched(tmp_path_factory.mktemp("watched") / "run")
+    play, score = Iteration.rollout, Learner.logprobs
+
+    async def rollout(self: Iteration, *arguments: Any) -> list[TrajectoryGroup]:
+        memory = self.run.memory
+        assert memory is not None
+        before = memory.store.load_tips()
+        groups = await play(self, *arguments)
+        assert memory.store.load_tips() == before
+        seen.held.append(before)
+        steps = [step for group in groups for t in group.trajectories for step in t.steps]
+        seen.shown.extend((self.number, tip) for step in steps for tip in step.tips)
+        return groups
+
+    def logprobs(self: Learner, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+        seen.scored.extend(sample for sample in samples if not sample.off_policy)  # those are EMPO2's own
+        return score(self, samples)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Iteration, "rollout", rollout)
+        patch.setattr(Learner, "logprobs", logprobs)
+        train_in_process(credited(start_model), seen.path)
+    return seen
+
+
+def test_a_coefficient_of_zero_is_empo2_bit_for_bit(start_model: Path, tmp_path: Path, watched: Watched) -> None:
+    zero = {"author_credit": 0.0, "author_share": "equal", "author_age": 9}
+    train_in_process(tiny_config(start_model), tmp_path / "empo2")
+    train_in_process(credited(start_model, algorithm=zero), tmp_path / "zero")
+    assert differences(tmp_path / "empo2", tmp_path / "zero") == SAME
+    assert not any(name.startswith("authors/") for line in metrics(tmp_path / "zero") for name in line)
+    assert not equal_weights(tmp_path / "zero", watched.path)
+
+
+def test_tips_are_credited_from_the_second_iteration_on(watched: Watched) -> None:
+    lines = metrics(watched.path)
+    assert [line["authors/credited"] > 0 for line in lines] == [False, True, True]
+    assert any(line["authors/credit"] for line in lines)
+    assert any(line["authors/positive"] for line in lines)
+    assert all(0 <= line["authors/positive"] <= 1 for line in lines)
+
+
+def test_a_credited_run_that_is_resumed_is_the_same_run(start_model: Path, tmp_path: Path, watched: Watched) -> None:
+    train(credited(start_model, train={"iterations": 2}), tmp_path)
+    train(credited(start_model), tmp_path, allow_change=["train.iterations"])
+    assert differences(watched.path, tmp_path) == SAME
+
+
+def test_no_member_reads_what_was_written_in_its_own_iteration(watched: Watched) -> None:
+    """The memory is frozen while an iteration is played, or what a tip earned would depend on who was faster."""
+    assert len(watched.shown) > 5
+    assert all(tip in watched.held[iteration] and tip.step < iteration for iteration, tip in watched.shown)
+
+
+def test_each_reader_is_scored_under_all_its_tips_under_none_and_under_each_alone(watched: Watched) -> None:
+    readers = [e for e in episodes(watched.path) if any(step["tips"] for step in e["steps"])]
+    texts = [{tip["text"] for step in e["steps"] for tip in step["tips"]} for e in readers]
+    assert max(map(len, texts)) > 1
+    assert len(watched.scored) == sum(2 + len(each) for each in texts)
+
+
+def test_equal_shares_score_nothing() -> None:
+    config = small_config(algorithm={"author_credit": 1.0, "author_share": "equal", "normalize_std": False})
+    tips = tuple(Tip("task", text, key="", score=0.0) for text in (TEXT, "nothing found"))
+    about = written(5).trajectory
+    reader = replace(about, steps=(replace(about.steps[0], tips=tips, reward=1.0),), mode="off_policy")
+    nobody: Any = None
+    credit = compute_author_credit([TrajectoryGroup(TASK, (reader, about))], nobody, nobody, config)
+    assert credit == {("task", TEXT): 0.5, ("task", "nothing found"): 0.5}
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"set empo2\.mode_unit = \"trajectory\""):
+        small_config(empo2={"author_credit": 1.0, "mode_unit": "iteration"})
+    with pytest.raises(ValidationError, match=r"set algorithm\.author = \"policy\""):
+        small_config(empo2={"author_credit": 1.0}, algorithm={"author": "start"})
+
+
+def test_tips_must_be_sampled_as_they_are_trained(start_model: Path) -> None:
+    config = tiny_config(start_model, algorithm={"author_credit": 1.0}, memory={"write_temperature": 0.5})
+    with pytest.raises(ConfigError, match=r"set memory\.write_temperature"):
+        config.validate_training()
+
+
+def test_a_training_says_when_authors_are_forgotten_before_their_tasks_come_back(
+    start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "set empo2.author_age = 8" in check_author_age(small_config(rollout={"num_tasks": 16}), 60)
+    assert not check_author_age(small_config(rollout={"num_tasks": 16}, algorithm={"author_age": 8}), 60)
+    assert not check_author_age(small_config(rollout={"num_tasks": 5}, algorithm={"author_age": 1}), 3)
+    for age, times in ((1, 1), (9, 0)):
+        config = credited(start_model, algorithm={"author_credit": 1.0, "author_age": age}, train={"iterations": 1})
+        train(config, tmp_path / str(age))
+        assert capsys.readouterr().err.count("no author is credited: set empo2.author_age = ") == times

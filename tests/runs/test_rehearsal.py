@@ -1,0 +1,510 @@
+"""What a run rehearses: whose games, what was said in them, what it costs, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import signal
+import sqlite3
+import weakref
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paying import Paid
+from tinyrun import SAME, differences, metrics, run_command, tiny_config, train_in_process
+from trailnotes.commands import main
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import to_toml
+from trailnotes.envs.tasks import describe_training_overlap, load_panel, load_rehearsal_tasks, tasks_of
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.policies.chat import ChatFormat
+from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
+from trailnotes.rollout.tips import TipBatch, write_tips
+from trailnotes.runs.adapt import adapt
+from trailnotes.runs.dry_run import dry_run
+from trailnotes.runs.estimate.forecast import (
+    count_rehearsal_episodes,
+    estimate_iterations,
+    shrink_config,
+    split_usage,
+)
+from trailnotes.runs.load_policy import build_model_policy, load_policy
+from trailnotes.runs.rehearsal import (
+    Rehearsal,
+    build_recording_config,
+    iter_recorded_demonstrations,
+    read_recording_usage,
+    read_rehearsal,
+    record_rehearsal,
+)
+from trailnotes.runs.train import train
+from trailnotes.storage.demonstrations import Demonstration, read_demonstrations, write_demonstrations
+from trailnotes.storage.files import read_jsonl
+from trailnotes.storage.records import trajectory_from_json
+from trailnotes.types import Completion, Message, Observation, Task
+
+SPARE = {"split": "spare", "num_tasks": 2, "rows": 3}
+
+
+def rehearsing(start: Path, **sections: dict[str, Any]) -> Config:
+    """One iteration of the tiny run that records two games first."""
+    own = {"rehearsal": SPARE | sections.pop("rehearsal", {}), "train": {"iterations": 2, "save_every": 1}}
+    own["train"] |= sections.pop("train", {})
+    return tiny_config(start, **own, **sections)
+
+
+@pytest.fixture(scope="module")
+def recorded(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a recording that nothing happened to."""
+    out = tmp_path_factory.mktemp("recorded") / "rehearsal"
+    record_rehearsal(rehearsing(start_model), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def alone(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that recorded and rehearsed, and that nothing happened to."""
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    train(rehearsing(start_model), run_dir)
+    return run_dir
+
+
+# -- whose games
+
+
+@pytest.mark.parametrize(
+    ("rehearsal", "more", "named"),
+    [
+        (
+            {"split": "train"},
+            {},
+            r"rehearsal\.split = 'train'.*train\.split = 'train'.*rehearse games that no other split",
+        ),
+        ({"split": "test"}, {}, r"rehearsal\.split = 'test'.*the panel \(eval\.split = 'test'\)"),
+        ({"split": "new"}, {"eval": {"split": "new"}}, r"rehearsal\.split = 'new'.*the panel \(eval\.split = 'new'\)"),
+        (
+            {"split": "validation"},
+            {"train": {"eval_every": 1}},
+            r"'validation'.*train\.validation_split = 'validation'",
+        ),
+        ({"split": "spare", "options": {"families": ["keys/hazel"]}, "num_tasks": 0}, {}, ""),
+    ],
+)
+def test_games_that_are_trained_or_examined_are_refused(
+    rehearsal: dict[str, Any], more: dict[str, Any], named: str, start_model: Path, tmp_path: Path
+) -> None:
+    env = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2, "new_families": 2}}
+    config = rehearsing(start_model, rehearsal=rehearsal, env=env, **more)
+    if not named:
+        assert build_recording_config(config).eval.split == "spare"
+        return
+    with pytest.raises(ConfigError, match=named):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "refused before anything is made"
+
+
+def test_games_are_known_again_in_a_file_under_any_name(start_model: Path, tmp_path: Path) -> None:
+    """By identity: the file's game has another id, but the environment, seed and options of one that is trained."""
+    config = rehearsing(start_model, rehearsal={"split": "", "path": str(tmp_path / "r.jsonl")})
+    turns = (Message("user", "u"), Message("assistant", "a"))
+    for known, named in ((tasks_of(config, "train")[0], "train.split"), (load_panel(config)[0], "the panel")):
+        other = replace(known, id="another-name")
+        write_demonstrations([Demonstration(turns, frozenset({1}), other)], tmp_path / "r.jsonl")
+        with pytest.raises(ConfigError, match=named):
+            read_rehearsal(config, tmp_path / "r.jsonl")
+    write_demonstrations([Demonstration(turns, frozenset({1}), Task("elsewhere", "x", 7))], tmp_path / "r.jsonl")
+    assert len(read_rehearsal(config, tmp_path / "r.jsonl")) == 1
+
+
+def test_who_examines_on_rehearsed_games_is_told(start_model: Path, recorded: Path) -> None:
+    trained = rehearsing(start_model, rehearsal={"num_tasks": 0})
+    examined = trained.model_copy(update={"eval": trained.eval.model_copy(update={"split": "spare", "num_tasks": 0})})
+    assert describe_training_overlap(trained, trained) == ""
+    said = describe_training_overlap(trained, examined)
+    assert said.startswith("the model rehearsed ")
+    few = rehearsing(start_model)
+    assert {task.id for task in load_rehearsal_tasks(few)} < {task.id for task in load_rehearsal_tasks(trained)}
+    by_file = rehearsing(start_model, rehearsal={"split": "", "path": str(recorded / "rehearsal.jsonl")})
+    assert describe_training_overlap(by_file, examined).startswith("the model rehearsed 2 of the ")
+    gone = rehearsing(start_model, rehearsal={"split": "", "path": "gone.jsonl"})
+    assert describe_training_overlap(gone, examined) == ""
+
+
+# -- what was said
+
+
+def test_what_is_recorded_is_what_was_said(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row begins with a prompt that the start model was given, and ends with the very ids that it sampled."""
+    heard: list[Completion] = []
+    generate = HFPolicy.generate
+
+    async def listening(self: HFPolicy, *arguments: Any) -> Completion:
+        heard.append(await generate(self, *arguments))
+        return heard[-1]
+
+    monkeypatch.setattr(HFPolicy, "generate", listening)
+    config = rehearsing(start_model)
+    path = record_rehearsal(config, tmp_path / "out")
+    chat = ChatFormat(load_tokenizer(config.model))
+    said = {(*each.prompt_ids, *each.token_ids) for each in heard}
+    found = read_demonstrations(path, "rehearsal.path")
+    assert len(found) == 8, "2 games, 2 trials: an episode and its tip each"
+    rows = [chat.encode_with_mask(each.messages, each.taught) for each in found]
+    for ids, mask in rows:
+        assert tuple(ids[: len(mask) - mask[::-1].index(1)]) in said
+    assert sum(sum(mask) for _, mask in rows) == sum(len(each.token_ids) for each in heard)
+    assert {each.task.id for each in found if each.task} == {task.id for task in load_rehearsal_tasks(config)}
+    tips = [each for each in found if each.taught == {len(each.messages) - 1} and "note ?" in each.messages[-2].content]
+    assert len(tips) == 4
+    shown = {message.content for each in tips for message in each.messages if message.role == "assistant"}
+    assert any(
+        "note" in m.content and any(text in m.content for text in shown) for each in found for m in each.messages
+    )
+
+
+def test_ids_of_another_tokenizer_give_way_to_the_text(start_model: Path) -> None:
+    chat = ChatFormat(load_tokenizer(tiny_config(start_model).model))
+
+    def learned(text: str, ids: tuple[int, ...] | None) -> tuple[int, ...]:
+        row, mask = chat.encode_with_mask((Message("user", "go"), Message("assistant", text, ids)), {1})
+        return tuple(token for token, trained in zip(row, mask, strict=True) if trained)
+
+    sampled = tuple(token for letter in "north" for token in chat.tokenizer(letter).input_ids)  # not as it would write
+    said = chat.decode(sampled)
+    assert learned(said, sampled) == sampled != learned(said, None)
+    assert learned(said[:3], sampled) == sampled, "cut at a stop string"
+    assert learned("south", sampled) == learned("south", (10**9,)) == learned("south", None)
+    assert learned("", sampled) == learned("", None)
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    """With texts that hold other ends of lines, sampled ids, the turns that teach, and the whole game."""
+    odd = "a\u2028b\x85c"
+    turns = (Message("user", odd), Message("assistant", "x", (4, 5)), Message("user", "v"), Message("assistant", "y"))
+    task = Task("t", "env", 3, "spare", {"rule": ["north"]})
+    written = [Demonstration(turns, frozenset({3}), task), Demonstration(turns[:2], frozenset({1}))]
+    write_demonstrations(written, tmp_path / "r.jsonl")
+    assert read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path") == written
+
+
+@pytest.mark.parametrize("ids", [["a"], [-1], [1.5], 7])
+def test_ids_that_are_none_are_named(ids: Any, tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "token_ids": ids}]
+    (tmp_path / "r.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    with pytest.raises(ConfigError, match=r"r\.jsonl:1 is not a demonstration"):
+        read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path")
+
+
+def test_tips_stay_with_their_episodes_where_one_failed(start_model: Path, recorded: Path, tmp_path: Path) -> None:
+    """The episode of a game failed for good: no tip was asked for about it, so all later ones move up."""
+    config = build_recording_config(rehearsing(start_model))
+    policy_counts = ChatFormat(load_tokenizer(config.model)).count_tokens
+    (tmp_path / "phases").mkdir()
+    first = next(iter(task.id for task in load_rehearsal_tasks(rehearsing(start_model))))
+    for trial in (0, 1):
+        episodes = [*read_jsonl(recorded / f"phases/trial-{trial}.episodes.jsonl")]
+        left = [e for e in episodes if e["task"]["id"] != first]
+        notes = sorted(read_jsonl(recorded / f"phases/trial-{trial}.notes.jsonl"), key=lambda note: note["index"])
+        moved = [{**note, "index": note["index"] - 1} for note in notes[1:]]
+        for name, lines in (("episodes", left), ("notes", moved)):
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (tmp_path / f"phases/trial-{trial}.{name}.jsonl").write_text(text)
+    whole = [
+        each
+        for each in iter_recorded_demonstrations(config, recorded, policy_counts)
+        if each.task and each.task.id != first
+    ]
+    assert [*iter_recorded_demonstrations(config, tmp_path, policy_counts)] == whole
+    assert len(whole) == 4
+
+
+@pytest.mark.parametrize(
+    ("earned", "won", "episodes", "tips"),
+    [
+        ((0.0, 0.5, 1.0), (False, False, True), [True, True, True], [True, True, True]),
+        ((1.0, 0.0, 0.0), (True, False, False), [True, False, False], [False, False, False]),
+        ((1.0, 1.0, 0.5), (True, True, False), [True, True, False], [True, False, False]),
+        ((0.5, 0.5, 0.5), (False, False, False), [False, False, False], [False, False, False]),
+    ],
+)
+def test_what_helped_is_told_by_what_followed(
+    earned: tuple[float, ...], won: tuple[bool, ...], episodes: list[bool], tips: list[bool],
+    start_model: Path, recorded: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Of one game with an episode in each of three trials."""
+    played = build_recording_config(rehearsing(start_model, rehearsal={"num_tasks": 1}))
+    played = played.model_copy(update={"eval": played.eval.model_copy(update={"trials": 2})})
+    (game,) = (task.id for task in load_panel(played))
+    (tmp_path / "phases").mkdir()
+    (one, *_) = (e for e in read_jsonl(recorded / "phases/trial-0.episodes.jsonl") if e["task"]["id"] == game)
+    (note, *_) = read_jsonl(recorded / "phases/trial-0.notes.jsonl")
+    for trial, (reward, success) in enumerate(zip(earned, won, strict=True)):
+        steps = [{**step, "reward": reward if i == 0 else 0.0} for i, step in enumerate(one["steps"])]
+        record = {**one, "member": 0, "steps": steps, "success": success}
+        (tmp_path / f"phases/trial-{trial}.episodes.jsonl").write_text(json.dumps(record) + "\n")
+        (tmp_path / f"phases/trial-{trial}.notes.jsonl").write_text(json.dumps({**note, "index": 0}) + "\n")
+    found = [*iter_recorded_demonstrations(played, tmp_path, lambda text: len(text.split()))]
+    assert [(each.kind, each.helped) for each in found] == [
+        pair for i in range(3) for pair in ((f"trial-{i}", episodes[i]), ("tip", tips[i]))
+    ]
+
+
+def test_an_update_rehearses_each_kind_as_often_and_imitates_what_helped(start_model: Path, tmp_path: Path) -> None:
+    kinds = {"trial-0": 3, "trial-1": 6, "tip": 20}
+    turns = (Message("user", "go"), Message("assistant", "north"))
+    made = [
+        Demonstration((Message("user", f"{kind} {i}"), turns[1]), frozenset({1}), None, kind, i % 2 == 0)
+        for kind, many in kinds.items()
+        for i in range(many)
+    ]
+    write_demonstrations(made, tmp_path / "r.jsonl")
+    assert read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path") == made
+    own = {"split": "", "path": str(tmp_path / "r.jsonl"), "hold": 0.4, "imitate": 0.1, "rows": 14}
+    config = rehearsing(start_model, rehearsal=own)
+    chat = ChatFormat(load_tokenizer(config.model))
+    subject = Rehearsal(config, tmp_path / "r.jsonl", chat)
+    known = {tuple(chat.encode_with_mask(each.messages, each.taught)[0]): each for each in made}
+    drawn = [[known[row.token_ids] for row in subject.sample_rows(random.Random(seed))] for seed in range(40)]
+    for rows in drawn:
+        counts = Counter(row.kind for row in rows)
+        assert counts["trial-0"] == 3, "all there are"
+        assert 4 <= counts["trial-1"] <= 5
+        assert 4 <= counts["tip"] <= 5
+    assert len({sum(row.kind == "tip" for row in rows) for rows in drawn}) == 2, "who gets what is left over is drawn"
+    for row in subject.sample_rows(random.Random(0)):
+        assert (row.role, row.hold) == ("rehearsal", 0.4)
+        assert row.imitate == (0.1 if known[row.token_ids].helped else 0.0)
+        assert not any(row.advantages)
+
+
+# -- what it costs
+
+
+def test_what_is_recorded_counts_from_the_start(alone: Path) -> None:
+    spent = read_recording_usage(alone / "rehearsal")
+    first, second = metrics(alone)
+    played = [*map(trajectory_from_json, read_jsonl(alone / "rehearsal" / "trajectories.jsonl"))]
+    assert spent["env_steps"] == sum(len(episode.steps) for episode in played) > 0
+    assert first["env_steps"] == spent["env_steps"] + first["rollout/env_steps"]
+    assert first["tokens_generated"] == spent["tokens_generated"] + first["rollout/tokens"] + first["tips/tokens"]
+    assert second["env_steps"] == first["env_steps"] + second["rollout/env_steps"]
+    (line, _) = read_jsonl(alone / "metrics.jsonl")
+    assert line["seconds"] > spent["seconds"] > 0
+    assert first["episodes"] == 20, "those are of the training alone"
+    assert 0 < first["update/tokens_rehearsal"] < first["update/tokens_trained"]
+    assert first["update/kl_to_reference_rehearsal"] == pytest.approx(0.0, abs=1e-2)
+
+
+def test_a_limit_that_recording_uses_up_is_an_error(start_model: Path, alone: Path, tmp_path: Path) -> None:
+    steps = int(read_recording_usage(alone / "rehearsal")["env_steps"])
+    config = rehearsing(start_model, train={"max_env_steps": steps})
+    with pytest.raises(ConfigError, match=rf"takes {steps} environment steps.*leaves nothing to train: raise train"):
+        train(config, tmp_path / "run")
+
+
+def test_a_file_costs_nothing(start_model: Path, recorded: Path, tmp_path: Path) -> None:
+    path = str(recorded / "rehearsal.jsonl")
+    config = rehearsing(start_model, rehearsal={"split": "", "path": path}, train={"iterations": 1})
+    train(config, tmp_path / "run")
+    (line,) = metrics(tmp_path / "run")
+    assert line["env_steps"] == line["rollout/env_steps"]
+    assert line["update/tokens_rehearsal"] > 0
+    assert not (tmp_path / "run" / "rehearsal").exists()
+
+
+def test_a_method_without_tips_neither_records_nor_rehearses(start_model: Path, tmp_path: Path) -> None:
+    config = rehearsing(start_model, algorithm={"name": "grpo"}, loss={"kl": 0.0}, train={"iterations": 1})
+    assert not config.has_reference_model
+    train(config, tmp_path / "run")
+    (line,) = metrics(tmp_path / "run")
+    assert line["env_steps"] == line["rollout/env_steps"]
+    assert "update/tokens_rehearsal" not in line
+
+
+def test_a_dry_run_records_little_and_foretells_the_rest(start_model: Path, tmp_path: Path) -> None:
+    rehearsal = {"num_tasks": 60}
+    config = rehearsing(start_model, rehearsal=rehearsal, train={"iterations": 1000, "max_env_steps": 1000})
+    copy = shrink_config(config)
+    assert (count_rehearsal_episodes(config), count_rehearsal_episodes(copy)) == (60 * 2, 4 * 2)
+    line = {"env_steps": 56, "tokens_generated": 110, "seconds": 5.0}
+    first, before = split_usage(config, copy, line, {"env_steps": 16, "tokens_generated": 30, "seconds": 1.0})
+    assert first == {"env_steps": 40, "tokens_generated": 80, "seconds": 4.0}
+    assert before == {"env_steps": 240, "tokens_generated": 450, "seconds": 15.0}
+    assert estimate_iterations(config, first, before) == 19  # 760 steps are left, of 40 each
+    with pytest.raises(ConfigError, match=r"environment steps.*leaves nothing to train: raise train"):
+        dry_run(rehearsing(start_model, rehearsal=rehearsal, train={"max_env_steps": 200}))
+    report = dry_run(config)
+    assert "before them  120 episodes in " in report
+    assert "iterations   about 19\n" in report
+
+
+# -- what an interruption leaves
+
+
+def test_killed_while_it_records_it_goes_on_there(start_model: Path, alone: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    (tmp_path / "config.toml").write_text(to_toml(rehearsing(start_model)))
+    words = ["train", str(tmp_path / "config.toml"), "--run-dir", str(run_dir)]
+    for fatal in (20, 25):
+        assert run_command(words, run_dir / "rehearsal", fatal) == -9
+        assert not (run_dir / "rehearsal" / "rehearsal.jsonl").exists()
+    kept = sum(
+        1 for journal in (run_dir / "rehearsal" / "phases").glob("*.episodes.jsonl") for _ in read_jsonl(journal)
+    )
+    assert kept
+    train(rehearsing(start_model), run_dir)
+    assert differences(alone, run_dir) == SAME
+    assert (run_dir / "rehearsal/rehearsal.jsonl").read_bytes() == (alone / "rehearsal/rehearsal.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["train", "record", "adapt"])
+def test_whoever_interrupts_learns_that_the_same_command_continues(
+    command: str, number: int, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    async def interrupted(*_: Any, **__: Any) -> Completion:
+        signal.raise_signal(number)
+        await asyncio.sleep(1)
+        raise AssertionError("the signal went unheard")
+
+    monkeypatch.setattr(HFPolicy, "generate", interrupted)
+    config, out = tmp_path / "config.toml", tmp_path / "out"
+    config.write_text(to_toml(rehearsing(start_model)))
+    words = {
+        "train": ["train", str(config), "--run-dir", str(out)],
+        "record": ["rehearsal", "record", str(config), "--out", str(out)],
+        "adapt": ["adapt", str(start_model), "--config", str(config), "--out", str(out)],
+    }
+    assert main(words[command]) == 128 + number
+    kept = out / "rehearsal" if command == "train" else out
+    assert f"{kept} keeps all finished work: the same command continues" in capsys.readouterr().err
+
+
+def test_a_resumed_run_counts_the_recording_once(start_model: Path, alone: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    train(rehearsing(start_model, train={"iterations": 1}), run_dir)
+    train(rehearsing(start_model), run_dir, allow_change=["train.iterations"])
+    assert differences(alone, run_dir) == SAME
+
+
+def test_a_damaged_file_is_named_and_made_again_without_playing(
+    start_model: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = rehearsing(start_model)
+    out = tmp_path / "rehearsal"
+    out.mkdir()
+    for file in recorded.rglob("*"):
+        if file.is_file():
+            (out / file.relative_to(recorded)).parent.mkdir(parents=True, exist_ok=True)
+            (out / file.relative_to(recorded)).write_bytes(file.read_bytes())
+    whole = (out / "rehearsal.jsonl").read_bytes()
+    (out / "rehearsal.jsonl").write_bytes(whole[:-40])
+    with pytest.raises(ConfigError, match=r"rehearsal\.jsonl:8 .*remove the file, and the same command makes it again"):
+        read_rehearsal(config, out / "rehearsal.jsonl")
+    (out / "rehearsal.jsonl").unlink()
+    monkeypatch.setattr(Paid, "step", never)
+    monkeypatch.setattr(HFPolicy, "generate", never)
+    assert record_rehearsal(config, out).read_bytes() == whole
+
+
+def never(*_: object) -> Observation:
+    raise EnvError("nothing is to be played")
+
+
+def test_a_run_that_has_begun_keeps_its_recording_when_settings_change(
+    start_model: Path, alone: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(alone, tmp_path / "run")
+    config = rehearsing(start_model, memory={"top_k": 3}, train={"iterations": 3})
+    train(config, tmp_path / "run", allow_change=["memory.top_k", "train.iterations"])
+    assert len(metrics(tmp_path / "run")) == 3
+
+
+def test_the_model_that_recorded_makes_room(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = []
+
+    def watched(*arguments: Any) -> HFPolicy:
+        policy = load_policy(*arguments)
+        assert isinstance(policy, HFPolicy)
+        models.append(weakref.ref(policy.model))
+        return policy
+
+    monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", watched)
+    record_rehearsal(rehearsing(start_model, rehearsal={"num_tasks": 1}), tmp_path / "out")
+    assert [model() for model in models] == [None]
+
+
+def test_a_recording_of_other_settings_is_refused_and_of_other_training_is_not(
+    start_model: Path, recorded: Path
+) -> None:
+    other = rehearsing(start_model, rehearsal={"num_tasks": 1})
+    with pytest.raises(ConfigError, match=r"recording with another eval\.num_tasks: set it back, or remove"):
+        record_rehearsal(other, recorded)
+    longer = rehearsing(start_model, train={"iterations": 9}, optim={"lr": 0.5}, env={"num_workers": 1})
+    assert record_rehearsal(longer, recorded) == recorded / "rehearsal.jsonl"
+
+
+# -- the commands
+
+
+def test_the_command_records_and_says_what_it_took(
+    start_model: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.toml").write_text(to_toml(rehearsing(start_model)))
+    words = ["rehearsal", "record", str(tmp_path / "config.toml"), "--out"]
+    assert main([*words, str(recorded)]) == 0
+    steps = int(read_recording_usage(recorded)["env_steps"])
+    said = capsys.readouterr().out
+    assert f"8 conversations, which took {steps} environment steps and " in said
+    assert f"written to {recorded / 'rehearsal.jsonl'}" in said
+    assert main([*words, str(tmp_path / "out"), "--rehearsal.split", ""]) == 2
+    assert "rehearsal.split is empty: name the games to record" in capsys.readouterr().err
+
+
+# -- the start model as the author
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("author", ["start", "policy"])
+def test_the_start_model_writes_the_tips(
+    lora: bool, author: str, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Word for word what a policy of the start model writes about the same episodes, before and after an update."""
+    start = build_model_policy(tiny_config(start_model))
+    written: list[tuple[list[str], list[str]]] = []
+
+    async def listening(policy: HFPolicy, groups: Any, config: Config, **options: Any) -> TipBatch:
+        result = await write_tips(policy, groups, config, **options)
+        again = await write_tips(start, groups, config, **{k: v for k, v in options.items() if k != "on_tip"})
+        written.append(([tip.text for tip in result.tips], [tip.text for tip in again.tips]))
+        assert {tip.version for tip in result.tips} == {0 if author == "start" else len(written) - 1}
+        return result
+
+    monkeypatch.setattr("trailnotes.runs.iteration.write_tips", listening)
+    model = {"path": str(start_model), "lora": {"enabled": lora, "rank": 4}}
+    algorithm = {"author": author, "p_memory": 0.5}
+    config = tiny_config(start_model, model=model, algorithm=algorithm, loss={"kl": 0.0}, train={"iterations": 2})
+    train_in_process(config, tmp_path)
+    (own, theirs), (later, theirs_later) = written
+    assert own == theirs
+    assert (later == theirs_later) == (author == "start")
+    lines = [line for line in read_jsonl(tmp_path / "trajectories.jsonl") if line["iteration"] == 1]
+    assert {step["policy_version"] for line in lines for step in line["steps"]} == {1}, "it acts as before"
+
+
+@pytest.mark.parametrize("author", ["start", "policy"])
+def test_an_adaptation_of_the_run_has_the_same_author(author: str, start_model: Path, tmp_path: Path) -> None:
+    config = tiny_config(start_model, algorithm={"author": author}, train={"iterations": 1})
+    last = train(config, tmp_path / "run")
+    adapt(config, tmp_path / "run", out=tmp_path / "adapted", trials=1)
+    with closing(sqlite3.connect(tmp_path / "adapted" / "memory.db")) as connection:
+        wrote = {model for (model,) in connection.execute("SELECT model FROM tips")}
+    assert wrote == {str(start_model if author == "start" else last)}
