@@ -51,17 +51,11 @@ class MemoryConfig(Section):
         "count", "a tip written again: rejected (paper), or raises its support"
     )
     order: tuple[Literal["score", "support", "recency", "similarity", "ucb", "worth"], ...] = key(
-        ("score", "support", "recency"),
-        "order of the candidates (paper: the score); ucb: by the return of their "
-        "readers; worth: by that return less that of group members who did not read them",
-    )
+        ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by the return of their "
+        "readers; worth: by that return less that of group members who did not read them")  # fmt: skip
     ucb: float = key(
-        1.0,
-        "order by ucb: weight of the bonus for tips with few readers",
-        "arXiv 2603.08561",
-        ge=0,
-        needs="memory.order = ucb",
-    )
+        1.0, "order by ucb: weight of the bonus for tips with few readers",
+        "arXiv 2603.08561", ge=0, needs="memory.order = ucb")  # fmt: skip
     max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)

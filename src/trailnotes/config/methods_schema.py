@@ -10,11 +10,6 @@ from trailnotes.config.methods import validate_method_name
 from trailnotes.config.model_schema import OPENAI_PREFIX, require_model_name
 from trailnotes.config.section import PAPER, Section, key
 
-GIGPO = "GiGPO, arXiv 2505.10978"
-REMEMBERER = "REMEMBERER, arXiv 2306.07929"
-LAMER = "LaMer, arXiv 2512.16848"
-RETROSPEX = "Retrospex, arXiv 2505.11807"
-
 CREDIT = "empo2.author_credit"  # what keys need to have an effect
 REHEARSED = "rehearsal.split or rehearsal.path"
 
@@ -36,23 +31,15 @@ class AlgorithmConfig(Section):
         1.0, "weight of the novelty reward in the return", ge=0, needs="algorithm.intrinsic = tips|states|counts|rnd"
     )
     novelty_threshold: float = key(
-        0.9,
-        "states: cosine similarity from which two states are the same",
-        ge=-1,
-        le=1,
-        needs="algorithm.intrinsic = states",
-    )
+        0.9, "states: cosine similarity from which two states are the same",
+        ge=-1, le=1, needs="algorithm.intrinsic = states")  # fmt: skip
     dynamic_sampling: int = key(
         0, "rounds that replace groups of equal returns by freshly played ones; 0 = off", "DAPO, arXiv 2503.14476", ge=0
     )
     invalid_penalty: float = key(0.0, "penalty for each unreadable action", ge=0)
     anchor_tips: float = key(
-        0.0,
-        "share of an iteration's tips that are anchored to the start model",
-        ge=0,
-        le=1,
-        needs="algorithm.author = policy|start",
-    )
+        0.0, "share of an iteration's tips that are anchored to the start model",
+        ge=0, le=1, needs="algorithm.author = policy|start")  # fmt: skip
     anchor_reading: float = key(0.0, "share of off-policy episodes that are also anchored, with their tips", ge=0, le=1)
     author: str = key(
         "policy", "writer of the tips: policy, start (the initial weights), extract (no model: quotes the actions up "

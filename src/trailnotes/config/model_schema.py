@@ -176,26 +176,18 @@ class LearnerConfig(Section):
     price_sample: float = key(0.0, "price of a million sampled tokens", ge=0, needs=TINKER)
     price_train: float = key(0.0, "price of a million tokens of forward and backward passes", ge=0, needs=TINKER)
     max_tokens_total: int = key(
-        0,
-        "stop cleanly before all tokens of a run, read, sampled and trained, pass this; 0 = no limit",
-        ge=0,
-        needs=TINKER,
-    )
+        0, "stop cleanly before all tokens of a run, read, sampled and trained, pass this; 0 = no limit",
+        ge=0, needs=TINKER)  # fmt: skip
     world_size: int = key(1, "processes that share the update by FSDP2, a device each", ge=1)
     offload: bool = key(
-        False,
-        "keep the optimizer's state in the host's memory, where there is more than one process",
-        needs="learner.world_size > 1",
-    )
+        False, "keep the optimizer's state in the host's memory, where there is more than one process",
+        needs="learner.world_size > 1")  # fmt: skip
     packed: Literal["auto", "always", "never", "shared"] = key(
         "auto", "join rows into one without padding: auto does where the attention skips what is not its row's; "
         "shared: compute common prefixes of rows once; needs sdpa attention")  # fmt: skip
     timeout: float = key(
-        600.0,
-        "seconds that one process, or the server, may let another wait before the run stops",
-        gt=0,
-        needs="learner.world_size > 1 or learner.name = tinker",
-    )
+        600.0, "seconds that one process, or the server, may let another wait before the run stops",
+        gt=0, needs="learner.world_size > 1 or learner.name = tinker")  # fmt: skip
 
     @model_validator(mode="after")
     def validate_hosted(self) -> Self:

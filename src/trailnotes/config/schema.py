@@ -238,10 +238,8 @@ class Config(Section):
     run: RunConfig = key(RunConfig, "the run as a whole")
     model: ModelConfig = key(ModelConfig, "the language model")
     endpoint: EndpointConfig = key(
-        EndpointConfig,
-        "an OpenAI-compatible server that acts",
-        needs="model.path = openai:* or memory.embedder = openai:* or algorithm.author = openai:*",
-    )
+        EndpointConfig, "an OpenAI-compatible server that acts",
+        needs="model.path = openai:* or memory.embedder = openai:* or algorithm.author = openai:*")  # fmt: skip
     engine: EngineConfig = key(EngineConfig, "what samples, where the model is one of transformers")
     learner: LearnerConfig = key(LearnerConfig, "where the update runs")
     cluster: ClusterConfig = key(ClusterConfig, "several machines", needs="cluster.address")

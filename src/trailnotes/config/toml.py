@@ -119,15 +119,15 @@ def render_config(config: Config, origins: Mapping[str, str] | None = None) -> s
 
 
 def explain_key(name: str) -> tuple[str, str]:
-    """Explain a key: its meaning with the source, and the values that it takes ("" if its type says all)."""
+    """Explain a key: its meaning with the source, and the values that it takes and what it needs ("" for neither)."""
     field = find_field(name)
     assert field is not None
-    source = field.json_schema_extra.get("source") if isinstance(field.json_schema_extra, dict) else None
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    values = describe_allowed(field)
     if name == "algorithm.name":
         values = "one of {}, or module:NAME of your own".format(", ".join(f'"{method}"' for method in list_names()))
-    else:
-        values = describe_allowed(field)
-    return f"{field.description}{f' ({source})' if source else ''}", values
+    source, needs = (f" ({extra['source']})" if "source" in extra else ""), extra.get("needs")
+    return f"{field.description}{source}", "; ".join(filter(None, [values, needs and f"needs {needs}"]))
 
 
 def diff_configs(first: Config, second: Config) -> list[str]:
