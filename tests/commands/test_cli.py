@@ -22,7 +22,7 @@ from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, Interrupted, RunError, format_install_command
 from trailnotes.memory import open_memory
 
-COMMANDS = list_commands(TABLE)
+COMMANDS, PAGE = list_commands(TABLE), render_cli_page(TABLE)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.name for command in COMMANDS])
@@ -35,7 +35,7 @@ def test_every_help_teaches_and_its_example_is_one_that_runs(
     text = capsys.readouterr().out
     assert command.example in text
     assert all(item.options["help"] in " ".join(text.split()) for item in command.arguments)
-    assert f"## `trailnotes {command.name}`\n\n```\n{text}```" in render_cli_page(TABLE)
+    assert f"## `trailnotes {command.name}`\n\n```\n{text}```" in PAGE
     _, *words = shlex.split(command.example)
     args = parse_command_line(TABLE, words)
     assert args.command is command

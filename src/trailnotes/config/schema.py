@@ -264,9 +264,13 @@ class Config(Section):
         """Accept former keys from Python. JSON comes from `resolve_config`, which has renamed them."""
         schema = handler(source)
         if cls.__base__ is Section:  # the sections choose the class
-            return core_schema.no_info_plain_validator_function(lambda values: Config(**values))
+            return core_schema.no_info_plain_validator_function(_build_config)
         renaming = core_schema.no_info_before_validator_function(rename_keys, schema)
         return core_schema.json_or_python_schema(json_schema=schema, python_schema=renaming)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the sections, since the class is made of them."""
+        return _build_config, ({**vars(self)},)
 
     def section(self, kind: type[S]) -> S:
         """Return the section of a method; its defaults if this config is of another method and does not set it."""
@@ -339,6 +343,10 @@ class Config(Section):
 def _refuse(refusals: Refusals) -> None:
     if text := next((text for is_refused, text in refusals if is_refused), ""):
         raise ConfigError(text)
+
+
+def _build_config(sections: dict[str, Any]) -> Config:
+    return Config(**sections)
 
 
 def config_type(*trees: Mapping[str, Any]) -> type[Config]:
