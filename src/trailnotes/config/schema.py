@@ -264,7 +264,7 @@ class Config(Section):
         """Accept former keys from Python. JSON comes from `resolve_config`, which has renamed them."""
         schema = handler(source)
         if cls.__base__ is Section:  # the sections choose the class
-            return core_schema.no_info_plain_validator_function(_build_config)
+            return core_schema.no_info_plain_validator_function(lambda values: Config(**values))
         renaming = core_schema.no_info_before_validator_function(rename_keys, schema)
         return core_schema.json_or_python_schema(json_schema=schema, python_schema=renaming)
 
