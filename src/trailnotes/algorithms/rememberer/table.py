@@ -378,9 +378,10 @@ class ExperienceTable(MemoryFile):
                     values.setdefault(record, {})[action] = ActionValue(action, reward, q, number)
                 rows = self._query(f"SELECT id, vectors, {', '.join(COLUMNS)} FROM experience ORDER BY id")  # noqa: S608
                 for row, (number, blob, task, observation, history, admissible, *facts) in enumerate(rows):
-                    context = tuple(parse_json(history)), tuple(parse_json(admissible)), *facts
+                    told = tuple(parse_json(history)), tuple(parse_json(admissible))
                     vectors = np.frombuffer(blob, "<f4").reshape(2, -1).astype(np.float32, copy=False)
-                    found = ExperienceRecord(number, task, observation, *context, values.get(number, {}))
+                    context: tuple[Any, ...] = (*told, *facts, values.get(number, {}))
+                    found = ExperienceRecord(number, task, observation, *context)
                     self._situations.put(row, found, vectors)
                 self._data_version = version
             return self._situations
