@@ -114,6 +114,18 @@ def test_its_name_and_a_model_are_enough_to_train_it(
     assert {record["task"]["env"] for record in read_jsonl(Path("runs/lamp-Lamp/trajectories.jsonl"))} == {"lamp:Lamp"}
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("train", "--env.name"), ("rollout", "--env.name"), ("eval random", "--env.name"),
+        ("adapt random --out out", "--env.name"), ("train --env.name waymarks-simulator", "--model.path"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_beside_its_name_is_named(words: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert named in capsys.readouterr().err
+
+
 def test_a_run_without_a_directory_is_called_by_its_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     called: list[Path] = []
     monkeypatch.setattr("trailnotes.runs.train.train", lambda _, run_dir, **__: called.append(run_dir))
