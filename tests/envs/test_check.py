@@ -102,10 +102,6 @@ def close_once(self: Good) -> None:
     self.closed = True
 
 
-def longer_than(length: int) -> Callable[[str], bool]:
-    return lambda action: len(action) > length
-
-
 VIOLATIONS: dict[str, type[Good]] = {
     "Bad has no method close": bad(close=None),
     "making the environment raised ValueError: on purpose": bad(__init__=raising("__init__", ValueError)),
@@ -134,12 +130,7 @@ VIOLATIONS: dict[str, type[Good]] = {
     "differs at reset when played again": bad(reset=counting),
     "differs at step 1 when played again": bad(step=gambling),
     "step with an empty action raised IndexError": bad(step=raising("step", IndexError, lambda a: a == "")),
-    "step with a blank action raised IndexError": bad(step=raising("step", IndexError, lambda a: a == "   ")),
-    "step with an action with newlines raised ValueError": bad(step=raising("step", ValueError, lambda a: "\n" in a)),
-    "step with a unicode action raised UnicodeError": bad(step=raising("step", UnicodeError, lambda a: "开" in a)),
     "step with a lone surrogate raised UnicodeError": bad(step=raising("step", UnicodeError, lambda a: a == "\ud800")),
-    "step with control characters raised ValueError": bad(step=raising("step", ValueError, lambda a: "\x00" in a)),
-    "step with an action of 100 kB raised EnvError": bad(step=raising("step", EnvError, longer_than(90_000))),
     "close in mid-episode raised RuntimeError: closed twice": bad(close=close_once),
     "task id 'a' is in train and again in validation": bad(tasks=lists("a")),
     "tasks('train') lists 'a' with split 'test'": bad(tasks=lists("a", split="test")),

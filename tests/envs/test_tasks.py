@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -79,16 +76,6 @@ def test_batches_are_consecutive_pieces_of_shuffled_epochs(num: int, seed: int, 
     for start in range(0, len(row) - 4, 5):
         assert Counter(row[start : start + 5]) == Counter(ids(TASKS))
     assert row == [task for place in range(len(row)) for task in ids(select_batch(TASKS, 1, seed, place))]
-
-
-def test_batches_are_the_same_in_another_process() -> None:
-    code = (
-        "from trailnotes.envs.tasks import *; from trailnotes.types import Task\n"
-        "print([t.id for t in select_batch([Task(f'task-{i}', 'x') for i in range(5)], 7, 3, 2)])"
-    )
-    environment = {**os.environ, "PYTHONHASHSEED": "123"}
-    printed = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
-    assert printed.strip() == str(ids(select_batch(TASKS, 7, 3, 2)))
 
 
 def test_a_panel_is_spread_evenly() -> None:

@@ -26,7 +26,6 @@ from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import run_groups, select_from_start
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.exploration import RETURN_OPTION, Archive, ReturningPool
-from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.preflight import run_preflight
 from trailnotes.types import Mode, Observation, Sample, Task, Trajectory, TrajectoryGroup
 
@@ -293,25 +292,6 @@ def test_only_sampled_tokens_are_trained_on(returning: tuple[Path, list[list[Sam
         ]
         trained = [t for row in samples for t, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
         assert trained == sampled
-
-
-def test_returning_members_are_compared_among_themselves(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups: list[TrajectoryGroup] = []
-    end = Iteration.end
-
-    async def watched(iteration: Iteration, ended: Sequence[TrajectoryGroup], found: dict[str, float]) -> None:
-        groups.extend(ended)
-        await end(iteration, ended, found)
-
-    monkeypatch.setattr(Iteration, "end", watched)
-    algorithm = {"name": "grpo"}
-    train_in_process(archive_config(start_model, algorithm=algorithm, archive={"share": 0.5}), tmp_path)
-    split = [group for group in groups if RETURN_OPTION in group.task.options]
-    assert len(split) == 10
-    assert {len(group.trajectories) for group in split} == {2}
-    assert all(len({t.steps[0].observation.text for t in group.trajectories}) == 1 for group in groups)
 
 
 def test_an_archive_survives_a_resumption(

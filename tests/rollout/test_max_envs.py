@@ -13,7 +13,6 @@ import torch
 from test_rollout import TASK, Corridor, FakePool, SeededPolicy, failing, play_groups, right, settings, shuffled_pauses
 
 from small import small_config
-from tinyrun import SAME, differences, episodes
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.workers.pool import EnvPool
@@ -21,7 +20,6 @@ from trailnotes.errors import PolicyError
 from trailnotes.policies.base import Policy
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout.groups import run_groups
-from trailnotes.runs.train import train
 from trailnotes.types import Completion, Message, Mode, Sampling, TokenIds, Trajectory, TrajectoryGroup
 
 LIMITS = [1, 2, 3, 6, 100]
@@ -216,34 +214,9 @@ def test_a_model_plays_the_same_up_to_rounding_and_the_same_bits_in_workers(poli
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_an_environment_that_always_fails_locks_nobody_up(policy: HFPolicy, limit: int) -> None:
-    config = parrots(options={"fails": True}, max_envs=limit)
-    with EnvPool(config.env) as pool:
-        assert play_parrots(policy, pool, config) == []
-
-
-@pytest.mark.parametrize("limit", [1, 2])
 def test_a_worker_that_dies_in_between_locks_nobody_up(policy: HFPolicy, tmp_path: Path, limit: int) -> None:
     config = parrots(options={"grave": str(tmp_path)}, max_envs=limit, num_workers=1)
     with EnvPool(config.env) as pool:
         groups = play_parrots(policy, pool, config)
     assert len(list(tmp_path.iterdir())) == 2
     assert [len(group.trajectories) for group in groups] == [5, 5]
-
-
-def test_a_run_with_a_limit_is_the_same_run_in_workers(start_model: Path, tmp_path: Path) -> None:
-    for num_workers in (0, 2):
-        config = parrots(max_envs=3, num_workers=num_workers)
-        model = config.model.model_copy(update={"path": str(start_model)})
-        train(config.model_copy(update={"model": model}), tmp_path / str(num_workers))
-    one, other = ([without_info(line) for line in episodes(tmp_path / name)] for name in "02")
-    assert one == other
-    assert len(one) == 2 * 3 * 4
-    assert differences(tmp_path / "0", tmp_path / "2") == SAME | {"episodes": True}
-
-
-def without_info(value: Any) -> Any:
-    """A record without what environments add of their own."""
-    if isinstance(value, dict):
-        return {name: without_info(part) for name, part in value.items() if name != "info"}
-    return [without_info(part) for part in value] if isinstance(value, list) else value

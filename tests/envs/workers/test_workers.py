@@ -214,21 +214,6 @@ def test_a_stopped_worker_is_noticed_by_its_silence() -> None:
     assert "gave no sign of life" in message
 
 
-def test_a_stopped_worker_is_noticed_between_calls() -> None:
-    async def stop_and_think(pool: EnvPool) -> None:
-        async with pool.lease() as env:
-            await env.reset(TASK)
-            pid = int((await env.step("pid")).text)
-            os.kill(pid, signal.SIGSTOP)
-            while alive(pid):  # noqa: ASYNC110 - nothing tells when a process is gone
-                await asyncio.sleep(0.05)
-            with pytest.raises(EnvError, match="no sign of life"):
-                await env.step("look")
-
-    with puppets(1, heartbeat=1.0) as pool:
-        asyncio.run(asyncio.wait_for(stop_and_think(pool), 60))
-
-
 def test_a_hung_call_ends_at_its_time_limit() -> None:
     with puppets(2, timeout=1.0) as pool:
         message, _ = asyncio.run(harm_one_of_two(pool, lambda _, env: env.step("spin")))
