@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from small import small_config
-from trailnotes.commands.adapt import adapt
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.runs.adapt import adapt
 from trailnotes.runs.panels import PanelResult
 from trailnotes.storage.files import append_jsonl, read_jsonl
 from trailnotes.types import Completion, Message, Observation, Sampling, Task

@@ -25,9 +25,6 @@ from sharded_cases import Case, learn, rows_of
 from small import small_config
 from tiny import tiny_model
 from tinyrun import SAME, differences, equal_weights, tiny_config, train_in_process
-from trailnotes.commands.adapt import adapt
-from trailnotes.commands.eval import evaluate
-from trailnotes.commands.train import train
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.config.schema import Config, LossConfig, OptimConfig
 from trailnotes.errors import Interrupted
@@ -35,6 +32,9 @@ from trailnotes.learner.learner import Learner
 from trailnotes.policies.hf import decoder
 from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
 from trailnotes.policies.hf.policy import HFPolicy, load_model
+from trailnotes.runs.adapt import adapt
+from trailnotes.runs.evaluate import evaluate
+from trailnotes.runs.train import train
 from trailnotes.storage.demonstrations import Demonstration, write_demonstrations
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Message, Sampling

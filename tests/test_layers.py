@@ -189,8 +189,8 @@ def test_a_start_loads_nothing_heavy(code: str) -> None:
 LIGHT = (
     "trailnotes.envs", "trailnotes.config.toml", "trailnotes.runs.directory", "trailnotes.runs.load_policy",
     "trailnotes.runs.adaptation", "trailnotes.memory", "trailnotes.envs.tasks", "trailnotes.rollout.groups",
-    "trailnotes.learner.credit.episodes", "trailnotes_lab.compare", "trailnotes.commands.eval",
-    "trailnotes.commands.adapt",
+    "trailnotes.learner.credit.episodes", "trailnotes_lab.compare", "trailnotes.runs.evaluate",
+    "trailnotes.runs.adapt",
 )  # fmt: skip
 
 

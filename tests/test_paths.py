@@ -14,7 +14,6 @@ import pytest
 import trailnotes
 from small import small_config
 from trailnotes.commands.export import export
-from trailnotes.commands.rollout import rollout
 from trailnotes.config.toml import to_toml
 from trailnotes.memory import TipMemory, reembed
 from trailnotes.memory.exchange import export_tips, import_tips, open_store
@@ -22,6 +21,7 @@ from trailnotes.memory.store import TipStore
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.runs.diagnose.checks import diagnose
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.evaluate import rollout
 from trailnotes.types import Tip
 from trailnotes.warmstart.training import warmstart
 from trailnotes_lab.compare import compare_evaluations, compare_table, run_comparison

@@ -26,7 +26,8 @@ from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks.env import WaymarksSimulator
 from trailnotes.errors import EnvError
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.iteration import Iteration, run_method
+from trailnotes.runs.iteration import Iteration
+from trailnotes.runs.train import run_method
 from trailnotes.runs.training import TrainingRun, open_run
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task
@@ -185,5 +186,7 @@ def run_command(words: Sequence[str], touched: Path, fatal: int = 0, number: int
     process = context.Process(target=command, args=(words, touched, fatal, number))
     process.start()
     process.join(120)
-    assert process.exitcode is not None, "the command hangs"
-    return process.exitcode
+    code = process.exitcode
+    process.kill()  # or this process would wait for it at its own end
+    assert code is not None, "the command hangs"
+    return code

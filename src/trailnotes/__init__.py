@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trailnotes.client import session
-    from trailnotes.commands.adapt import adapt
-    from trailnotes.commands.eval import evaluate
-    from trailnotes.commands.train import train
     from trailnotes.config.schema import Config
     from trailnotes.config.toml import load_config
     from trailnotes.envs import check_env, make_env
     from trailnotes.memory import open_memory
+    from trailnotes.runs.adapt import adapt
+    from trailnotes.runs.evaluate import evaluate
+    from trailnotes.runs.train import train
 
 __version__ = "0.1.0"
 
@@ -24,14 +24,14 @@ __all__ = ["Config", "adapt", "check_env", "evaluate", "load_config", "make_env"
 
 _HOMES = {
     "Config": "trailnotes.config.schema",
-    "adapt": "trailnotes.commands.adapt",
+    "adapt": "trailnotes.runs.adapt",
     "check_env": "trailnotes.envs",
-    "evaluate": "trailnotes.commands.eval",
+    "evaluate": "trailnotes.runs.evaluate",
     "load_config": "trailnotes.config.toml",
     "make_env": "trailnotes.envs",
     "open_memory": "trailnotes.memory",
     "session": "trailnotes.client",
-    "train": "trailnotes.commands.train",
+    "train": "trailnotes.runs.train",
 }
 
 

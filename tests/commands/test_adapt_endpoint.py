@@ -69,9 +69,7 @@ def kept(out: Path) -> int:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_adaptation_that_was_killed_and_then_stopped_by_its_limit_ends_as_one_that_was_not_and_pays_nothing_twice(
-    method: str, proxy: Proxy, config: Path, tmp_path: Path
-) -> None:
+def test_resume_after_kill_and_budget_stop(method: str, proxy: Proxy, config: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     finish(start(config, method, whole))
     once, tokens = proxy.counts, proxy.tokens

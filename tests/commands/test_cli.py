@@ -21,7 +21,6 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, Interrupted, RunError, format_install_command
 from trailnotes.memory import open_memory
-from trailnotes.runs.evaluation import PanelEpisodes
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -221,14 +220,14 @@ def config_file(tmp_path: Path) -> str:
 
 
 def test_train(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = fake("commands.train.train", Path("runs/a/checkpoints/step-000010/model"))
+    calls = fake("runs.train.train", Path("runs/a/checkpoints/step-000010/model"))
     words = ["train", config_file, "--run-dir", "runs/a", "--allow-change", "optim", "--allow-change", "run.name"]
     assert main([*words, "--optim.lr", "1e-3"]) == 0
     ((config, run_dir), options) = calls[0]
     assert (config.run.seed, config.optim.lr, run_dir) == (5, 1e-3, Path("runs/a"))
     assert options == {"allow_change": ["optim", "run.name"], "memory": None}
     assert capsys.readouterr().out == "last model: runs/a/checkpoints/step-000010/model\n"
-    fake("commands.train.dry_run", "about 5 minutes\n")
+    fake("runs.dry_run.dry_run", "about 5 minutes\n")
     assert main([*words, "--dry-run"]) == 0
     assert [len(arguments) for arguments, _ in calls] == [2, 1]  # train(config, run_dir), then dry_run(config)
     assert capsys.readouterr().out == "about 5 minutes\n"
@@ -240,7 +239,7 @@ def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text("[run]\nseed = 9\n")
-    calls = fake("commands.eval.evaluate", "row")
+    calls = fake("runs.evaluate.evaluate", "row")
     monkeypatch.setattr("trailnotes.runs.panels.format_markdown_table", lambda rows: f"table of {rows}\n")
     assert main(["eval", str(run), "--eval.num_tasks", "4", "--out", str(tmp_path / "out")]) == 0
     ((config, subject), options) = calls[0]
@@ -259,7 +258,7 @@ def test_eval_takes_the_settings_of_the_run_unless_told_otherwise(
 
 
 def test_adapt(fake: Any, config_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = fake("commands.adapt.adapt", [])
+    calls = fake("runs.adapt.adapt", [])
     (tmp_path / "table.md").write_text("table\n")
     words = ["adapt", "model", "--config", config_file, "--out", str(tmp_path), "--trials", "3", "--method", "naive"]
     assert main(words) == 0
@@ -273,7 +272,7 @@ def test_rollout_prints_the_episodes(fake: Any, config_file: str, capsys: pytest
     said = Completion((1,), (2,), (-0.1,), "go left")
     step = Step(Observation("a hall"), (), said, (1,), "go left", 1.0)
     episode = Trajectory(Task("maze/1", "maze"), (step,), Observation("won"), "terminated", True, 1.0)
-    calls = fake("commands.rollout.rollout", [episode])
+    calls = fake("runs.evaluate.rollout", [episode])
     assert main(["rollout", config_file, "--out", "e.jsonl"]) == 0
     assert calls[0][0][1] is None
     shown = capsys.readouterr().out
@@ -282,7 +281,7 @@ def test_rollout_prints_the_episodes(fake: Any, config_file: str, capsys: pytest
 
 
 def test_a_rollout_of_no_episode_is_an_error(fake: Any, config_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    fake("runs.evaluation.evaluate_model", PanelEpisodes([]))
+    fake("runs.evaluate.evaluate_model", ([], ""))
     assert main(["rollout", config_file, "--model", "random"]) == 2
     assert "no episode could be played; see the log for the reason" in capsys.readouterr().err
 

@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config
 
-from small import save_start_model, small_config
+from small import save_start_model
 from tinyrun import episodes, metrics, tiny_config
 from trailnotes.commands import main
-from trailnotes.commands.train import dry_run, train
 from trailnotes.config.builtin import find_config
-from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
-from trailnotes.runs.estimate.footprint import Footprint, estimate_footprint
-from trailnotes.runs.rehearsal import validate_rehearsal
+from trailnotes.runs.dry_run import dry_run
+from trailnotes.runs.train import train
 
 OWN_MODEL = find_config("own-model")
 
@@ -48,7 +46,7 @@ def test_environment_steps_bound_the_estimate(start_model: Path, elsewhere: Path
 
 
 def test_a_disk_that_is_too_small_is_named(start_model: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes.commands.train.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    monkeypatch.setattr("trailnotes.runs.dry_run.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     assert "the disk is too small: lower train.keep_last" in dry_run(tiny_config(start_model))
 
 
@@ -138,37 +136,6 @@ def test_a_model_that_is_here_is_estimated_and_played(start_model: Path, elsewhe
 
 
 # -- the settings for a model of one's own
-
-
-def test_the_settings_for_an_own_model_hold_no_limit_of_the_toy() -> None:
-    config = load_config(OWN_MODEL, ["--model.path", "its-owner-names-it"]).validate_training()
-    rollout, memory, toy = config.rollout, config.memory, small_config()
-    assert rollout.style == "full"
-    assert rollout.max_action_tokens >= 32
-    assert memory.max_tip_tokens >= 150, "100 words, as a tip is asked for, are 130 to 150 tokens"
-    assert memory.max_write_tokens > memory.max_tip_tokens
-    assert rollout.max_context_tokens >= 8 * toy.rollout.max_context_tokens
-    assert config.model.lora.enabled
-    assert config.model.dtype == "bfloat16"
-    commented = [line for line in OWN_MODEL.read_text().splitlines() if " = " in line and not line.startswith("#")]
-    plain = {"name", "num_workers", "iterations", "save_every"}  # that explain themselves
-    assert [line for line in commented if "#" not in line and line.split()[0] not in plain] == [], "each value says why"
-
-
-def test_they_keep_tips_alive_at_no_second_model_in_memory() -> None:
-    def seven(*words: str) -> tuple[Config, Footprint]:
-        config = load_config(OWN_MODEL, ["--model.path", "Qwen/Qwen2.5-7B-Instruct", "--model.device", "auto", *words])
-        found = estimate_footprint(config.validate_training())
-        assert found is not None
-        return config, found
-
-    config, found = seven("--rehearsal.split", "spare")
-    assert config.algorithm.anchor_tips > 0 < config.rehearsal.imitate
-    assert config.has_reference_model
-    validate_rehearsal(config)
-    _, without = seven("--algorithm.anchor_tips", "0", "--loss.kl", "0")
-    assert found.devices[0].held == without.devices[0].held, "the start model is the base with its adapters set back"
-    assert found.fits
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")

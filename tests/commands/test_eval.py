@@ -14,15 +14,14 @@ import pytest
 
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.commands.eval import evaluate
-from trailnotes.commands.rollout import rollout
-from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.memory.store import TipStore
-from trailnotes.runs import evaluation
+from trailnotes.runs import evaluate as evaluation
+from trailnotes.runs.evaluate import evaluate, rollout
 from trailnotes.runs.panels import JOURNAL_FILE, PanelResult
+from trailnotes.runs.train import train
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Trajectory
@@ -179,7 +178,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Any:
     def after(number: int) -> list[Trajectory]:
         kept.clear()
 
-        def stopping(journal: evaluation.Journal, episode: Trajectory) -> None:
+        def stopping(journal: evaluation.EpisodeJournal, episode: Trajectory) -> None:
             keep(journal, episode)
             kept.append(episode)
             if len(kept) == number:
@@ -280,7 +279,7 @@ def test_the_command_line_shows_how_far_it_is_and_what_is_kept(
 
 def test_two_at_a_time_do_not_write_into_one_directory(start_model: Path, tmp_path: Path) -> None:
     journal = evaluation.EpisodeJournal(tmp_path, 1, None)
-    with journal.resume({}), pytest.raises(RunError, match="in use by another evaluation"):
+    with journal.resume({}), pytest.raises(RunError, match="in use by process"):
         evaluate(a_config(start_model), start_model, out=tmp_path)
     evaluate(a_config(start_model), start_model, out=tmp_path)
 
@@ -324,7 +323,7 @@ def test_an_empty_memory_and_one_that_is_switched_off_are_told_apart(growing: Pa
         for tip in store.load_tips():
             store.update(replace(tip, enabled=False))
     sign(memory)
-    assert "they are switched off (`trailnotes memory enable`)" in evaluate(config, growing, memory=True).remark
+    assert "switched off (`trailnotes memory enable`)" in evaluate(config, growing, memory=True).remark
     with TipStore(memory) as store, store.transaction():
         store.delete([tip.id for tip in store.load_tips()])
     sign(memory)

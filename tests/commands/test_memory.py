@@ -13,7 +13,6 @@ import pytest
 
 from tinyrun import SAME, differences, episodes, tiny_config, tip_rows
 from trailnotes.commands import main
-from trailnotes.commands.train import train
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
@@ -25,6 +24,7 @@ from trailnotes.memory.exchange import list_tips, open_store
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.train import train
 from trailnotes.types import Tip
 
 

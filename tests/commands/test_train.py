@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tinyrun import (
     SAME,
@@ -28,17 +27,16 @@ from tinyrun import (
     weights,
 )
 from trailnotes.commands import main
-from trailnotes.commands.train import train
-from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError, Interrupted, RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.runs import training as run_module
+from trailnotes.runs import iteration as run_module
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import open_evaluated_model
+from trailnotes.runs.train import train
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 
@@ -522,14 +520,6 @@ def test_adapters_are_trained_further_and_held_to_what_they_were(start_model: Pa
     assert 0 < distance(adapters, tmp_path / "second") < 1
     assert second.policy.model.peft_config["default"].base_model_name_or_path == str(start_model)
     assert first.policy.model.peft_config["default"].base_model_name_or_path == str(start_model)
-
-
-def test_the_settings_of_the_adapter_presets_train(start_model: Path, tmp_path: Path) -> None:
-    model = PRESETS["paper-scienceworld-lora"]["model"]
-    run = train_in_process(tiny_config(start_model, model=model, train={"iterations": 1}), tmp_path)
-    assert (run.policy.model.dtype, run.policy.model.is_activation_checkpointing) == (torch.bfloat16, True)
-    assert metrics(tmp_path)[0]["update/grad_norm"] > 0
-    assert any(bool(w.any()) for name, w in weights(tmp_path).items() if "lora_B" in name)
 
 
 def test_adapters_are_not_taken_for_a_whole_model(start_model: Path, tmp_path: Path) -> None:

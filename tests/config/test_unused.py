@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from small import small_config
-from trailnotes.commands.eval import evaluate
-from trailnotes.commands.train import train
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
@@ -18,6 +16,8 @@ from trailnotes.config.toml import flatten_config, load_config
 from trailnotes.config.unused import REQUIREMENTS, warn_unused
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.evaluate import evaluate
+from trailnotes.runs.train import train
 
 CONFIGS = BUILTIN / "configs"
 

@@ -73,11 +73,6 @@ def test_it_keeps_the_contract() -> None:
     assert check_env(lambda: make_env("own_env:Lock")) == ()
 
 
-def test_it_says_so_when_run() -> None:
-    printed = subprocess.check_output([sys.executable, "own_env.py"], text=True)
-    assert printed == "The lock keeps the contract.\n"
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_it_is_played_by_name(num_workers: int) -> None:
     """Halving finds one of four settings within three tries, and an easy lock is no use for notes."""
@@ -138,7 +133,7 @@ def test_what_is_missing_beside_its_name_is_said(
 
 def test_a_run_without_a_directory_is_called_by_its_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     called: list[Path] = []
-    monkeypatch.setattr("trailnotes.commands.train.train", lambda _, run_dir, **__: called.append(run_dir))
+    monkeypatch.setattr("trailnotes.runs.train.train", lambda _, run_dir, **__: called.append(run_dir))
     (tmp_path / "first.toml").write_text("[run]\nseed = 1\n")
     main(["train", str(tmp_path / "first.toml")])
     main(["train", str(tmp_path / "first.toml"), "--run-dir", "elsewhere"])

@@ -19,8 +19,6 @@ import trailnotes
 from adaptrun import NEVER, Gate, Guesser, adapt_by, gate_config, run_process, seeds_asked, seeds_on_disk
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.commands.adapt import CHANGEABLE_KEYS, adapt
-from trailnotes.commands.eval import evaluate
 from trailnotes.config.methods import list_methods
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within, load_config, to_toml
@@ -28,8 +26,10 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import BudgetError, ConfigError, RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.rollout.tips import CompletionRequest
+from trailnotes.runs.adapt import CHANGEABLE_KEYS, adapt
 from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.panels import PanelResult
 from trailnotes.storage.files import read_jsonl
@@ -259,9 +259,8 @@ def with_trials(path: Path, body: Any, **sections: dict[str, Any]) -> Any:
     async def run() -> Any:
         config = gate_config(**sections)
         with RunDir.open(path, config) as directory, EnvPool(config.env) as pool:
-            return await body(
-                AdaptationRun(config, directory, Guesser(), pool, EvaluatedModel("guesser", "start"), None)
-            )
+            policy, subject = Guesser(), EvaluatedModel("guesser", "start")
+            return await body(AdaptationRun(config, directory, policy, policy, pool, subject, None))
 
     return asyncio.run(run())
 
@@ -325,7 +324,7 @@ def test_adapt_on_the_command_line_with_a_model(start_model: Path, tmp_path: Pat
     assert main([*words, "--method", "naive"]) == 2
     assert "algorithm.name" in capsys.readouterr().err
     assert main([*words[:-1], "-1", "--method", "naive"]) == 2
-    assert "--trials -1 is none: name 0 or more" in capsys.readouterr().err
+    assert "--trials must be 0 or more" in capsys.readouterr().err
     assert main([*words[:-1], "1", "--method", "magic"]) == 2
     assert "no method is called 'magic': choose one of ace, " in capsys.readouterr().err
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tinyrun import SAME, differences, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process
-from trailnotes.commands.train import train
 from trailnotes.config.methods import Method, register
 from trailnotes.errors import PolicyError, RunError
 from trailnotes.learner.learner import Learner
@@ -22,6 +21,7 @@ from trailnotes.learner.samples import build_samples
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.staleness import Correction, correct_samples
+from trailnotes.runs.train import train
 from trailnotes.types import Completion, Observation, Sample, Step, Task, Trajectory, TrajectoryGroup
 
 TASK = Task("task", "numbers")
@@ -147,11 +147,10 @@ def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
     async def one_by_one(method: Any, run: Any, _ahead: int) -> None:
         while not run.is_finished:
             iteration = Iteration(run, run.count.iteration)
-            await run.weights.acquire()
-            iteration.begin()
+            await iteration.begin()
             await method(iteration)
 
-    monkeypatch.setattr("trailnotes.runs.iteration._run_overlapped", one_by_one)
+    monkeypatch.setattr("trailnotes.runs.train.run_overlapped", one_by_one)
     train(ahead, tmp_path / "own")
     found = differences(tmp_path / "shared", tmp_path / "own")
     assert found == SAME | {"metrics": True, "tips": True}, "but for staleness, and readers, counted in turn alone"

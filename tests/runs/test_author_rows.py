@@ -13,13 +13,13 @@ from pydantic import ValidationError
 
 from small import small_config
 from tinyrun import SAME, differences, episodes, equal_weights, metrics, tiny_config, train_in_process
-from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout.tips import WrittenTip
 from trailnotes.runs.authors import AuthorRegistry, check_author_age, compute_author_credit
 from trailnotes.runs.iteration import Iteration
+from trailnotes.runs.train import train
 from trailnotes.types import Completion, Observation, Sample, Step, Task, Tip, Trajectory, TrajectoryGroup
 
 TASK = Task("task", "numbers")

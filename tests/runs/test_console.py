@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import io
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.text import Text
@@ -80,14 +79,13 @@ def test_a_hundred_columns_show_the_time_left_whatever_else_is_cut(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     stream = Terminal()
-    place = SimpleNamespace(path=Path("runs/a-rather-long-name-of-a-run"))
     config = load_config(None, ["--train.iterations", "100"])
     returns = {"rollout/return": -0.125, "rollout/success": 0.4375, "rollout/return/plain": 0.1}
-    with TrainingProgress(config, place, stream=stream) as progress:
+    with TrainingProgress(config, Path("runs/a-rather-long-name-of-a-run"), stream=stream) as progress:
         for i in range(3):
             fake_time.now += 3600
             counts = {"env_steps": 100_000 * i, "tokens_generated": 1_000_000 * i}
-            progress.update({"iteration": i, **counts, **returns, "rollout/return/off_policy": 1.0})
+            progress.update_metrics({"iteration": i, **counts, **returns, "rollout/return/off_policy": 1.0})
     frames = [Text.from_ansi(frame).plain for frame in stream.getvalue().splitlines()]
     last = next(frame for frame in reversed(frames) if "iteration 3/100" in frame)
     assert "97:00:00 left" in last
@@ -115,10 +113,10 @@ def test_a_terminal_that_is_closed_takes_nothing_along() -> None:
 
 def lines_of(config: Config, lines: list[dict[str, object]], fake_time: Clock) -> list[str]:
     stream = io.StringIO()
-    with TrainingProgress(config, SimpleNamespace(path=Path("runs/a")), stream=stream) as progress:
+    with TrainingProgress(config, Path("runs/a"), stream=stream) as progress:
         for line in lines:
             fake_time.now += 20
-            progress.update(line)
+            progress.update_metrics(line)
         progress.note("done")
     return stream.getvalue().splitlines()
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from trailnotes.commands import main
-from trailnotes.commands.adapt import adapt
-from trailnotes.commands.eval import evaluate
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, MissingExtraError
+from trailnotes.runs.adapt import adapt
 from trailnotes.runs.dependencies import require_dependencies
+from trailnotes.runs.evaluate import evaluate
 from trailnotes_lab.compare import comparison
 
 GRPO = ["--algorithm.name", "grpo", "--env.name", "waymarks-simulator", "--model.path", "a/model"]

@@ -61,26 +61,6 @@ def test_a_new_directory_explains_itself(tmp_path: Path) -> None:
     assert "git" in start
 
 
-def test_the_git_revision_is_noted_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(name: str) -> dict[str, object]:
-        RunDir.open(tmp_path / name, Config()).close()
-        return json.loads((tmp_path / name / "run.json").read_text())["starts"][0]
-
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    (tmp_path / "code").mkdir()
-    monkeypatch.chdir(tmp_path / "code")
-    assert start("outside")["git"] is None
-    for words in (
-        ["init", "-q"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m1"],
-    ):
-        subprocess.run(["git", *words], check=True)
-    revision = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    assert start("inside")["git"] == revision
-    monkeypatch.setenv("PATH", "")
-    assert start("without git")["git"] is None
-
-
 def test_lines_and_episodes_are_appended(tmp_path: Path) -> None:
     with RunDir.open(tmp_path, Config()) as run:
         run.append_metrics({"loss": 1.0, "iteration": 0})
@@ -203,12 +183,6 @@ def test_a_failed_opening_frees_the_lock(tmp_path: Path) -> None:
             RunDir.open(tmp_path, Config())
 
 
-def test_closing_twice_is_fine(tmp_path: Path) -> None:
-    run = RunDir.open(tmp_path, Config())
-    run.close()
-    run.close()
-
-
 def test_a_damaged_or_missing_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
         load_run_config(tmp_path)
@@ -276,11 +250,3 @@ def test_a_run_is_trained_once_its_last_checkpoint_has_the_budget(start_model: P
     assert is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent))
     assert not is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent + 1))
     assert not is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=0))
-
-
-def test_a_lock_that_leads_to_another_file_is_refused_and_that_file_kept(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("kept")
-    (tmp_path / "lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(RunError, match=r"lock \(.*symbolic link.*\): delete that link"):
-        RunLock(tmp_path / "lock")
-    assert (tmp_path / "precious").read_text() == "kept"

@@ -16,12 +16,12 @@ import pytest
 
 from children import alive, children_of, wait_for
 from tinyrun import distance, episodes, metrics, tiny_config
-from trailnotes.commands.eval import evaluate
-from trailnotes.commands.train import train
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.vllm import server
+from trailnotes.runs.evaluate import evaluate
+from trailnotes.runs.train import train
 from trailnotes.storage.files import read_jsonl
 
 PROGRAM = Path(__file__).parents[1] / "causal.py"
@@ -141,7 +141,7 @@ def test_weights_that_do_not_arrive_stop_the_run_before_an_episode(
 CHILD = """
 import sys
 from pathlib import Path
-from trailnotes.commands.train import train
+from trailnotes.runs.train import train
 from trailnotes.config.toml import load_config
 from trailnotes.policies.vllm import server
 server.PROGRAM = Path(sys.argv[1])

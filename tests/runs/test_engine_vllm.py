@@ -11,8 +11,8 @@ import pytest
 from nodes import QUIET, TwoNodes
 from small import SETTINGS
 from tinyrun import distance, metrics, tiny_config, train_in_process
-from trailnotes.commands.train import train
-from trailnotes.learner.learner import export_model
+from trailnotes.learner.states import export_model
+from trailnotes.runs.train import train
 from trailnotes.runs.training import TrainingRun, save_checkpoint
 from trailnotes.types import Sample
 from trailnotes.warmstart.small_model import build_model

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from small import small_config
 from tinyrun import tiny_config, train_in_process
-from trailnotes.commands.rollout import rollout
-from trailnotes.commands.train import train
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
 from trailnotes.errors import ConfigError, PolicyError, RunError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import Conversation, parse_listed_actions
+from trailnotes.runs.evaluate import rollout
 from trailnotes.runs.load_policy import RANDOM, EvaluatedModel, build_random_policy, load_policy, open_evaluated_model
-from trailnotes.runs.usage import TABLE_FIELDS, build_usage_columns
+from trailnotes.runs.train import train
+from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Message, Observation, Sampling, Task
 
@@ -130,7 +130,7 @@ def test_a_run_is_its_last_checkpoint_with_memory_and_spending(run_dir: Path) ->
     assert (of_run.model, of_run.memory, of_run.name) == (str(last / "model"), last / "memory.db", "empo2")
     last_line = list(read_jsonl(run_dir / "metrics.jsonl"))[-1]
     assert of_run.spent["env_steps"] == last_line["env_steps"] > 0
-    assert build_usage_columns(of_run.spent) == {name: last_line[name] for name in TABLE_FIELDS}
+    assert {name: of_run.spent[name] for name in TABLE_FIELDS} == {name: last_line[name] for name in TABLE_FIELDS}
     earlier = resolve(str(run_dir / "checkpoints" / "step-000001"))
     assert 0 < earlier.spent["env_steps"] < of_run.spent["env_steps"]
     assert resolve(last / "model").name == "start"

@@ -14,14 +14,14 @@ from proxy import Proxy
 from served import MODEL
 from small import small_config
 from tinyrun import SAME, differences, episodes, metrics, tiny_config, train_in_process
-from trailnotes.commands.adapt import adapt
-from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.config.unused import warn_unused
 from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.tips import write_tips
+from trailnotes.runs.adapt import adapt
+from trailnotes.runs.train import train
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory, TrajectoryGroup
 

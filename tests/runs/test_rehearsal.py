@@ -20,8 +20,6 @@ import pytest
 from paying import Paid
 from tinyrun import SAME, differences, metrics, run_command, tiny_config, train_in_process
 from trailnotes.commands import main
-from trailnotes.commands.adapt import adapt
-from trailnotes.commands.train import dry_run, train
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import describe_training_overlap, load_panel, load_rehearsal_tasks, tasks_of
@@ -29,6 +27,8 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
 from trailnotes.rollout.tips import TipBatch, write_tips
+from trailnotes.runs.adapt import adapt
+from trailnotes.runs.dry_run import dry_run
 from trailnotes.runs.estimate.forecast import (
     count_rehearsal_episodes,
     estimate_iterations,
@@ -44,6 +44,7 @@ from trailnotes.runs.rehearsal import (
     read_rehearsal,
     record_rehearsal,
 )
+from trailnotes.runs.train import train
 from trailnotes.storage.demonstrations import Demonstration, read_demonstrations, write_demonstrations
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tinyrun import distance, episodes, metrics, tiny_config
-from trailnotes.commands.train import train
+from trailnotes.runs.train import train
 
 TWO = {"world_size": 2}
 LORA = {"lora": {"enabled": True, "rank": 4}}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import argument
-from trailnotes.errors import ConfigError, MissingExtraError, format_install_command
+from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Sequence
 
     from trailnotes.config.schema import Config
@@ -25,46 +24,6 @@ OTHER_CONFIG = argument("--config", type=Path, metavar="CONFIG",
     help="TOML file of settings (default: that of the run directory); optional with --env.name")  # fmt: skip
 ALLOW_CHANGE = argument("--allow-change", metavar="KEY", action="append", default=[],
     help="key or section of settings that may differ from the resumed run; may be repeated")  # fmt: skip
-
-HUB_ARGUMENTS = (
-    argument("--push-to-hub", metavar="OWNER/NAME",
-        help="print what is published, and upload it to this repository on the Hugging Face hub"),
-    argument("--private", action="store_true", help="with --push-to-hub: the repository is private"),
-    argument("--licence", metavar="ID", default="",
-        help="with --push-to-hub: licence that the card states, as the hub spells it (apache-2.0); without it, none"),
-    argument("--dry-run", action="store_true", help="with --push-to-hub: upload nothing"),
-)  # fmt: skip
-
-
-def require_hub_arguments(args: Namespace) -> None:
-    """Refuse `HUB_ARGUMENTS` that cannot work, before the command writes anything.
-
-    Raises:
-        ConfigError: --push-to-hub is missing beside the others, or names no repository.
-        MissingExtraError: huggingface_hub is not installed.
-    """
-    if args.push_to_hub is None:
-        given = {"--private": args.private, "--licence": args.licence, "--dry-run": args.dry_run}
-        if alone := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{alone[0]} needs --push-to-hub OWNER/NAME: add it, or leave {alone[0]} out")
-        return
-    from trailnotes.runs.hub import require_repository_name
-
-    try:
-        require_repository_name(args.push_to_hub)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(f"--push-to-hub needs {error.name}: {format_install_command('train')}") from error
-
-
-def publish_folder(folder: Path, kind: Literal["model", "dataset"], args: Namespace) -> None:
-    """Print what a folder with a card holds, and publish it as the `HUB_ARGUMENTS` say."""
-    from trailnotes.runs.hub import list_files, publish
-
-    print("\n".join(list_files(folder)))
-    if args.dry_run:
-        print("dry run: nothing was uploaded")
-    else:
-        print(f"published: {publish(folder, args.push_to_hub, kind, private=args.private)}")
 
 
 def load_command_config(subject: str | None, path: Path | None, settings: Sequence[str]) -> Config:

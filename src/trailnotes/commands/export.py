@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from trailnotes.commands.arguments import HUB_ARGUMENTS, publish_folder, require_hub_arguments
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
 
@@ -54,7 +52,7 @@ def _export(
 ) -> float | None:
     from trailnotes.config.builtin import resolve_model_path
     from trailnotes.config.model_schema import ModelConfig
-    from trailnotes.storage.checkpoint import atomic_directory
+    from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists: choose another --out, or remove it")
@@ -74,6 +72,8 @@ def _export(
     with atomic_directory(out) as aside:
         leave_out = None if is_named else _ignore_unsaved(model.parent)
         shutil.copytree(model, aside, symlinks=True, dirs_exist_ok=True, ignore=leave_out)
+        if base and (adapters := aside / "adapter_config.json").is_file():
+            write_json(adapters, read_json(adapters) | {"base_model_name_or_path": base})
     return None
 
 
@@ -117,38 +117,32 @@ def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
 
 
 def _run(args: Namespace) -> None:
-    from trailnotes.runs.hub import write_model_card
+    from trailnotes.runs.card import write_model_card
     from trailnotes.runs.load_policy import open_evaluated_model
 
-    require_hub_arguments(args)
-    if args.out is None and not args.push_to_hub:
-        raise ConfigError("nothing says where the model goes: name a directory by --out, or --push-to-hub OWNER/NAME")
-    with tempfile.TemporaryDirectory() as aside, open_evaluated_model(args.subject) as subject:
-        out = args.out or Path(aside)
-        lost = _export(subject, args.subject, out, merge=args.merge, dtype=args.dtype, base=args.base)
+    with open_evaluated_model(args.subject) as subject:
+        lost = _export(subject, args.subject, args.out, merge=args.merge, dtype=args.dtype, base=args.base)
         if lost is not None and args.dtype != "float32":
             print(f"rounding to {args.dtype} has lost {lost:.0%} of the adapters' change")
-        if args.push_to_hub:
-            write_model_card(out, args.push_to_hub, subject, args.base, args.licence)
-            publish_folder(out, "model", args)
-    if args.out:
-        print(f"model: {args.out}")
+        if args.card:
+            write_model_card(args.out, subject, args.base)
+    print(f"model: {args.out}")
 
 
 EXPORT = Command(
     name="export", summary="copy the trained model of a run to a directory",
     about="Copy the last model of a run, or of a checkpoint. Trained adapters stay adapters, in peft's format; with "
-    "--merge they are added to their base in float32, for programs that take no adapters. --push-to-hub publishes the "
-    "model with a card: method, settings, versions, and the evaluations of it in the run's directory. The token is "
-    "that of `hf auth login` or of HF_TOKEN.",
+    "--merge they are added to their base in float32, for programs that take no adapters. --card writes a "
+    "model card: method, settings, versions, and the evaluations of it in the run's directory; `hf upload OWNER/NAME "
+    "DIR` publishes both.",
     example="trailnotes export runs/lora --merge --out models/merged", run=_run,
     arguments=(
         argument("subject", metavar="RUN", help="a run directory (its last checkpoint), a checkpoint or a directory"),
-        argument("--out", type=Path, metavar="DIR", help="where the model goes; optional with --push-to-hub"),
+        argument("--out", type=Path, metavar="DIR", required=True, help="where the model goes"),
         argument("--merge", action="store_true", help="add adapters to their base, in float32"),
         argument("--dtype", choices=get_args(Dtype), default="float32",
             help="round merged weights to this; bfloat16 may lose most of the training; the command says how much"),
         argument("--base", metavar="MODEL", default="", help="the adapters' base, if it is not where they name it"),
-        *HUB_ARGUMENTS,
+        argument("--card", action="store_true", help="write README.md, a model card, beside the model"),
     ),
 )  # fmt: skip

@@ -102,9 +102,8 @@ def find_distinct_seeds(values: Floats) -> NDArray[np.bool_]:
     new = np.ones(values.shape[:-1], dtype=bool)
     for later in range(1, values.shape[-2]):
         for earlier in range(later):
-            new[..., later] &= (np.abs(values[..., later, :] - values[..., earlier, :]) > ROUNDING_TOLERANCE).any(
-                axis=-1
-            )
+            apart = np.abs(values[..., later, :] - values[..., earlier, :])
+            new[..., later] &= (apart > ROUNDING_TOLERANCE).any(axis=-1)
     return new
 
 
@@ -134,18 +133,26 @@ def _clip_limits(mean: Floats, square: Floats, bounds: Bounds) -> Limits:
 def compute_population_limits(found: CrossedMoments, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
     """Compute Wilson's limits of a rate, by the number of trials that gives the margin; else the margin itself, cut.
 
-    That number is at most two a family: families that came out alike may hide some that would not. Where all is won or
-    lost it is that which families give of which each is won or lost as a whole, one less than there are.
+    That number is at most two a family: families that came out alike may hide some that would not. Near 0 and 1 few
+    seeds give a number of next to none, so a limit goes no farther than the margin does, or Wilson's for families of
+    which each is won or lost as a whole, of which one less count than there are. Nor does it come nearer than where
+    none is won, or all are: so a single win takes no room away.
     """
     square = found.squared_margin(confidence)
     if bounds != RATE_BOUNDS:
         return _clip_limits(found.mean, square, bounds)
     rate = np.clip(found.mean, 0.0, 1.0)
-    quantile = t_quantile(found.families.df, confidence)
+    quantile, whole = t_quantile(found.families.df, confidence), max(found.num_families - 1.0, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         number = np.minimum(quantile**2 * rate * (1 - rate) / square, 2.0 * found.num_families)
     inside = np.abs(rate - 0.5) < 0.5 - ROUNDING_TOLERANCE
-    return compute_wilson_limits(rate, np.where(inside, number, max(found.num_families - 1.0, 1.0)), quantile)
+    low, high = compute_wilson_limits(rate, np.where(inside, number, whole), quantile)
+    low_whole, high_whole = compute_wilson_limits(rate, whole, quantile)
+    low_margin, high_margin = _clip_limits(rate, square, bounds)
+    most_at_0 = compute_wilson_limits(0.0, whole, quantile)[1]
+    low = np.minimum(np.maximum(low, np.minimum(low_whole, low_margin)), 1 - most_at_0)
+    high = np.maximum(np.minimum(high, np.maximum(high_whole, high_margin)), most_at_0)
+    return np.minimum(low, rate), np.maximum(high, rate)
 
 
 def compute_difference_limits(
@@ -202,11 +209,7 @@ def estimate(
 def estimate_difference(
     values: Values, baseline: Values, families: Mapping[str, str], *, rates: bool, confidence: float = CONFIDENCE
 ) -> Estimate | None:
-    """Estimate the mean of `values` less `baseline`, paired by seed and game, with both intervals.
-
-    Returns:
-        None where no seed is in both, or no game is in all seeds of both.
-    """
+    """Estimate the mean of `values` less `baseline`, paired by seed and game; None without pairs."""
     seeds, games = find_pairs(values, baseline)
     if not games:
         return None
@@ -215,10 +218,9 @@ def estimate_difference(
     one, other = compute_moments(first, shares), compute_moments(second, shares)
     found = compute_moments(first - second, shares)
     on_panel = compute_panel_limits(found.mean, found.seeds, (-1.0, 1.0) if rates else None, confidence)
+    beyond = compute_population_limits(found, None, confidence)
     if rates:
         beyond = compute_difference_limits(one, other, found, confidence)
-    else:
-        beyond = compute_population_limits(found, None, confidence)
     not_beyond = explain_too_few(found.num_families) or explain_no_variation(found, RATE_BOUNDS if rates else None)
     return build_estimate(found.mean, on_panel, beyond, explain_no_panel_interval(found, len(seeds)), not_beyond)
 

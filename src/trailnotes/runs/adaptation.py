@@ -14,15 +14,23 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError
+from trailnotes.memory.base import Memory
+from trailnotes.policies.base import Policy
+from trailnotes.rollout.episode import MakeActor, Pool
 from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
-from trailnotes.rollout.tips import complete_requests
-from trailnotes.runs.evaluation import EPISODE_KEYS
+from trailnotes.rollout.tips import CompletionRequest, complete_requests
+from trailnotes.runs.console import ProgressBar
+from trailnotes.runs.directory import RunDir
+from trailnotes.runs.evaluate import EPISODE_KEYS
+from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.panels import PanelResult, build_eval_config, build_panel_result, write_evaluation, write_table
 from trailnotes.runs.usage import ENDPOINT_COST, USAGE_FIELDS, Usage
 from trailnotes.storage.files import append_jsonl, find_free_path, read_jsonl, split_after
@@ -32,20 +40,7 @@ from trailnotes.storage.records import (
     trajectory_from_json,
     trajectory_to_json,
 )
-from trailnotes.types import TrajectoryGroup
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from trailnotes.config.schema import Config
-    from trailnotes.memory.base import Memory
-    from trailnotes.policies.base import Policy
-    from trailnotes.rollout.episode import MakeActor, Pool
-    from trailnotes.rollout.tips import CompletionRequest
-    from trailnotes.runs.console import ProgressBar
-    from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.load_policy import EvaluatedModel
-    from trailnotes.types import Completion, Mode, Task, Trajectory
+from trailnotes.types import Completion, Mode, Task, Trajectory, TrajectoryGroup
 
 PHASE_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]*")
 FIXED_ADAPTATION_KEYS = (
@@ -60,13 +55,10 @@ episodes under new ones. The device and the engine may change where that is allo
 
 
 def build_adaptation_config(config: Config, method: str, subject: EvaluatedModel, trials: int) -> Config:
-    """Build the settings of an adaptation: with the method, the model and the number of trials."""
-    sections = {
-        "algorithm": config.algorithm.model_copy(update={"name": method}),
-        "model": config.model.model_copy(update={"path": subject.model}),
-        "eval": config.eval.model_copy(update={"trials": trials}),
-    }
-    return config.model_copy(update=sections)
+    own = {"algorithm": {"name": method}, "model": {"path": subject.model}, "eval": {"trials": trials}}
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=values) for name, values in own.items()}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,44 +70,30 @@ class ResultRow:
     trial: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """Policies of the roles in an adaptation by tips: three, or one three times."""
-
-    explorer: Policy  # plays trial 0, without tips
-    author: Policy  # writes all tips
-    reader: Policy  # plays the trials with tips
-
-
-@dataclass(slots=True)
-class _UnloggedRecords:
-    spent: Usage = field(default_factory=Usage)
-    episodes: list[dict[str, Any]] = field(default_factory=list)  # records, failed attempts too
-
-
 class AdaptationRun:
     """State and services of a run without weight updates, which a method (algorithms/) drives.
 
-    `trailnotes adapt` makes one, and owns the directory, the pool and the progress bar. Methods without roles let the
-    reader act.
+    `trailnotes adapt` makes one, and owns the directory, the pool and the progress bar. `policy` plays;
+    `author` writes the tips of empo2-tips, and is another policy where `algorithm.author` says so.
     """
 
     def __init__(
         self,
         config: Config,
         directory: RunDir,
-        policy: Policy | Roles,
+        policy: Policy,
+        author: Policy,
         pool: Pool,
         subject: EvaluatedModel,
         progress: ProgressBar | None,
     ) -> None:
-        self.roles = policy if isinstance(policy, Roles) else Roles(policy, policy, policy)
-        self.config, self.directory, self.policy, self.pool = config, directory, self.roles.reader, pool
+        self.config, self.directory, self.policy, self.author, self.pool = config, directory, policy, author, pool
         self.tasks: list[Task] = load_panel(config)
         self.figures: list[ResultRow] = []
         self.spent = Usage()  # up to the last `log`
         self._subject, self._progress = subject, progress
-        self._pending = _UnloggedRecords()
+        self._pending = Usage()  # since then
+        self._episodes: list[dict[str, Any]] = []  # records since then, failed attempts too
         self._phases = directory.path / "phases"
         self._phases.mkdir(exist_ok=True)
         for journal in [*self._phases.glob("*.episodes.jsonl"), *self._phases.glob("*.notes.jsonl")]:
@@ -177,12 +155,19 @@ class AdaptationRun:
             done=done, once=phase,
         )  # fmt: skip
         records = _read_episodes(journal, tasks)
-        if tasks and not groups and not self.spent.episodes + self._pending.spent.episodes:
+        if tasks and not groups and not self.spent.episodes + self._pending.episodes:
             journal.replace(find_free_path(journal))
             raise ConfigError(f"no episode of {phase} could be played; the last error was: {records[-1]['error']}")
-        self._pending.episodes += records
-        self._pending.spent += _count_usage(records)
-        return _rebuild_groups(groups, records)
+        self._episodes += records
+        steps = [step for record in records for step in record["steps"]]
+        self._pending += Usage(  # of failed attempts, too: they have been paid for
+            env_steps=len(steps),
+            episodes=sum(record["outcome"] != "error" for record in records),
+            tokens_read=sum(step["prompt_tokens"] for step in steps),
+            tokens_generated=sum(step["tokens"] + step["other_tokens"] for step in steps),
+        )
+        kept = {(t.task.id, t.member): t for t in map(trajectory_from_json, records) if t.outcome != "error"}
+        return [TrajectoryGroup(g.task, tuple(kept[g.task.id, t.member] for t in g.trajectories)) for g in groups]
 
     async def write(
         self, phase: str, requests: Sequence[CompletionRequest], *, policy: Policy | None = None
@@ -208,7 +193,7 @@ class AdaptationRun:
         await complete_requests(policy or self.policy, asked, limit=limit, on_done=keep)
         records = {record["index"]: record for record in read_jsonl(journal)}
         written = [completion_from_json(records[index]) for index in range(len(requests))]
-        self._pending.spent += Usage(
+        self._pending += Usage(
             tokens_read=sum(completion.num_prompt_tokens for completion in written),
             tokens_generated=sum(completion.num_tokens for completion in written),
         )
@@ -222,26 +207,33 @@ class AdaptationRun:
             groups: the source of its `rollout/` metrics.
             metrics: those of the method; a mapping gives names below its own, as "memory/tips".
         """
-        iteration, pending = self._logged, self._pending
-        self._logged, self._pending = iteration + 1, _UnloggedRecords()
+        iteration, spent, episodes = self._logged, self._pending, self._episodes
+        self._logged, self._pending, self._episodes = iteration + 1, Usage(), []
         if iteration < len(self._lines):
             line = self._lines[iteration]
             assert line["phase"] == phase, f"line {iteration} of metrics.jsonl is of {line['phase']}, not of {phase}"
             self.spent = Usage(**{name: line[name] for name in USAGE_FIELDS})
             return
         now = time.monotonic()
-        self.spent += replace(pending.spent, seconds=now - self._started)
+        self.spent += replace(spent, seconds=now - self._started)
         self._started = now
-        errors = [trajectory_from_json(record) for record in pending.episodes if record["outcome"] == "error"]
+        errors = [trajectory_from_json(record) for record in episodes if record["outcome"] == "error"]
         rollout = {f"rollout/{name}": value for name, value in compute_rollout_metrics(groups, errors).items()}
-        own = _flatten_metrics(metrics)
+        own: dict[str, float] = {}
+        for name, value in metrics.items():
+            own |= {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
         modes = "+".join(sorted({t.mode for group in groups for t in group.trajectories}))
-        append_jsonl(self.directory.trajectories_path, [{"iteration": iteration, **r} for r in pending.episodes])
+        append_jsonl(self.directory.trajectories_path, [{"iteration": iteration, **r} for r in episodes])
+        endpoint = self._get_endpoint_metrics()
         self.directory.append_metrics(
-            {"iteration": iteration, "phase": phase, "mode": modes, **asdict(self.spent), **rollout, **own,
-             **self._get_endpoint_metrics()}
-        )  # fmt: skip
-        self._print_phase(phase, rollout, own)
+            {"iteration": iteration, "phase": phase, "mode": modes, **asdict(self.spent), **rollout, **own, **endpoint}
+        )
+        if self._progress is not None:
+            facts = {"success": rollout.get("rollout/success"), **own, "cost": endpoint.get(ENDPOINT_COST)}
+            figures = [f"{k} {v:.3g}" for k, v in facts.items() if v is not None and "/" not in k]
+            counts = f"{self.spent.episodes:,} episodes  {self.spent.env_steps:,} steps"
+            tokens = f"{self.spent.tokens_read:,} tokens read  {self.spent.tokens_generated:,} written"
+            self._progress.note("  ".join([phase, *figures, counts, tokens]))
 
     def report(
         self, name: str, groups: Sequence[TrajectoryGroup], *, memory: bool, trial: int | None = None
@@ -266,7 +258,6 @@ class AdaptationRun:
         return result
 
     def write_table(self) -> None:
-        """Write the rows of `report` to `table.json` and `table.md`."""
         write_table([row.result for row in self.figures], self.directory.path, [row.name for row in self.figures])
 
     # -- details
@@ -284,52 +275,15 @@ class AdaptationRun:
         return self._phases / f"{phase}.{kind}.jsonl"
 
     def _get_endpoint_metrics(self) -> dict[str, float]:
-        asked = [policy.metrics() for policy in {self.policy, self.roles.author} if hasattr(policy, "metrics")]
+        asked = [policy.metrics() for policy in {self.policy, self.author} if hasattr(policy, "metrics")]
         return {name: sum(each[name] for each in asked) for name in (asked[0] if asked else ())}
 
     def _update_progress(self, phase: str, done: int, total: int, unit: str) -> None:
         if self._progress is not None:
             self._progress.update(done / max(1, total), label=f"{phase}  {done}/{total} {unit}")
 
-    def _print_phase(self, phase: str, rollout: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-        if self._progress is None:
-            return
-        facts = {
-            "success": rollout.get("rollout/success"),
-            **metrics,
-            "cost": self._get_endpoint_metrics().get(ENDPOINT_COST),
-        }
-        shown = [f"{k} {v:.3g}" for k, v in facts.items() if v is not None and "/" not in k]
-        counts = f"{self.spent.episodes:,} episodes  {self.spent.env_steps:,} steps"
-        tokens = f"{self.spent.tokens_read:,} tokens read  {self.spent.tokens_generated:,} written"
-        self._progress.note("  ".join([phase, *shown, counts, tokens]))
-
-
-def _flatten_metrics(metrics: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
-    flat: dict[str, float] = {}
-    for name, value in metrics.items():
-        flat |= {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-    return flat
-
 
 def _read_episodes(journal: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Read the journal's episodes of `tasks`, by task and member, attempts in their order."""
     places = {task.id: index for index, task in enumerate(tasks)}
     records = [record for record in read_jsonl(journal) if record["task"]["id"] in places]
     return sorted(records, key=lambda record: (places[record["task"]["id"]], record["member"]))
-
-
-def _rebuild_groups(groups: Sequence[TrajectoryGroup], records: Sequence[Mapping[str, Any]]) -> list[TrajectoryGroup]:
-    kept = {(t.task.id, t.member): t for t in map(trajectory_from_json, records) if t.outcome != "error"}
-    return [TrajectoryGroup(g.task, tuple(kept[g.task.id, t.member] for t in g.trajectories)) for g in groups]
-
-
-def _count_usage(records: Sequence[Mapping[str, Any]]) -> Usage:
-    """Count the usage of `records`, failed attempts too: they have been paid for."""
-    steps = [step for record in records for step in record["steps"]]
-    return Usage(
-        env_steps=len(steps),
-        episodes=sum(record["outcome"] != "error" for record in records),
-        tokens_read=sum(step["prompt_tokens"] for step in steps),
-        tokens_generated=sum(step["tokens"] + step["other_tokens"] for step in steps),
-    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trailnotes.config.schema import Config
+from trailnotes.learner.base import ModelLearner
 from trailnotes.learner.credit.authors import (
     Shares,
     TipKey,
@@ -15,14 +17,10 @@ from trailnotes.learner.credit.authors import (
     split_equally,
 )
 from trailnotes.learner.samples import anchor_sample, build_samples
+from trailnotes.policies.base import Policy
 from trailnotes.rollout.conversation import Conversation, get_instruction
+from trailnotes.rollout.tips import WrittenTip
 from trailnotes.types import Completion, Sample, Step, Trajectory, TrajectoryGroup
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
-    from trailnotes.learner.base import ModelLearner
-    from trailnotes.policies.base import Policy
-    from trailnotes.rollout.tips import WrittenTip
 
 
 class AuthorRegistry:
@@ -58,21 +56,13 @@ class AuthorRegistry:
         ]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the state for JSON, with exact floats."""
+        names = "prompt_ids", "token_ids", "logprobs"
         return [
-            {
-                "iteration": iteration,
-                "task": task,
-                "text": text,
-                "prompt_ids": written.prompt_ids,
-                "token_ids": written.token_ids,
-                "logprobs": written.logprobs,
-            }
+            {"iteration": iteration, "task": task, "text": text, **{name: getattr(written, name) for name in names}}
             for (iteration, task, text), written in self._written.items()
         ]
 
     def load_state_dict(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Restore the state that `state_dict` returned."""
         self._written = {
             (row["iteration"], row["task"], row["text"]): Completion(
                 tuple(row["prompt_ids"]), tuple(row["token_ids"]), tuple(row["logprobs"]), row["text"]
@@ -147,7 +137,6 @@ def _build_single_tip_view(trajectory: Trajectory, text: str | None, policy: Pol
 
 
 def compute_author_metrics(credit: Mapping[TipKey, float], rows: Sequence[Sample]) -> dict[str, float]:
-    """Compute the mean credit of the texts, the share of positive ones, and the number of credited tips."""
     values = list(credit.values())
     return {
         "credit": sum(values) / max(1, len(values)),

@@ -8,15 +8,14 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 
+from trailnotes.config.schema import Config
 from trailnotes.reporting.terminal import escape_unprintable_lines, open_console
 from trailnotes.types import MODES
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-
-    from trailnotes.config.schema import Config
+    from rich.progress import Progress
 
 
 class ProgressBar:
@@ -31,82 +30,55 @@ class ProgressBar:
         self._first: tuple[float, float] | None = None  # (time, completed) at the first update, for the time left
         self._printed = float("-inf")
         self._pending = ""
-        self._rich: RichProgress | None = None
+        self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
-        self._entered = time.monotonic()
         if self.stream.isatty():
-            self._rich = _build_rich_bar(self.stream)
-            self._rich.start()
-            self._rich.add_task(self.title, total=self.total, facts="", left="")
+            self._bar = _build_bar(self.stream)
+            self._bar.start()
+            self._bar.add_task(self.title, total=self.total, facts="", left="")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._pending:
-            self._print(self._pending)
-        if self._rich is not None:
-            self._rich.stop()
+            self.note(self._pending)
+        if self._bar is not None:
+            self._bar.stop()
 
     def update(self, completed: float, facts: Mapping[str, float | str] | None = None, label: str = "") -> None:
         """Show the progress in the unit of `total`, with `facts`, and a `label` in place of the count."""
-        now = time.monotonic()
-        left = self._estimate_time_left(now, completed)
+        now, left = time.monotonic(), ""
+        start, before = self._first = self._first or (now, completed)
+        if completed > before:
+            left = f"{format_duration((self.total - completed) * (now - start) / (completed - before))} left"
         text = "  ".join(f"{name} {_format_number(value)}" for name, value in (facts or {}).items())
         count = label or f"{completed:g}/{self.total:g}"
-        if self._rich is not None:
-            self._rich.update(self._rich.task_ids[0], completed=completed, facts=f"{count}  {text}", left=left)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=completed, facts=f"{count}  {text}", left=left)
             return
-        line = "  ".join(part for part in (self.title, count, text, left) if part)
+        self._pending = "  ".join(part for part in (self.title, count, text, left) if part)
         if now - self._printed >= self.interval or completed >= self.total:
-            self._print(line)
-        else:
-            self._pending = line
+            self.note(self._pending)
+            self._printed, self._pending = now, ""
 
     def note(self, text: str) -> None:
-        """Print one line above the bar."""
-        if self._rich is not None:
-            self._rich.console.print(text, markup=False, highlight=False)
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
         else:
             print(escape_unprintable_lines(text), file=self.stream, flush=True)
 
-    def _print(self, line: str) -> None:
-        self._printed, self._pending = time.monotonic(), ""
-        print(escape_unprintable_lines(line), file=self.stream, flush=True)
 
-    def _estimate_time_left(self, now: float, completed: float) -> str:
-        if self._first is None:
-            self._first = (now, completed)
-            return ""
-        done = completed - self._first[1]
-        return f"{format_duration((self.total - completed) * (now - self._first[0]) / done)} left" if done > 0 else ""
+class TrainingProgress(ProgressBar):
+    """Progress bar of a training, fed with the lines of metrics.jsonl."""
 
-
-class _HasPath(Protocol):
-    path: Path
-
-
-class TrainingProgress:
-    """Progress bar of a training, fed with the lines of metrics.jsonl, as a context manager."""
-
-    def __init__(self, config: Config, directory: _HasPath, *, stream: IO[str] | None = None) -> None:
+    def __init__(self, config: Config, path: Path, *, stream: IO[str] | None = None) -> None:
+        super().__init__(1.0, " ".join(dict.fromkeys((config.algorithm.name, path.name))), stream=stream)
         self._train, self._metric = config.train, config.eval.metric
-        title = " ".join(dict.fromkeys((config.algorithm.name, directory.path.name)))  # not "grpo grpo"
-        self._bar = ProgressBar(1.0, title, stream=stream)
         self._previous: tuple[float, Mapping[str, Any]] | None = None
 
-    def __enter__(self) -> Self:
-        self._bar.__enter__()
-        self._previous = None
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.__exit__(*error)
-
-    def update(self, line: Mapping[str, Any]) -> None:
-        """Show the metrics of one iteration."""
+    def update_metrics(self, line: Mapping[str, Any]) -> None:
         iterations, steps = self._train.iterations, self._train.max_env_steps
-        done = line["iteration"] + 1
-        taken = line.get("env_steps", 0)
+        done, taken = line["iteration"] + 1, line.get("env_steps", 0)
         share, count = done / iterations, f"iteration {done}/{iterations}"
         if steps and taken / steps > share:  # the steps end the run first
             share, count = taken / steps, f"iteration {done}, {taken:,}/{steps:,} steps"
@@ -116,24 +88,16 @@ class TrainingProgress:
         if plain in line and modes != ["plain"]:  # the mean mixes those that read tips with those that do not
             names = {f"{self._metric} without tips": plain, self._metric: names[self._metric]} | names
         facts: dict[str, float | str] = {name: line[key] for name, key in names.items() if key in line}
-        facts |= self._compute_rates(line) | ({"mode": "+".join(modes)} if modes else {})
-        self._bar.update(min(share, 1.0), facts, count)
-
-    def note(self, text: str) -> None:
-        """Print one line above the bar."""
-        self._bar.note(text)
-
-    def _compute_rates(self, line: Mapping[str, Any]) -> dict[str, float]:
-        now, previous = time.monotonic(), self._previous
-        self._previous = (now, line)
-        if previous is None or now <= previous[0]:
-            return {}
-        names = {"steps/s": "env_steps", "tokens/s": "tokens_generated"}
-        return {
-            shown: (line[name] - previous[1][name]) / (now - previous[0])
-            for shown, name in names.items()
-            if name in line and name in previous[1]
-        }
+        now = time.monotonic()
+        if self._previous and now > self._previous[0]:
+            before, old = self._previous
+            for name, key in {"steps/s": "env_steps", "tokens/s": "tokens_generated"}.items():
+                if key in line and key in old:
+                    facts[name] = (line[key] - old[key]) / (now - before)
+        self._previous = now, line
+        if modes:
+            facts["mode"] = "+".join(modes)
+        self.update(min(share, 1.0), facts, count)
 
 
 class _BestEffortStream:
@@ -176,7 +140,7 @@ def _format_number(value: float | str) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _build_rich_bar(stream: IO[str]) -> RichProgress:
+def _build_bar(stream: IO[str]) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 

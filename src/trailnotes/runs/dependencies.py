@@ -16,27 +16,17 @@ def require_dependencies(
 ) -> None:
     """Require the optional packages and the engines of the settings.
 
-    Args:
-        config: of a start.
-        model: the model that plays, where that is not `config.model.path`.
-        plays_only: whether nothing is trained.
-        memory: whether tips may be retrieved.
-
-    Raises:
-        ConfigError: `engine.python` or `engine.urls` cannot be used.
-        MissingExtraError: one line with each package, the setting that needs it, and the command that installs all.
+    `model` plays, by default `config.model.path`. `plays_only`: nothing is trained. `memory`: tips may be retrieved.
     """
     if config.run.trackers:
         load_trackers()
-    absent = {
-        extra: (find_missing_module(extra), why)
-        for extra, why in _collect_extras(config, model).items()
-        if not (extra == "embed" and not memory)
-    }
-    lacking = {extra: f"{why} needs the package {package}" for extra, (package, why) in absent.items() if package}
-    if lacking:
-        raise MissingExtraError(f"{'; '.join(lacking.values())}: {format_install_command(*lacking)}")
     path = config.model.path if model is None else model
+    missing = {}
+    for extra, setting in _collect_extras(config, path, memory).items():
+        if package := find_missing_module(extra):
+            missing[extra] = f"{setting} needs the package {package}"
+    if missing:
+        raise MissingExtraError(f"{'; '.join(missing.values())}: {format_install_command(*missing)}")
     elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # Ray tells
     if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI_PREFIX) and not elsewhere:
         from trailnotes.policies.vllm.building import validate_engine_settings
@@ -44,12 +34,11 @@ def require_dependencies(
         validate_engine_settings(config.engine)
 
 
-def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
+def _collect_extras(config: Config, path: str, memory: bool = True) -> dict[str, str]:
     """Map each extra to the setting that asks for it."""
     wanted = {}
     if extra := extra_for(config.env.name):
         wanted[extra] = f"env.name = {config.env.name!r}"
-    path = config.model.path if model is None else model
     if path.startswith(OPENAI_PREFIX):
         wanted["openai"] = f"model.path = {path!r}"
     elif path != RANDOM:
@@ -58,12 +47,13 @@ def _collect_extras(config: Config, model: str | None) -> dict[str, str]:
             wanted["tinker"] = 'learner.name = "tinker"'
     if config.cluster.address:
         wanted["ray"] = f"cluster.address = {config.cluster.address!r}"
-    name = config.algorithm.name
+    name, embedder = config.algorithm.name, config.memory.embedder
     writes = resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD
     if writes and config.algorithm.author.startswith(OPENAI_PREFIX):
         wanted["openai"] = f"algorithm.author = {config.algorithm.author!r}"
-    embeds = writes or config.algorithm.intrinsic != "none"
-    if config.memory.embedder != "hashing" and embeds:
-        extra = "openai" if config.memory.embedder.startswith(OPENAI_PREFIX) else "embed"
-        wanted[extra] = f"memory.embedder = {config.memory.embedder!r}"
+    if embedder != "hashing" and (writes or config.algorithm.intrinsic != "none"):
+        if embedder.startswith(OPENAI_PREFIX):
+            wanted["openai"] = f"memory.embedder = {embedder!r}"
+        elif memory:
+            wanted["embed"] = f"memory.embedder = {embedder!r}"
     return wanted

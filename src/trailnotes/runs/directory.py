@@ -18,12 +18,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import platform
-import shutil
 import socket
 import subprocess
 import sys
@@ -31,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import (
@@ -49,7 +47,6 @@ from trailnotes.errors import ConfigError, MissingExtraError, RunError, Trailnot
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import (
     append_jsonl,
-    open_no_follow,
     parse_json,
     read_jsonl,
     split_after,
@@ -72,8 +69,7 @@ class RunDir:
         self.trajectories_path = path / TRAJECTORIES
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
-        self._tracked = config.run.trackers
-        self._trackers: TrackerClient | None = None  # once no line is set aside any more
+        self._trackers: Any = None  # with `notify()` and `close(finished=)`, once no line is set aside any more
 
     @classmethod
     def open(
@@ -110,7 +106,7 @@ class RunDir:
             run._record_start(changed, list(command or sys.argv))
             for file in (run.metrics_path, run.trajectories_path):
                 split_after(file)
-            (path / "checkpoints").mkdir(exist_ok=True)
+            run.checkpoints.mkdir(exist_ok=True)
         except BaseException:
             lock.release()
             raise
@@ -128,12 +124,10 @@ class RunDir:
         self._notify_trackers()
 
     def append_trajectories(self, iteration: int, trajectories: Iterable[Trajectory]) -> None:
-        """Append whole episodes, with the failed ones."""
         records = [{"iteration": iteration, **trajectory_to_json(t)} for t in trajectories]
         append_jsonl(self.trajectories_path, records)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Read all lines of metrics.jsonl."""
         return list(read_jsonl(self.metrics_path))
 
     def move_lines_after(self, iterations: int) -> list[Path]:
@@ -143,10 +137,7 @@ class RunDir:
         return [file for file in moved if file is not None]
 
     def close(self, *, finished: bool = True) -> None:
-        """Close the trackers and release the lock; a second call changes nothing.
-
-        `finished`: the run ended by itself, and was not stopped.
-        """
+        """Close the trackers and release the lock; `finished`: the run ended by itself. Twice is fine."""
         try:
             if finished and self.metrics_path.exists():
                 self._notify_trackers()  # an earlier start may have left something to show
@@ -156,31 +147,29 @@ class RunDir:
             self._lock.release()
 
     def _notify_trackers(self) -> None:
-        if self._tracked and self._trackers is None:
-            self._trackers = load_trackers()(self._tracked, self.path)
+        if self.config.run.trackers and self._trackers is None:
+            self._trackers = load_trackers()(self.config.run.trackers, self.path)
         if self._trackers is not None:
             self._trackers.notify()
 
     def _reconcile_config(self, allow_change: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
         """Write config.toml, or refuse a changed one; return the changes, name -> [old, new]."""
-        file = self.path / "config.toml"
-        changed: dict[str, Any] = {}
-        begun = has_begun(self.path)
-        if begun and file.exists():
+        file, changed = self.path / "config.toml", {}
+        begun = has_begun(self.path) and file.exists()
+        if begun:
             old = load_run_config(self.path)
             names = diff_configs(old, self.config)
+            before, after = flatten_config(old), flatten_config(self.config)
             if bound := [name for name in names if is_within(name, fixed) and not is_within(name, RUNTIME_KEYS)]:
-                kept = " ".join(f"--{name} {format_toml_value(flatten_config(old)[name])}" for name in bound)
+                kept = " ".join(f"--{name} {format_toml_value(before[name])}" for name in bound)
                 raise RunError(f"{self.path} holds a run with another {', '.join(bound)}, which no run can change once "
                                f"it has begun: add {kept} to continue it, or choose another directory")  # fmt: skip
-            refused = [name for name in names if not is_within(name, allow_change)]
-            if refused:
+            if refused := [name for name in names if not is_within(name, allow_change)]:
                 flags = " ".join(f"--allow-change {name}" for name in refused)
                 raise RunError(f"{self.path} holds a run with another {', '.join(refused)}: resume it by {flags}, "
                                "or choose another directory")  # fmt: skip
-            before, after = flatten_config(old), flatten_config(self.config)
             changed = {name: [before[name], after[name]] for name in names}
-        if changed or not begun or not file.exists():
+        if changed or not begun:
             _write(file, to_toml(self.config))
         return changed
 
@@ -206,14 +195,7 @@ class RunDir:
         _write(file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
-class TrackerClient(Protocol):
-    """The trackers of one run; `RunDir` tells them of each new line, and of the end."""
-
-    notify: Callable[[], None]
-    close: Callable[..., None]  # finished=: the run ended by itself
-
-
-def load_trackers() -> Callable[[Sequence[str], Path], TrackerClient]:
+def load_trackers() -> Callable[[Sequence[str], Path], Any]:
     """Load the class of the trackers, which another package offers; `MissingExtraError` where none does."""
     for point in metadata.entry_points(group=TRACKERS_GROUP):
         return point.load()  # type: ignore[no-any-return]
@@ -227,10 +209,9 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._descriptor: int | None = open_no_follow(path)
+            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            fix = "delete that link" if error.errno == errno.ELOOP else "fix the permissions, or choose another"
-            raise RunError(f"cannot write {path} ({error.strerror}): {fix}") from error
+            raise RunError(f"cannot write {path} ({error.strerror}): fix the permissions, or choose another") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -242,7 +223,6 @@ class RunLock:
         os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
 
     def release(self) -> None:
-        """Free the lock; a second call changes nothing."""
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # forked children may hold a copy of the descriptor
             os.close(self._descriptor)
@@ -250,11 +230,7 @@ class RunLock:
 
 
 def load_run_config(path: Path) -> Config:
-    """Load the settings of the run in directory `path`.
-
-    Raises:
-        RunError: there is no run, or its config cannot be read by this version.
-    """
+    """Load the settings of the run in directory `path`."""
     file = path / "config.toml"
     if not file.exists():
         raise RunError(f"{path} holds no run: there is no config.toml in it")
@@ -283,11 +259,7 @@ def has_begun(path: Path) -> bool:
 
 
 def is_trained(path: Path, config: Config) -> bool:
-    """Return whether the last checkpoint of the run in `path` has reached the limits of `config`.
-
-    Raises:
-        RunError: that checkpoint is damaged.
-    """
+    """Return whether the last checkpoint of the run in `path` has reached the limits of `config`."""
     saved = checkpoint.find_latest(path / "checkpoints")
     return saved is not None and config.train.compute_progress(checkpoint.load_meta(saved)) >= 1.0
 
@@ -309,22 +281,13 @@ def _collect_environment() -> dict[str, Any]:
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
+    words, revision = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        revision = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False).stdout.strip()  # noqa: S603
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "packages": packages,
-        "git": _read_git_revision(),
+        "git": revision or None,
     }
-
-
-def _read_git_revision() -> str | None:
-    git = shutil.which("git")
-    if git is None:
-        return None
-    words = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.config.schema import Config
-from trailnotes.learner.credit.novelty import Novelty, RetrievalNovelty, StateCounter, split_array
+from trailnotes.learner.credit.novelty import Estimator, Novelty, RetrievalNovelty, StateCounter, split_array
 from trailnotes.memory import Embedder
 from trailnotes.rollout.episode import AsyncEnv, Pool
 from trailnotes.rollout.groups import count_replayed
@@ -48,7 +48,7 @@ def make_novelty(config: Config, seed: int, make_embedder: Callable[[], Embedder
     return Novelty(kind, RandomNetworkDistillation(make_embedder(), seed) if kind == "rnd" else None)
 
 
-class VisitCounter:
+class VisitCounter(Estimator):
     """1/n, n = visits of this very state of the task, the whole batch included.
 
     The batch is counted before it is rated, so equal episodes earn the same.
@@ -58,30 +58,29 @@ class VisitCounter:
         self._visits: dict[str, Counter[int]] = {}
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """Rate each step as `Estimator.rate` does."""
         rows = [[hash_state(step.observation.text) for step in t.steps] for t in trajectories]
-        for trajectory, states in zip(trajectories, rows, strict=True):
-            self._visits.setdefault(trajectory.task.id, Counter()).update(states)
-        counts = [self._visits[trajectory.task.id] for trajectory in trajectories]
+        counts = [self._visits.setdefault(trajectory.task.id, Counter()) for trajectory in trajectories]
+        for visits, states in zip(counts, rows, strict=True):
+            visits.update(states)
         return [[1.0 / visits[state] for state in states] for visits, states in zip(counts, rows, strict=True)]
 
     def state_dict(self) -> ComponentState:
-        """Return arrays (sum of sizes,), "states" uint64 and "visits" int64, and their owners."""
+        pairs = [pair for visits in self._visits.values() for pair in visits.items()]
         arrays = {
-            "states": np.array([state for visits in self._visits.values() for state in visits], np.uint64),
-            "visits": np.array([num for visits in self._visits.values() for num in visits.values()], np.int64),
+            "states": np.array([state for state, _ in pairs], np.uint64),
+            "visits": np.array([num for _, num in pairs], np.int64),
         }
         return arrays, {"namespaces": list(self._visits), "sizes": [len(visits) for visits in self._visits.values()]}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """Load a state as `Estimator.load_state_dict` does."""
         states, visits = (split_array(arrays[name], rest["sizes"]) for name in ("states", "visits"))
-        pairs = zip(states, visits, strict=True)
-        counters = [Counter(dict(zip(s.tolist(), v.tolist(), strict=True))) for s, v in pairs]
-        self._visits = dict(zip(rest["namespaces"], counters, strict=True))
+        self._visits = {
+            namespace: Counter(dict(zip(own.tolist(), nums.tolist(), strict=True)))
+            for namespace, own, nums in zip(rest["namespaces"], states, visits, strict=True)
+        }
 
 
-class RandomNetworkDistillation:
+class RandomNetworkDistillation(Estimator):
     """Error of a trained network that predicts a fixed random one (Burda et al., arXiv 1810.12894).
 
     Both read the embedder's vector of the instruction and the observation. The bonus is the mean squared error over the
@@ -101,7 +100,6 @@ class RandomNetworkDistillation:
         self._num_errors, self._mean, self._squares = 0, 0.0, 0.0  # squares: sum of squared distances from the mean
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """Rate each step as `Estimator.rate` does."""
         goals = [t.steps[0].observation.instruction or "" if t.steps else "" for t in trajectories]
         pairs = zip(goals, trajectories, strict=True)  # with the goal one predictor serves all tasks
         rows = [[f"{goal}\n{step.observation.text}" for step in t.steps] for goal, t in pairs]
@@ -136,7 +134,6 @@ class RandomNetworkDistillation:
             self._optimizer.step()
 
     def state_dict(self) -> ComponentState:
-        """Return weights of both networks and Adam's moments, float32, and the running statistics."""
         moments = self._optimizer.state_dict()["state"]
         tensors = self._networks.state_dict() | {
             f"optimizer.{i}.{name}": value for i, kept in moments.items() for name, value in kept.items()
@@ -146,7 +143,6 @@ class RandomNetworkDistillation:
         return arrays, {"embedder": self.embedder.name, **rest}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """Load a state as `Estimator.load_state_dict` does."""
         if rest["embedder"] != self.embedder.name:
             raise ValueError(f"novelty of {rest['embedder']} does not fit {self.embedder.name}: keep memory.embedder")
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
@@ -186,8 +182,8 @@ class Archive:
 
     A share of the plain members of a group starts from a promising cell: its actions are replayed in silence, and the
     conversation starts with what is seen there. Replayed actions are environment steps, but have no tokens: they are
-    not trained on, and their rewards belong to no return. `plan`, `wrap_pool`, `regroup` and `update` make one
-    iteration.
+    not trained on, and their rewards belong to no return. `plan`, a `ReturningPool`, `regroup` and `update` make
+    one iteration.
     """
 
     def __init__(self, config: ArchiveConfig) -> None:
@@ -226,10 +222,6 @@ class Archive:
             best = [cell for cell in cells if cell.score == highest]
             (self.targets[task],) = rng.choices(best, [1 / math.sqrt(cell.visits + 1) for cell in best])
         return self.targets.get(task)
-
-    def wrap_pool(self, pool: Pool) -> Pool:
-        """Wrap `pool` so that its environments go to the target of a marked task."""
-        return _ReturningPool(pool, self)
 
     def regroup(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """Put returning members that had to start afresh into groups of their own."""
@@ -286,16 +278,16 @@ class Archive:
             del cells[state]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all cells as JSON values; nothing else outlives an iteration."""
         return {task: [[state, asdict(cell)] for state, cell in cells.items()] for task, cells in self._cells.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the cells that `state_dict` returned."""
         self._cells = {task: {key: ArchiveCell(**cell) for key, cell in cells} for task, cells in state.items()}
 
 
 @dataclass(frozen=True)
-class _ReturningPool:
+class ReturningPool:
+    """A pool whose environments go to the target of a marked task."""
+
     pool: Pool
     archive: Archive
 

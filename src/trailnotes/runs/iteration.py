@@ -1,4 +1,4 @@
-"""One iteration of a training run, with its services in the order in which a method calls them; and their sequence.
+"""One iteration of a training run, with its services in the order in which a method calls them.
 
 All randomness is drawn from (seed, iteration, purpose), so that a resumed run continues exactly as it would have.
 """
@@ -9,44 +9,35 @@ import asyncio
 import contextlib
 import random
 import time
-from asyncio import FIRST_COMPLETED
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.seeds import derive_seed
-from trailnotes.envs.tasks import select_batch
+from trailnotes.envs.tasks import load_validation_tasks, select_batch
 from trailnotes.errors import RunError
-from trailnotes.learner.credit.episodes import compute_valid_share, score_group
+from trailnotes.learner.credit.episodes import Scores, compute_valid_share, score_group
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
 from trailnotes.rollout.groups import (
+    SelectMemory,
     compute_rollout_metrics,
     replace_equal_groups,
     run_groups,
     sample_further_tasks,
     select_from_start,
 )
-from trailnotes.rollout.tips import compute_tip_metrics, write_tips
+from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics, write_tips
 from trailnotes.runs.authors import compute_author_credit, compute_author_metrics
+from trailnotes.runs.exploration import ReturningPool
+from trailnotes.runs.panels import play_panel
 from trailnotes.runs.staleness import MAX_STALENESS_WEIGHT, Correction, correct_samples
-from trailnotes.runs.training import save_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
-
-    from trailnotes.config.model_schema import EngineConfig
-    from trailnotes.learner.credit.episodes import Scores
-    from trailnotes.rollout.groups import SelectMemory
-    from trailnotes.rollout.tips import WrittenTip
-    from trailnotes.runs.training import TrainingRun
-    from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
-
-    Method = Callable[["Iteration"], Awaitable[None]]
-    PendingIterations = deque[tuple["Iteration", asyncio.Task[None]]]  # the oldest first
-
+from trailnotes.runs.training import TrainingRun, save_checkpoint
+from trailnotes.runs.usage import TRAINING_FIELDS
+from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
 
 MAX_EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
 
@@ -79,8 +70,9 @@ class Iteration:
         self._version = 0  # of the weights that play
         self._learning = False
 
-    def begin(self) -> None:
-        """Start to play with the present weights and tips."""
+    async def begin(self) -> None:
+        """Wait for the policy's turn, and start to play with the present weights and tips."""
+        await self.run.weights.acquire()
         self._version = self.run.policy.version
         self._metrics |= self.run.weights.pop_metrics()
         self.policy.report()  # drops the figures of earlier play
@@ -125,24 +117,13 @@ class Iteration:
         ended: list[Trajectory] = []
         rows = modes or [["plain"] * self.config.rollout.group_size] * len(tasks)
 
-        async def play(own: Sequence[Task], phase: str) -> list[TrajectoryGroup]:
-            pool, own_modes = run.pool, rows[: len(own)]
-            if run.archive is not None:
-                own, own_modes = run.archive.plan(own, own_modes, self.rng(f"archive-{phase}"))
-                pool = run.archive.wrap_pool(pool)
-            groups = await run_groups(
-                self.policy, pool, own, own_modes, self.prompt_memory, self.config, seed=self.seed(phase),
-                progress=ended.append, on_error=self._errors.append, memory_of=memory_of,
-            )  # fmt: skip
-            return run.archive.regroup(groups) if run.archive else groups
-
         async def play_further(number: int, num: int) -> list[TrajectoryGroup]:
             further = sample_further_tasks(run.tasks, ids, num, self.rng(f"further-{number}"))
             ids.extend(task.id for task in further)
-            return await play(further, f"{purpose}-{number}")
+            return await self._play(further, rows, f"{purpose}-{number}", memory_of, ended)
 
         with self._time_section("rollout"):
-            groups = await play(tasks, purpose)
+            groups = await self._play(tasks, rows, purpose, memory_of, ended)
             if rounds := self.config.algorithm.dynamic_sampling:
                 groups, replaced = await replace_equal_groups(groups, rounds, play_further)
                 success = sum(t.success for t in ended) / max(1, len(ended))
@@ -155,6 +136,20 @@ class Iteration:
                 f"no episode could be played in {run.empty} iterations; the last error was: {self._errors[-1].error}"
             )
         return groups
+
+    async def _play(
+        self, tasks: Sequence[Task], rows: Sequence[Sequence[Mode]], phase: str, memory_of: SelectMemory | None,
+        ended: list[Trajectory],
+    ) -> list[TrajectoryGroup]:  # fmt: skip
+        pool, archive, modes = self.run.pool, self.run.archive, rows[: len(tasks)]
+        if archive is not None:
+            tasks, modes = archive.plan(tasks, modes, self.rng(f"archive-{phase}"))
+            pool = ReturningPool(pool, archive)
+        groups = await run_groups(
+            self.policy, pool, tasks, modes, self.prompt_memory, self.config, seed=self.seed(phase),
+            progress=ended.append, on_error=self._errors.append, memory_of=memory_of,
+        )  # fmt: skip
+        return archive.regroup(groups) if archive else groups
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup], purpose: str = "tips") -> list[WrittenTip]:
         """Have the policy write about every episode; the memory of the run gets what it wrote when learning begins.
@@ -294,34 +289,47 @@ class Iteration:
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
         count.iteration += 1
         run.directory.append_trajectories(self.number, played)
-        counted = select_from_start(groups) or groups
-        self.add_metrics("rollout", compute_rollout_metrics(counted, self._errors))
+        self.add_metrics("rollout", compute_rollout_metrics(select_from_start(groups) or groups, self._errors))
         if run.archive is not None:
             count.env_steps += run.archive.replayed_steps
             self.add_metrics("archive", run.archive.update(groups))
         self.add_metrics("update", metrics)
         if run.memory is not None:
             self.add_metrics("memory", run.memory.stats())
-        await self._periodic_eval(count.iteration)
+        if self.config.train.eval_every and count.iteration % self.config.train.eval_every == 0:
+            await self._validate()
         if run.ledger is not None:
             self.add_metrics("tinker", run.ledger.end_iteration())
-        count.seconds += run.pop_iteration_seconds()
-        modes = "+".join(sorted({t.mode for t in trajectories}))
-        line = {"iteration": self.number, "mode": modes, **count.usage, **self._metrics}
+        now = time.monotonic()
+        count.seconds += now - run.ended_at
+        run.ended_at = now
+        usage = {name: value for name, value in asdict(count).items() if name in TRAINING_FIELDS}
+        line = {"iteration": self.number, "mode": "+".join(sorted({t.mode for t in trajectories})), **usage}
+        line |= self._metrics
         run.directory.append_metrics(line | {f"seconds/{name}": took for name, took in self._timings.items()})
-        run.progress.update(line)
-        best = count.best_iteration == count.iteration
-        if best or count.iteration % self.config.train.save_every == 0 or run.is_finished:
+        run.progress.update_metrics(line)
+        is_best = count.best_iteration == count.iteration
+        if is_best or count.iteration % self.config.train.save_every == 0 or run.is_finished:
             save_checkpoint(run)
         self.is_last = run.is_finished
         self.ended.set()
 
-    async def _periodic_eval(self, done: int) -> None:
-        every = self.config.train.eval_every
-        if every and done % every == 0:
-            async with self.run.weights.use_policy() as policy:
-                with self._time_section("validate"):
-                    self._metrics |= await self.run.validate(policy)
+    async def _validate(self) -> None:
+        """Evaluate the policy on the validation tasks without memory, and remember the best score."""
+        run, config, count = self.run, self.config, self.run.count
+        await run.weights.acquire()
+        try:
+            with self._time_section("validate"):
+                tasks = load_validation_tasks(config)
+                episodes = await play_panel(self.policy, run.pool, tasks, config, seed=config.run.seed)
+        finally:
+            run.weights.release()
+        success = sum(t.success for t in episodes) / max(1, len(episodes))
+        value = sum(t.episode_return for t in episodes) / max(1, len(episodes))
+        self.add_metrics("validation", {"success": success, "return": value})
+        score = success if config.eval.metric == "success" else value
+        if count.best_validation is None or score > count.best_validation:
+            count.best_validation, count.best_iteration = score, count.iteration
 
     @contextlib.contextmanager
     def _time_section(self, name: str) -> Iterator[None]:
@@ -340,85 +348,3 @@ def _validate_engine_match(difference: float, engine: EngineConfig) -> None:
             'begins again at the last checkpoint; if that does not help, set engine.name = "hf", or raise '
             "engine.max_logprob_mismatch (bfloat16 rounds)"
         )
-
-
-async def run_method(method: Method, run: TrainingRun) -> None:
-    """Carry out iterations until the run is finished.
-
-    With `rollout.max_async_iterations = k` iteration i plays as soon as i - 1 has been played and i - 1 - k has ended:
-    at most k updates lie between the weights that play it and those that learn from it. When the run is finished, the
-    current iteration comes to its end. Iterations beyond it are dropped before they change anything:
-    a resumed run plays them again.
-
-    Raises:
-        RunError: a method that does not carry an iteration to its end.
-    """
-    if run.config.rollout.max_async_iterations:
-        await _run_overlapped(method, run, run.config.rollout.max_async_iterations)
-        return
-    while not run.is_finished:
-        iteration = Iteration(run, run.count.iteration)
-        await _start_iteration(iteration)
-        await method(iteration)
-        _require_ended(iteration)
-
-
-async def _run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
-    under_way: PendingIterations = deque()
-    number, newest = run.count.iteration, None
-    try:
-        while True:
-            if len(under_way) > ahead:
-                await _await_iteration(*under_way[0])
-                if under_way.popleft()[0].is_last:
-                    return
-            if run.is_finished:
-                break
-            iteration = Iteration(run, number, before=newest)
-            if not await _wait_unless_finished(_start_iteration(iteration), under_way):
-                return
-            under_way.append((iteration, asyncio.ensure_future(method(iteration))))
-            if not await _wait_unless_finished(iteration.played.wait(), under_way):
-                return
-            number, newest = number + 1, iteration
-        for each in under_way:  # whose turn it is changes the run already: it comes to its end
-            await _await_iteration(*each)
-            if each[0].is_last:
-                return
-    finally:
-        for _, task in under_way:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
-
-
-async def _start_iteration(iteration: Iteration) -> None:
-    await iteration.run.weights.acquire()
-    iteration.begin()
-
-
-async def _wait_unless_finished(awaited: Coroutine[Any, Any, object], under_way: PendingIterations) -> bool:
-    """Wait for `awaited`; False if the last iteration has ended first. Errors of iterations are raised."""
-    waiting = asyncio.ensure_future(awaited)
-    try:
-        while True:
-            await asyncio.wait({waiting, *(t for _, t in under_way if not t.done())}, return_when=FIRST_COMPLETED)
-            for iteration, task in under_way:
-                if task.done():
-                    await _await_iteration(iteration, task)
-            if waiting.done():
-                waiting.result()  # raises what it raised
-                return True
-            if any(iteration.is_last for iteration, _ in under_way):
-                return False
-    finally:
-        waiting.cancel()
-
-
-async def _await_iteration(iteration: Iteration, task: asyncio.Task[None]) -> None:
-    await task
-    _require_ended(iteration)
-
-
-def _require_ended(iteration: Iteration) -> None:
-    if not iteration.ended.is_set():
-        raise RunError("the method returned before its iteration had ended: finish with `await iteration.end(...)`")

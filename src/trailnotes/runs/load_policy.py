@@ -8,24 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trailnotes.config.model_schema import OPENAI_PREFIX, LoraConfig, require_model_name
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import PolicyError, RunError
+from trailnotes.policies.base import OwnedPolicy, Policy, TrainedPolicy
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.conversation import parse_listed_actions
 from trailnotes.runs.directory import load_run_config
 from trailnotes.storage import checkpoint
 from trailnotes.types import Message, StrPath
-
-if TYPE_CHECKING:
-    from trailnotes.learner.learner import Learner
-    from trailnotes.learner.sharded import ShardedLearner
-    from trailnotes.policies.base import OwnedPolicy, Policy, TrainedPolicy
-    from trailnotes.policies.hf.policy import HFPolicy
-    from trailnotes.policies.vllm.replica import Connect
 
 RANDOM = "random"  # as `model.path`: draws from the actions that the turn lists
 
@@ -46,19 +40,14 @@ def open_evaluated_model(model_or_run: StrPath) -> Iterator[EvaluatedModel]:
     """Open a run directory (its last whole checkpoint), a checkpoint, or any `model.path`.
 
     The checkpoint stays inside the block, even if the run trains on and keeps fewer.
-
-    Raises:
-        ConfigError: "openai:" without a name.
-        RunError: the run has no checkpoint yet, or a damaged one.
     """
     require_model_name(str(model_or_run))
     path = Path(model_or_run)
-    root = path / "checkpoints"
-    if root.is_dir():
-        with checkpoint.hold_latest(root) as found:
-            if found is None:
+    if (path / "checkpoints").is_dir():
+        with checkpoint.hold_latest(path / "checkpoints") as saved:
+            if saved is None:
                 raise RunError(f"{path} holds no finished checkpoint yet; train it first, or wait for the first save")
-            yield _read_checkpoint(found)
+            yield _read_checkpoint(saved)
     elif (path / "model").is_dir() and (path / checkpoint.META).is_file():
         with checkpoint.hold_checkpoint(path):
             if problems := checkpoint.verify(path):
@@ -72,17 +61,15 @@ def open_evaluated_model(model_or_run: StrPath) -> Iterator[EvaluatedModel]:
 
 def _read_checkpoint(path: Path) -> EvaluatedModel:
     run_dir, memory = path.parent.parent, path / "memory.db"
-    has_memory = memory.is_file()
     trained = load_run_config(run_dir) if (run_dir / "config.toml").is_file() else None
-    name = trained.algorithm.name if trained else "trained model"
     return EvaluatedModel(
-        str(path / "model"), name, memory if has_memory else None, checkpoint.load_meta(path), trained
-    )
+        str(path / "model"), trained.algorithm.name if trained else "trained model",
+        memory if memory.is_file() else None, checkpoint.load_meta(path), trained,
+    )  # fmt: skip
 
 
 @contextmanager
 def open_policy(config: Config, subject: EvaluatedModel, directory: Path | None = None) -> Iterator[Policy]:
-    """Open the policy of `load_policy`, and close its engines after the block."""
     with closing(load_policy(config, subject, directory)) as policy:
         yield policy
 
@@ -110,17 +97,13 @@ def load_endpoint_author(config: Config, directory: Path) -> OwnedPolicy | None:
 
 
 def build_model_policy(
-    config: Config, model: Any = None, *, trains: bool = False, connects: Sequence[Connect] = (),
+    config: Config, model: Any = None, *, trains: bool = False, connects: Sequence[Any] = (),
     directory: Path | None = None,
 ) -> TrainedPolicy:  # fmt: skip
     """Build the policy of `model.path` with the engine of the config.
 
-    Args:
-        config: of the run.
-        model: a model in this process, which acts here whatever the engine.
-        trains: whether a learner hands over its weights before the first sample.
-        connects: how to reach engines on a cluster; see `make_vllm_policy`.
-        directory: of the run, where a server's completions and tokens are kept, and weights for engines elsewhere.
+    A given `model` acts in this process, whatever the engine. With `trains` a learner hands over its weights before the
+    first sample. `connects` leads to engines on a cluster; a server's completions are kept in `directory`.
     """
     if config.is_hosted and model is None:
         from trailnotes.policies.tinker import TinkerPolicy
@@ -146,20 +129,6 @@ def build_model_policy(
     )  # fmt: skip
 
 
-@contextmanager
-def use_initial_weights(policy: HFPolicy, learner: Learner | ShardedLearner) -> Iterator[HFPolicy]:
-    """Give the policy with its initial adapters inside the block, which voids its caches."""
-    version = policy.version
-    with learner.use_initial_adapters():
-        policy.reset_cache()
-        policy.version = 0
-        try:
-            yield policy
-        finally:
-            policy.reset_cache()
-            policy.version = version
-
-
 def build_random_policy(config: Config) -> ScriptedPolicy:
     """Build a policy that draws uniformly from the admissible actions, by `run.seed` and the conversation.
 
@@ -175,7 +144,7 @@ def build_random_policy(config: Config) -> ScriptedPolicy:
                 fix = ('have the environment offer them (scienceworld: env.options.actions = "valid"; textworld: '
                        "env.options.actions = true; one of your own: Observation.actions)")  # fmt: skip
             raise PolicyError(f'model.path = "random" draws from the actions that a turn lists, here none: {fix}')
-        said = "\n".join(message.content for message in messages)
-        return random.Random(derive_seed(config.run.seed, said)).choice(actions)
+        conversation = "\n".join(message.content for message in messages)
+        return random.Random(derive_seed(config.run.seed, conversation)).choice(actions)
 
     return ScriptedPolicy(script, name=RANDOM)

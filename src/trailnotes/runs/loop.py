@@ -31,34 +31,24 @@ def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, A
 
 @contextmanager
 def _suspend_outer_loop() -> Iterator[None]:
-    """Suspend this thread's event loop and its task inside the block."""
+    """Suspend this thread's event loop, its task and its handler of SIGINT, which would cancel a task of that loop."""
     try:
         outer = asyncio.get_running_loop()
     except RuntimeError:
         yield
         return
-    task = asyncio.current_task()
+    task, handler = asyncio.current_task(), signal.getsignal(signal.SIGINT)
+    handles = threading.current_thread() is threading.main_thread() and callable(handler)  # else it is ignored
     if task is not None:
         asyncio.tasks._leave_task(outer, task)  # noqa: SLF001
     asyncio.events._set_running_loop(None)  # noqa: SLF001
+    if handles:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with _reset_sigint_handler():
-            yield
+        yield
     finally:
+        if handles:
+            signal.signal(signal.SIGINT, handler)
         asyncio.events._set_running_loop(outer)  # noqa: SLF001
         if task is not None:
             asyncio.tasks._enter_task(outer, task)  # noqa: SLF001
-
-
-@contextmanager
-def _reset_sigint_handler() -> Iterator[None]:
-    """Reset SIGINT, whose handler would cancel a task of the suspended loop."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):  # or it is ignored
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -25,7 +25,7 @@ from trailnotes.reporting.tables import Table
 from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import OnTrajectory, run_groups
 from trailnotes.runs.load_policy import EvaluatedModel
-from trailnotes.runs.usage import build_usage_columns
+from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
@@ -59,7 +59,6 @@ class PanelResult:
         return f"{self.mean:.2f} {self.format_interval(2)}"
 
     def format_interval(self, places: int) -> str:
-        """Format the interval for tables."""
         if self.ci_low is None or self.ci_high is None:
             return "no interval"
         return f"[{self.ci_low:.{places}f}, {self.ci_high:.{places}f}]"
@@ -71,7 +70,6 @@ def get_family(task: Task) -> str:
 
 
 def get_metric_value(trajectory: Trajectory, metric: str) -> float:
-    """Return the episode's value of `metric` in tables and curves."""
     return float(trajectory.success) if metric == "success" else trajectory.episode_return
 
 
@@ -88,33 +86,34 @@ def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[f
     games: dict[str, list[float]] = {}
     for t in episodes:
         games.setdefault(t.task.id, []).append(get_metric_value(t, metric))
-    found = estimate({0: {game: fmean(own) for game, own in games.items()}}, families, bounds, confidence)
+    crossed = estimate({0: {game: fmean(own) for game, own in games.items()}}, families, bounds, confidence)
     num_families = len(set(families.values()))
-    kind = "Wilson's" if bounds else "Student's t"
+    kind = ("Wilson's" if bounds else "Student's t") + f", {confidence:.0%}"
     if num_families >= MIN_FAMILIES:
-        said = f"beyond this panel, of this one model: its {num_families} families are a sample"
-        return found.mean, found.beyond, f"{said}, {kind}, {confidence:.0%}"
+        scope = f"beyond this panel, of this one model: its {num_families} families are a sample"
+        return crossed.mean, crossed.beyond, f"{scope}, {kind}"
     sizes = Counter(families.values())  # games of each family
     weights = [1 / (num_families * sizes[families[game]] * len(own)) for game, own in games.items() for _ in own]
     values = [value for own in games.values() for value in own]
     once_more = compute_sample_interval(np.array(values), np.array(weights), bounds, confidence)
-    said = f"on this panel, of this one model: the same games played again, {kind}, {confidence:.0%}"
-    return found.mean, once_more, f"{said}; for other games it takes {MIN_FAMILIES} families (here: {num_families})"
+    scope = f"on this panel, of this one model: the same games played again, {kind}"
+    return crossed.mean, once_more, f"{scope}; for other games it takes {MIN_FAMILIES} families (here: {num_families})"
 
 
 def build_panel_result(
     episodes: Sequence[Trajectory], config: Config, subject: EvaluatedModel, *, memory: bool
 ) -> PanelResult:
-    """Build the table row of the `episodes` of `subject`."""
     if not episodes:
         raise ConfigError(f"no episode of split {config.eval.split!r} could be played; see the log for the reason")
     mean, interval, method = estimate_interval(episodes, config)
+    usage: dict[str, Any] = {name: round(subject.spent.get(name, 0)) for name in TABLE_FIELDS}
+    usage["seconds"] = float(subject.spent.get("seconds", 0.0))
     return PanelResult(
         algorithm=subject.name, memory=memory, panel=config.eval.split, metric=config.eval.metric, mean=mean,
         ci_low=interval.low if interval else None, ci_high=interval.high if interval else None, seeds=1,
         num_tasks=len({t.task.id for t in episodes}), num_episodes=len(episodes), interval=method,
         episodes_with_tips=sum(any(step.tips for step in t.steps) for t in episodes),
-        **build_usage_columns(subject.spent),
+        **usage,
     )  # fmt: skip
 
 
@@ -122,7 +121,6 @@ def build_panel_result(
 
 
 def build_eval_config(config: Config) -> Config:
-    """Build the settings of a panel: those of the rollouts, at the evaluation temperature."""
     rollout = config.rollout.model_copy(update={"temperature": config.eval.temperature})
     return config.model_copy(update={"rollout": rollout})
 
@@ -151,10 +149,7 @@ async def play_panel(  # noqa: PLR0913 (see `run_episode`)
 
 
 def build_panel_record(config: Config, model: str, trained: Config | None = None) -> dict[str, Any]:
-    """Record the model, tasks, samples and identities that a panel's numbers depend on.
-
-    An environment's identity is that of the panel, and that of the tasks that `model` was trained on.
-    """
+    """Record the model, tasks, samples and identities that a panel's numbers depend on."""
     chosen = {name: getattr(config.eval, name) for name in ("split", "num_samples", "temperature")}
     tasks = [task.id for task in load_panel(config)]
     record = {"model": model, "seed": config.run.seed, "env": config.env.name, **chosen, "tasks": tasks}
@@ -217,31 +212,19 @@ def format_markdown_table(rows: Sequence[PanelResult], figures: Sequence[str] | 
 
 
 def build_panel_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = None) -> Table:
-    """Build the table of the rows, named as in `write_table`."""
     head = ["algorithm" if figures is None else "figure", "memory", "panel", "metric", "mean", "interval", "env steps"]
     head += ["seeds"] if figures is None else []  # a run has one
     names = [row.algorithm for row in rows] if figures is None else figures
-    return head, [[name, *_format_cells(row)][: len(head)] for name, row in zip(names, rows, strict=True)]
-
-
-def _format_cells(row: PanelResult) -> tuple[str, ...]:
-    return (
-        "with" if row.memory else "without",
-        f"{row.panel} ({row.num_tasks})",
-        row.metric,
-        f"{row.mean:.3f}",
-        row.format_interval(3),
-        f"{row.env_steps:,}",
-        str(row.seeds),
-    )
+    cells = [
+        [name, "with" if row.memory else "without", f"{row.panel} ({row.num_tasks})", row.metric, f"{row.mean:.3f}",
+         row.format_interval(3), f"{row.env_steps:,}", str(row.seeds)]
+        for name, row in zip(names, rows, strict=True)
+    ]  # fmt: skip
+    return head, [line[: len(head)] for line in cells]
 
 
 def write_episodes(episodes: Sequence[Trajectory], path: Path) -> None:
-    """Write whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run.
-
-    Raises:
-        ConfigError: there are none; an empty file would pass for a panel that was played.
-    """
+    """Write whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run."""
     if not episodes:
         raise ConfigError(f"no episode could be played, so {path} was not written; see the log for the reason")
     write_bytes_atomic(path, b"".join(encode_line(trajectory_to_json(t)) for t in episodes))

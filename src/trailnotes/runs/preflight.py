@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import resolve_method
 from trailnotes.config.schema import Config
@@ -14,16 +13,13 @@ from trailnotes.envs.tasks import load_training_tasks, validate_splits
 from trailnotes.errors import ConfigError
 from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.runs.rehearsal import validate_rehearsal
+from trailnotes.types import Tip
 
 logger = logging.getLogger(__name__)
 ADAPTERS_LR = 1e-5  # a rate below is hardly of adapters
 
-if TYPE_CHECKING:
-    from trailnotes.types import Tip
-
 
 def _validate_hosted(config: Config) -> None:
-    """Refuse settings that a server of the Tinker API cannot follow."""
     if not config.is_hosted:
         return
     lora = config.model.lora
@@ -43,12 +39,11 @@ def _validate_hosted(config: Config) -> None:
     if not lora.enabled and config.optim.lr < ADAPTERS_LR:
         logger.warning("optim.lr = %g is a rate for all weights, and the server trains adapters: they want about ten "
                        "times as much", config.optim.lr)  # fmt: skip
-    if found := [f"{name} ({reason})" for name, (is_refused, reason) in refused.items() if is_refused]:
-        raise ConfigError(f'learner.name = "tinker" does not go with {", ".join(found)}')
+    if names := [f"{name} ({reason})" for name, (is_refused, reason) in refused.items() if is_refused]:
+        raise ConfigError(f'learner.name = "tinker" does not go with {", ".join(names)}')
 
 
 def _validate_archive(config: Config) -> None:
-    """Refuse an archive of states where episodes cannot return to them."""
     algorithm = config.algorithm
     if config.archive.share and (
         config.rollout.max_async_iterations or algorithm.dynamic_sampling or algorithm.name == "lamer"
@@ -59,12 +54,11 @@ def _validate_archive(config: Config) -> None:
 
 
 def _validate_model(config: Config) -> None:
-    if config.is_hosted:
-        return
-    from trailnotes.policies.hf.policy import require_context_length, require_trainable  # take the extra `train`
+    if not config.is_hosted:
+        from trailnotes.policies.hf.policy import require_context_length, require_trainable  # take the extra `train`
 
-    require_trainable(config.model)
-    require_context_length(config.model, config.rollout.max_context_tokens)
+        require_trainable(config.model)
+        require_context_length(config.model, config.rollout.max_context_tokens)
 
 
 def _warn_of_memory(config: Config) -> None:
@@ -88,17 +82,7 @@ CHECKS: tuple[tuple[Callable[[Config], object], bool], ...] = (
 
 
 def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine: bool = True) -> None:
-    """Run all checks of a training's settings, in order.
-
-    Args:
-        config: of the training.
-        tips: to begin with; None without `--memory`.
-        machine: whether packages and model files must be on this machine.
-
-    Raises:
-        ConfigError: a setting that cannot work.
-        MissingExtraError: a package that the settings need is not installed.
-    """
+    """Run all checks of a training's settings, in order."""
     for check, of_machine in CHECKS:
         if machine or not of_machine:
             check(config)
@@ -111,7 +95,6 @@ def _validate_tips(config: Config, tips: Sequence[Tip]) -> None:
         raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")
     played = [task.id for task in load_training_tasks(config)]
     if not {tip.namespace for tip in tips} & {*played}:
-        found = f"they are of {tips[0].namespace}, for example; " if tips else ""
-        raise ConfigError(f"--memory: none of its {len(tips)} tips is of a task of this run: {found}this run plays "
-                          f"{played[0]} and {len(played) - 1} others, and shows a tip in its own task only: "
-                          "name a file with tips of these")  # fmt: skip
+        example = f" (but of {tips[0].namespace}, for example)" if tips else ""
+        raise ConfigError(f"--memory: none of its {len(tips)} tips is of a task of this run{example}, which plays "
+                          f"{played[0]} and {len(played) - 1} others: name a file with tips of these")  # fmt: skip

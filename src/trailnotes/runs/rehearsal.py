@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
 from trailnotes.config.methods_schema import AlgorithmConfig
@@ -19,9 +18,15 @@ from trailnotes.config.schema import Config, EvalConfig, TrainConfig
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
 from trailnotes.envs.tasks import load_panel, tasks_of, validate_rehearsal_tasks
 from trailnotes.errors import ConfigError
-from trailnotes.rollout.conversation import build_reflection_messages, replay_conversation
+from trailnotes.gateway.pool import open_pool
+from trailnotes.policies.chat import ChatFormat
+from trailnotes.rollout.conversation import CountTokens, build_reflection_messages, replay_conversation
 from trailnotes.rollout.tips import select_usable
-from trailnotes.runs.directory import load_run_config
+from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.runs.console import ProgressBar
+from trailnotes.runs.directory import RunDir, has_begun, load_run_config
+from trailnotes.runs.load_policy import open_evaluated_model, open_policy
+from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.signals import explain_interrupt
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.demonstrations import (
@@ -33,11 +38,6 @@ from trailnotes.storage.demonstrations import (
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import completion_from_json, trajectory_from_json
 from trailnotes.types import Message, Sample, Trajectory
-
-if TYPE_CHECKING:
-    from trailnotes.policies.chat import ChatFormat
-    from trailnotes.rollout.conversation import CountTokens
-    from trailnotes.runs.console import ProgressBar
 
 REHEARSAL_DIR, REHEARSAL_FILE = "rehearsal", "rehearsal.jsonl"
 CHANGEABLE_KEYS = (*RUNTIME_KEYS, "run.name", "run.trackers")
@@ -52,28 +52,26 @@ class Rehearsal:
     """
 
     def __init__(self, config: Config, path: Path, chat: ChatFormat) -> None:
-        self.config = config.rehearsal
-        found = read_rehearsal(config, path)
+        settings = config.rehearsal
+        self._num_rows = settings.rows
         self._kinds: dict[str, list[Sample]] = {}
-        for each in found:
+        for each in read_rehearsal(config, path):
             ids, mask = chat.encode_with_mask(each.messages, each.taught)
             if any(mask) and len(ids) <= config.rollout.max_context_tokens:
-                self._kinds.setdefault(each.kind, []).append(self._build_row(ids, mask, each.helped))
+                nothing, imitate = (0.0,) * len(ids), settings.imitate if each.helped else 0.0
+                row = Sample(
+                    tuple(ids), tuple(mask), nothing, nothing, role="rehearsal", hold=settings.hold, imitate=imitate
+                )
+                self._kinds.setdefault(each.kind, []).append(row)
         if not self._kinds:
             raise ConfigError(f"{path}: none fits rollout.max_context_tokens = {config.rollout.max_context_tokens}")
 
     def sample_rows(self, rng: random.Random) -> list[Sample]:
         """Sample `rehearsal.rows` rows for one update, evenly over the kinds."""
-        share, left = divmod(self.config.rows, len(self._kinds))
+        share, left = divmod(self._num_rows, len(self._kinds))
         more = set(rng.sample(sorted(self._kinds), left))
         wanted = {kind: share + (kind in more) for kind in self._kinds}
         return [row for kind, own in self._kinds.items() for row in rng.sample(own, min(wanted[kind], len(own)))]
-
-    def _build_row(self, ids: Sequence[int], mask: Sequence[int], helped: bool) -> Sample:
-        nothing, imitate = (0.0,) * len(ids), self.config.imitate if helped else 0.0
-        return Sample(
-            tuple(ids), tuple(mask), nothing, nothing, role="rehearsal", hold=self.config.hold, imitate=imitate
-        )
 
 
 def find_rehearsal(config: Config, run_dir: Path) -> Path | None:
@@ -90,27 +88,19 @@ def find_rehearsal(config: Config, run_dir: Path) -> Path | None:
 
 
 def read_rehearsal(config: Config, path: Path) -> list[Demonstration]:
-    """Read the conversations of a file, and refuse games that are trained on or evaluated.
-
-    Raises:
-        ConfigError: as `Rehearsal`.
-    """
-    if config.rehearsal.path:
-        found = read_demonstrations(path, "rehearsal.path")
-    else:
-        try:
-            found = read_demonstrations(path, "rehearsal")
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error}: remove the file, and the same command makes it again, without playing"
-            ) from error
-    games = {demonstration.task.id: demonstration.task for demonstration in found if demonstration.task}
+    """Read the conversations of a file, and refuse games that are trained on or evaluated."""
+    try:
+        rehearsed = read_demonstrations(path, "rehearsal.path" if config.rehearsal.path else "rehearsal")
+    except ConfigError as error:
+        if config.rehearsal.path:
+            raise
+        raise ConfigError(f"{error}: remove the file, and the same command makes it again, without playing") from error
+    games = {demonstration.task.id: demonstration.task for demonstration in rehearsed if demonstration.task}
     validate_rehearsal_tasks([*games.values()], f"rehearsal.path = {str(path)!r}", config)
-    return found
+    return rehearsed
 
 
 def validate_rehearsal(config: Config) -> None:
-    """Refuse games to rehearse that are trained on or evaluated, and unreadable files."""
     path = find_rehearsal(config, Path())
     if path is not None and config.rehearsal.path:
         read_rehearsal(config, path)
@@ -157,19 +147,22 @@ def build_recording_config(config: Config) -> Config:
     return played
 
 
+def prepare_rehearsal(config: Config, run_dir: Path) -> None:
+    """Record the rehearsal of a run if it needs one: what a run has begun with stays, whatever may change."""
+    path = find_rehearsal(config, run_dir)
+    if path is not None and not config.rehearsal.path and not (path.is_file() and has_begun(run_dir)):
+        with ProgressBar(1.0, "rehearsal") as bar:
+            record_rehearsal(config, path.parent, bar)
+
+
 def record_rehearsal(config: Config, out: Path, progress: ProgressBar | None = None) -> Path:
-    """Let the initial model play `rehearsal.split`, trial after trial with its own tips, and record it.
-
-    `out` becomes the run directory of an adaptation, with the returned file. The same call continues after a stop.
-
-    Raises:
-        ConfigError: the split has a game that is trained on or evaluated, no episode could be played, or `out` holds a
-            recording with other settings.
-        RunError: `out` is in use, or holds something else.
-        Interrupted: a `KeyboardInterrupt`, which says that finished work is kept.
-    """
+    """Let the initial model play `rehearsal.split`, trial after trial with its own tips, and record it."""
     path, played = out / REHEARSAL_FILE, build_recording_config(config)
-    _validate_recording(out, played)
+    if (out / "config.toml").is_file():
+        changed = diff_configs(load_run_config(out), played)
+        if names := [name for name in changed if not is_within(name, CHANGEABLE_KEYS)]:
+            raise ConfigError(f"{out} holds a recording with another {', '.join(names)}: set it back, or remove that "
+                              "directory, and the same command records anew")  # fmt: skip
     if not path.is_file():
         with explain_interrupt(f"stopped while recording; {out} keeps all finished work: the same command continues"):
             _play_recording(played, out, path, progress)
@@ -178,12 +171,6 @@ def record_rehearsal(config: Config, out: Path, progress: ProgressBar | None = N
 
 
 def _play_recording(config: Config, out: Path, path: Path, progress: ProgressBar | None) -> None:
-    from trailnotes.gateway.pool import open_pool
-    from trailnotes.runs.adaptation import AdaptationRun
-    from trailnotes.runs.directory import RunDir
-    from trailnotes.runs.load_policy import open_evaluated_model, open_policy
-    from trailnotes.runs.loop import run_to_end
-
     with (
         open_evaluated_model(config.model.path) as subject,
         RunDir.open(out, config, allow_change=CHANGEABLE_KEYS) as directory,
@@ -192,19 +179,11 @@ def _play_recording(config: Config, out: Path, path: Path, progress: ProgressBar
 
         async def play() -> None:
             with open_pool(config.env) as pool:
-                run = AdaptationRun(config, directory, policy, pool, subject, progress)
+                run = AdaptationRun(config, directory, policy, policy, pool, subject, progress)
                 await resolve_method(TIPS_ONLY_METHOD).load()(run)
 
         run_to_end(play())
         write_demonstrations(iter_recorded_demonstrations(config, out, policy.count_tokens), path)
-
-
-def _validate_recording(out: Path, config: Config) -> None:
-    if not (out / "config.toml").is_file():
-        return
-    if names := [name for name in diff_configs(load_run_config(out), config) if not is_within(name, CHANGEABLE_KEYS)]:
-        raise ConfigError(f"{out} holds a recording with another {', '.join(names)}: set it back, or remove that "
-                          "directory, and the same command records anew")  # fmt: skip
 
 
 def iter_recorded_demonstrations(config: Config, run_dir: Path, count_tokens: CountTokens) -> Iterator[Demonstration]:
@@ -214,49 +193,37 @@ def iter_recorded_demonstrations(config: Config, run_dir: Path, count_tokens: Co
     earned more.
     """
     phases = run_dir / "phases"
-    trials = [
-        _parse_episodes(config, read_jsonl(phases / f"trial-{trial}.episodes.jsonl"))
-        for trial in range(config.eval.trials + 1)
-    ]
-    for trial, episodes in enumerate(trials):
-        after: dict[str, list[Trajectory]] = {}
-        for later in trials[trial + 1] if trial + 1 < len(trials) else ():
-            after.setdefault(later.task.id, []).append(later)
+    order = {task.id: index for index, task in enumerate(load_panel(config))}  # in which tips were asked for
+    trials: list[list[Trajectory]] = []
+    for trial in range(config.eval.trials + 1):
+        records = read_jsonl(phases / f"trial-{trial}.episodes.jsonl")
+        ended = [t for t in map(trajectory_from_json, records) if t.outcome != "error"]
+        trials.append(sorted(ended, key=lambda t: order[t.task.id]))
+    for trial, (episodes, later) in enumerate(zip(trials, [*trials[1:], []], strict=True)):
         tips = {record["index"]: record for record in read_jsonl(phases / f"trial-{trial}.notes.jsonl")}
         for index, episode in enumerate(select_usable(episodes)):
             (*_, conversation) = replay_conversation(episode, config.rollout, config.memory, count_tokens)
-            following = after.get(episode.task.id, [])
-            better = any(later.episode_return > episode.episode_return for later in following)
-            helped = episode.success or better
+            following = [each for each in later if each.task.id == episode.task.id]
+            better = any(each.episode_return > episode.episode_return for each in following)
             acted = tuple(conversation.acting)
-            yield Demonstration(acted, list_assistant_turns(acted), episode.task, f"trial-{trial}", helped)
+            yield Demonstration(
+                acted, list_assistant_turns(acted), episode.task, f"trial-{trial}", episode.success or better
+            )
             tip = completion_from_json(tips[index])
             if tip.token_ids:  # else there was no room for any
                 asked = build_reflection_messages(episode, config.rollout, config.memory, count_tokens)
-                said = Message("assistant", tip.text, tip.token_ids)
-                used = better or any(later.success for later in following) if following else episode.success
-                yield Demonstration((*asked, said), frozenset({len(asked)}), episode.task, "tip", used)
-
-
-def _parse_episodes(config: Config, records: Iterator[Mapping[str, object]]) -> list[Trajectory]:
-    """Return a phase's episodes in the order in which tips were asked for."""
-    order = {task.id: index for index, task in enumerate(load_panel(config))}
-    ended = [t for t in map(trajectory_from_json, records) if t.outcome != "error"]
-    return sorted(ended, key=lambda t: order[t.task.id])
+                answer = Message("assistant", tip.text, tip.token_ids)
+                used = better or any(each.success for each in following) if following else episode.success
+                yield Demonstration((*asked, answer), frozenset({len(asked)}), episode.task, "tip", used)
 
 
 def read_recording_usage(out: Path) -> dict[str, float]:
-    """Read the environment steps, tokens and seconds of a recording; {} where there is none."""
     lines = [*read_jsonl(out / "metrics.jsonl")]
     return {name: lines[-1][name] for name in TABLE_FIELDS} if lines else {}
 
 
 def require_remaining_budget(train: TrainConfig, spent: Mapping[str, float]) -> None:
-    """Refuse a recording that leaves nothing to train.
-
-    Raises:
-        ConfigError: nothing is left of a limit of the run.
-    """
+    """Refuse a recording that leaves nothing to train."""
     if train.compute_progress(spent) >= 1.0:
         raise ConfigError(
             f"recording the rehearsal takes {spent['env_steps']:,.0f} environment steps and "

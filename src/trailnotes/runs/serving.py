@@ -6,37 +6,32 @@ import asyncio
 import logging
 import random
 import secrets
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
+from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import PolicyError
 from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Session
+from trailnotes.memory import TipMemory
+from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import run_episode
 from trailnotes.rollout.tips import write_tips
 from trailnotes.storage.files import append_jsonl
 from trailnotes.storage.records import trajectory_to_json
-from trailnotes.types import Mode, Task, TrajectoryGroup
-
-if TYPE_CHECKING:
-    import socket
-
-    from trailnotes.config.schema import Config
-    from trailnotes.memory import TipMemory
-    from trailnotes.policies.base import Policy
-    from trailnotes.types import Trajectory
+from trailnotes.types import Task, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
-MAX_SESSIONS: Final = 1000  # alive at a time, unless `env.max_envs` says otherwise
-MAX_NAME_CHARS: Final = 512  # of a session or task
-MAX_ENDED: Final = 10_000
-CLOSE_TIMEOUT_S: Final = 20.0  # for what has been reported to be kept
-SWITCH_INTERVAL_S: Final = 0.0005  # a thread that writes to disk holds up answers no longer than that
-EPISODES_FILE: Final = "episodes.jsonl"
+MAX_SESSIONS = 1000  # alive at a time, unless `env.max_envs` says otherwise
+MAX_NAME_CHARS = 512  # of a session or task
+MAX_ENDED = 10_000
+CLOSE_TIMEOUT_S = 20.0  # for what has been reported to be kept
+SWITCH_INTERVAL_S = 0.0005  # a thread that writes to disk holds up answers no longer than that
+EPISODES_FILE = "episodes.jsonl"
 
 
 class OpenGateway:
@@ -102,12 +97,11 @@ class OpenGateway:
         config = self._config
         seed = derive_seed(config.run.seed, "session", number)
         is_plain = self._memory is None or random.Random(seed).random() < self._plain_share
-        mode: Mode = "plain" if is_plain else "on_policy_tips"
         name = f"session/{session.key}"  # of the episode with the policy, where authors have theirs
         self._policy.open_episode(name)
         try:
             episode = await run_episode(
-                self._policy, session, session.task, mode, self._memory, config,
+                self._policy, session, session.task, "plain" if is_plain else "on_policy_tips", self._memory, config,
                 member=0, seed=seed, episode=name,
             )  # fmt: skip
             async with self._writing:
@@ -126,9 +120,16 @@ class OpenGateway:
             await self._learn(episode, seed)
 
     async def _learn(self, episode: Trajectory, seed: int) -> None:
-        """Tell the memory what its tips earned, and have the policy write one."""
-        assert self._memory is not None, "asked before"
-        await asyncio.to_thread(_report, self._memory, episode)  # waits for the disk
+        """Report to the memory what its tips earned, and have the policy write one."""
+        memory = self._memory
+        assert memory is not None, "checked before"
+
+        def report() -> None:
+            tips = {tip.id: tip for step in episode.steps for tip in step.tips}
+            attempt = memory.record_attempt(episode.task.id, [*tips.values()])
+            memory.report_attempt(attempt, episode.score, max_score=episode.max_score, success=episode.success)
+
+        await asyncio.to_thread(report)  # waits for the disk
         group = TrajectoryGroup(episode.task, (episode,))
         try:
             async with self._learning:  # an author writes about one session at a time
@@ -136,22 +137,21 @@ class OpenGateway:
         except PolicyError as error:
             logger.error("no tip about %s: %s", episode.task.id, error)  # noqa: TRY400 (the text says it)
             return
-        await asyncio.to_thread(self._memory.add, batch.tips)
-
-
-def _report(memory: TipMemory, episode: Trajectory) -> None:
-    shown = {tip.id: tip for step in episode.steps for tip in step.tips}
-    attempt = memory.record_attempt(episode.task.id, [*shown.values()])
-    memory.report_attempt(attempt, episode.score, max_score=episode.max_score, success=episode.success)
+        await asyncio.to_thread(memory.add, batch.tips)
 
 
 async def serve_agents(
-    gateway: Callable[[], OpenGateway], door: socket.socket, ready: Callable[[str], None], *, token: str, public: bool
+    gateway: Callable[[], OpenGateway],
+    listener: socket.socket,
+    ready: Callable[[str], None],
+    *,
+    token: str,
+    public: bool,
 ) -> None:
     """Serve until cancelled; `ready` gets the address. `token` and `public` as for `GatewayServer`."""
     opened = gateway()
-    server = GatewayServer(opened.find, door, token=token, public=public)
-    patience = sys.getswitchinterval()
+    server = GatewayServer(opened.find, listener, token=token, public=public)
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         await server.start()
@@ -160,4 +160,4 @@ async def serve_agents(
     finally:
         server.stop()  # first, so that no session begins meanwhile
         await opened.close()
-        sys.setswitchinterval(patience)
+        sys.setswitchinterval(interval)

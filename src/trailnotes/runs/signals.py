@@ -12,22 +12,14 @@ from trailnotes.errors import Interrupted
 
 @contextlib.contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Interrupt this process on SIGTERM and SIGHUP as on Ctrl-C, so that it cleans up.
-
-    Raises:
-        Interrupted: one of them came.
-    """
+    """Interrupt this process on SIGTERM and SIGHUP as on Ctrl-C, so that it cleans up."""
     with _install_handlers((signal.SIGTERM, signal.SIGHUP), _raise_interrupted):
         yield
 
 
 @contextlib.contextmanager
 def explain_interrupt(kept: str) -> Iterator[None]:
-    """Add `kept` to the interrupts of the block.
-
-    Raises:
-        Interrupted: in place of a `KeyboardInterrupt` that says nothing.
-    """
+    """Add `kept` to the interrupts of the block."""
     try:
         yield
     except KeyboardInterrupt as stop:

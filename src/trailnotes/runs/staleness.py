@@ -7,16 +7,15 @@ EMPO2's own ratio also compares two prompts, with tips and without; bounding tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from trailnotes.learner.base import ModelLearner
 from trailnotes.learner.samples import build_samples
-from trailnotes.types import TrajectoryGroup
+from trailnotes.types import Sample, TrajectoryGroup
 
-if TYPE_CHECKING:
-    from trailnotes.learner.base import ModelLearner
-    from trailnotes.types import Sample
+MAX_STALENESS_WEIGHT = 2.0  # largest ratio that counts where older weights sampled a token
 
 
 class TokenLogprobs(NamedTuple):
@@ -24,9 +23,6 @@ class TokenLogprobs(NamedTuple):
 
     then: float
     now: float
-
-
-MAX_STALENESS_WEIGHT = 2.0  # largest ratio that counts where older weights sampled a token
 
 
 class Correction(NamedTuple):
@@ -37,19 +33,17 @@ class Correction(NamedTuple):
     above: Literal["truncate", "mask"] = "truncate"  # above `most` it counts as that, or the token teaches nothing
 
     def compute_log_ratios(self, tokens: Sequence[TokenLogprobs]) -> list[float]:
-        """Compute log(pi_now / pi_then) for each token of an episode, by `unit`."""
         logs = [token.now - token.then for token in tokens]
         return logs if self.unit == "token" else [sum(logs)] * len(logs)
 
+    def is_above(self, log: float) -> bool:
+        """Tell whether a log-ratio is above the bound; the ratio of an episode may be too large for a float."""
+        return log > math.log(self.most)
+
     def bound(self, log: float) -> float:
-        """Compute the weight of a token from its log-ratio."""
         if not self.is_above(log):
             return math.exp(log)
         return self.most if self.above == "truncate" else 0.0
-
-    def is_above(self, log: float) -> bool:
-        """Tell whether a token's ratio is above `most`; of a whole episode it may be too large for a float."""
-        return log > math.log(self.most)
 
 
 def correct_samples(
@@ -77,37 +71,26 @@ def correct_samples(
         The rows in their order, and the mean weight, the share of tokens whose ratio is above the bound, the mean
         KL(then || now), by k3, and the mean absolute difference of the log-probabilities in nats.
     """
-    tokens = _score_tokens(groups, learner, rows)
-    ratios = {index: correction.compute_log_ratios(found) for index, found in tokens.items()}
-    weights = {index: [correction.bound(log) for log in logs] for index, logs in ratios.items()}
-    left: Mapping[int, Iterator[tuple[TokenLogprobs, float]]] = {
-        index: iter(list(zip(found, weights[index], strict=True))) for index, found in tokens.items()
-    }
-    logs = [t.now - t.then for found in tokens.values() for t in found]
-    size = max(1, len(logs))
-    return [_weigh_sample(sample, left[sample.trajectory]) for sample in samples], {
-        "weight": sum(map(sum, weights.values())) / size,
-        "truncated": sum(correction.is_above(log) for found in ratios.values() for log in found) / size,
-        "kl": sum(math.expm1(log) - log for log in logs) / size,
-        "difference": sum(map(abs, logs)) / size,
-    }
-
-
-def _score_tokens(
-    groups: Sequence[TrajectoryGroup], learner: ModelLearner, rows: Literal["auto", "step"]
-) -> dict[int, list[TokenLogprobs]]:
     acted = [
         TrajectoryGroup(group.task, tuple(replace(t, mode="on_policy_tips") for t in group.trajectories))
         for group in groups
     ]
     as_acted = build_samples(acted, [[0.0] * len(group.trajectories) for group in acted], rows=rows)
-    tokens: dict[int, list[TokenLogprobs]] = {}
+    episodes: dict[int, list[TokenLogprobs]] = {}
     for sample, now in zip(as_acted, learner.logprobs(as_acted), strict=True):
-        found = tokens.setdefault(sample.trajectory, [])
-        found += [
-            TokenLogprobs(sample.behavior_logprobs[i], now[i]) for i, trained in enumerate(sample.loss_mask) if trained
-        ]
-    return tokens
+        pairs = zip(sample.behavior_logprobs, now, sample.loss_mask, strict=False)
+        episodes.setdefault(sample.trajectory, []).extend(TokenLogprobs(a, b) for a, b, trained in pairs if trained)
+    ratios = {index: correction.compute_log_ratios(tokens) for index, tokens in episodes.items()}
+    weights = {index: [correction.bound(log) for log in logs] for index, logs in ratios.items()}
+    left = {index: iter([*zip(tokens, weights[index], strict=True)]) for index, tokens in episodes.items()}
+    logs = [token.now - token.then for tokens in episodes.values() for token in tokens]
+    size = max(1, len(logs))
+    return [_weigh_sample(sample, left[sample.trajectory]) for sample in samples], {
+        "weight": sum(map(sum, weights.values())) / size,
+        "truncated": sum(correction.is_above(log) for own in ratios.values() for log in own) / size,
+        "kl": sum(math.expm1(log) - log for log in logs) / size,
+        "difference": sum(map(abs, logs)) / size,
+    }
 
 
 def _weigh_sample(sample: Sample, tokens: Iterator[tuple[TokenLogprobs, float]]) -> Sample:

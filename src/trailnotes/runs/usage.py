@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +29,3 @@ COSTS = (ENDPOINT_COST, "tinker/cost")
 SPENDING = "spending"  # what servers charged, in the currency of their prices
 PROCESS_FIELDS = ("cpu_seconds", "peak_memory")  # only of processes that were measured
 COMPARISON_FIELDS = (*(name for name in USAGE_FIELDS if name != "episodes"), *PROCESS_FIELDS, SPENDING)
-
-
-def build_usage_columns(spent: Mapping[str, float]) -> dict[str, Any]:
-    """Build the columns `TABLE_FIELDS`, rounded but for the seconds; 0 where a number is unknown."""
-    return {name: round(spent.get(name, 0)) for name in TABLE_FIELDS} | {"seconds": float(spent.get("seconds", 0.0))}

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
-from trailnotes.learner.learner import Learner
+from trailnotes.config.schema import Config
+from trailnotes.learner.base import ModelLearner
 from trailnotes.learner.samples import anchor_sample
-from trailnotes.learner.sharded import ShardedLearner
-from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.runs.load_policy import use_initial_weights
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from trailnotes.config.schema import Config
-    from trailnotes.learner.base import ModelLearner
-    from trailnotes.policies.base import Policy, TrainedPolicy
+from trailnotes.policies.base import Policy, TrainedPolicy
 
 
 def has_shared_weights(config: Config) -> bool:
@@ -40,7 +32,9 @@ class WeightSync:
 
     def __init__(self, config: Config, policy: TrainedPolicy, learner: ModelLearner, author: Policy | None) -> None:
         self.version = 0  # how often the learner's weights were updated
-        self._policy, self._learner, self._author = policy, learner, author
+        self._policy: Any = policy
+        self._learner: Any = learner
+        self._author = author
         self._shared, self._policy_writes = has_shared_weights(config), not config.has_frozen_author
         self._turn = asyncio.Lock()
         self._newest = self.snapshot(0)
@@ -54,8 +48,8 @@ class WeightSync:
             return None
         rows = [anchor_sample(probe, "tip", 0.0) for probe in self._policy.probes]
         logprobs = [
-            [logprob for logprob, scored in zip(found, row.loss_mask, strict=True) if scored]
-            for row, found in zip(rows, self._learner.logprobs(rows) if rows else (), strict=True)
+            [logprob for logprob, scored in zip(values, row.loss_mask, strict=True) if scored]
+            for row, values in zip(rows, self._learner.logprobs(rows) if rows else (), strict=True)
         ]
         return WeightSnapshot(self._learner.weights(), version, logprobs)
 
@@ -63,8 +57,8 @@ class WeightSync:
         """Make `learned`, of `snapshot`, the weights that the policy samples from at its next turn."""
         self.version, self._newest = version, learned
         if self._shared:
-            self._local_policy.bump_version()
-            self._local_policy.version = version
+            self._policy.bump_version()
+            self._policy.version = version
 
     async def acquire(self) -> None:
         """Wait for the policy's turn, and load the newest weights into it."""
@@ -81,35 +75,32 @@ class WeightSync:
         self._seconds += time.monotonic() - began
 
     def release(self) -> None:
-        """End the policy's turn of `acquire`."""
         self._turn.release()
 
-    @contextlib.asynccontextmanager
-    async def use_policy(self) -> AsyncIterator[TrainedPolicy]:
-        """Give the policy with the newest weights for the block alone."""
-        await self.acquire()
-        try:
-            yield self._policy
-        finally:
-            self.release()
-
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def use_author(self) -> AsyncIterator[Policy]:
         """Give the model of `algorithm.author`: a model of its own, or the policy with its initial weights."""
+        policy = self._policy
         if self._policy_writes or self._author is not None:
-            yield self._author or self._policy
-            return
-        if self._shared:
-            with use_initial_weights(self._local_policy, self._local_learner) as author:
-                yield author
-            return
-        assert self._initial is not None
-        assert self._loaded is not None
-        await self._policy.load(*self._initial)
-        try:
-            yield self._policy
-        finally:
-            await self._policy.load(*self._loaded)
+            yield self._author or policy
+        elif self._shared:
+            version = policy.version
+            with self._learner.use_initial_adapters():
+                policy.reset_cache()
+                policy.version = 0
+                try:
+                    yield policy
+                finally:
+                    policy.reset_cache()
+                    policy.version = version
+        else:
+            assert self._initial is not None
+            assert self._loaded is not None
+            await policy.load(*self._initial)
+            try:
+                yield policy
+            finally:
+                await policy.load(*self._loaded)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the seconds of the syncs since the last call, and the last mismatch on the probes, in nats."""
@@ -117,13 +108,3 @@ class WeightSync:
         if self._shared:
             return {}
         return {"seconds/sync": seconds} | ({"engine/sync": self._mismatch} if self._policy.probes else {})
-
-    @property
-    def _local_learner(self) -> Learner | ShardedLearner:
-        assert isinstance(self._learner, (Learner, ShardedLearner))
-        return self._learner
-
-    @property
-    def _local_policy(self) -> HFPolicy:
-        assert isinstance(self._policy, HFPolicy)
-        return self._policy

@@ -15,7 +15,6 @@ from dying import Dying
 from nodes import TwoNodes, get_pid, refused
 from small import small_config
 from tinyrun import SAME, differences, episodes, metrics, tiny_config
-from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory
@@ -23,6 +22,7 @@ from trailnotes.runs.cluster import connection
 from trailnotes.runs.cluster.cluster import Cluster
 from trailnotes.runs.cluster.connection import connect_cluster
 from trailnotes.runs.cluster.memory import MemoryService, ServedMemory
+from trailnotes.runs.train import train
 from trailnotes.types import Tip
 
 PAID = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}}
@@ -62,7 +62,6 @@ def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
 
 
 def test_how_this_process_is_stopped_is_not_for_ray_to_say(cluster: Cluster) -> None:
-    assert cluster.nodes
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -79,7 +78,7 @@ def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeyp
         raise AssertionError("joined")
     monkeypatch.setattr(connection.trailnotes, "__version__", "0.0.0")
     with (
-        refused(r"node .* has Trailnotes .*, this process 0.0.0 .*: install the same there"),
+        refused(r"node .* has Trailnotes .*, this process 0.0.0: install the same there"),
         connect_cluster(asking(1)),
     ):
         raise AssertionError("joined")

@@ -15,10 +15,10 @@ from test_cluster import alone, at_find, spread, tasks
 
 from nodes import QUIET, TwoNodes, get_pid, refused
 from tinyrun import SAME, differences, episodes, metrics, run_command
-from trailnotes.commands.train import train
 from trailnotes.config.toml import to_toml
 from trailnotes.runs.cluster.envs import ActorHost
 from trailnotes.runs.cluster.memory import ServedMemory
+from trailnotes.runs.train import train
 from trailnotes.storage import checkpoint
 
 pytestmark = pytest.mark.ray

@@ -16,7 +16,6 @@ from idle import occupied
 from nodes import TwoNodes, get_pid
 from small import small_config
 from tinyrun import distance, episodes, metrics, tiny_config
-from trailnotes.commands.train import train
 from trailnotes.config.schema import Config
 from trailnotes.errors import LearnerError
 from trailnotes.learner.sharded import ShardedLearner
@@ -24,6 +23,7 @@ from trailnotes.runs.cluster import engines
 from trailnotes.runs.cluster.cluster import Cluster
 from trailnotes.runs.cluster.connection import connect_cluster
 from trailnotes.runs.cluster.ranks import RankActorHandle
+from trailnotes.runs.train import train
 from trailnotes.storage import checkpoint
 
 pytestmark = pytest.mark.ray

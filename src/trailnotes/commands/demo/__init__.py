@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +15,6 @@ from trailnotes.commands.command import Command, argument
 from trailnotes.errors import MissingExtraError, find_missing_module, format_install_command, format_sibling_command
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Callable, Mapping, Sequence
-
     from trailnotes.runs.panels import PanelResult
 
 CONFIG = "demo-small"
@@ -24,22 +23,12 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def run_small_demo(out: Path, settings: Sequence[str] = ()) -> dict[str, PanelResult]:
-    """Play with tips, train GRPO and EMPO2 without a compiler or a GPU, and print a table, the curves and a tip.
-
-    The same call resumes an interrupted demo. `settings` are further ``--section.key value`` overrides.
-
-    Returns:
-        The result of each row of the table on the same unseen games, as in `out/table.md`.
-
-    Raises:
-        MissingExtraError: the extra `train` is not installed.
-        RunError: `out` holds a demo of other settings.
-    """
-    from trailnotes.commands.adapt import adapt
-    from trailnotes.commands.eval import evaluate
-    from trailnotes.commands.train import train
+    """Play with tips, train GRPO and EMPO2 without a compiler or a GPU, and print a table, the curves and a tip."""
     from trailnotes.config.toml import load_config
+    from trailnotes.runs.adapt import adapt
     from trailnotes.runs.console import ProgressBar, format_duration
+    from trailnotes.runs.evaluate import evaluate
+    from trailnotes.runs.train import train
 
     started = time.monotonic()
     configs = {name: load_config(CONFIG, ["--algorithm.name", name, *settings]) for name in LABELS}
@@ -83,14 +72,12 @@ def run(args: Namespace, run_whole: Callable[[Path], object] | None = None) -> N
     """Run the small or the real demo, or `run_whole`, which trailnotes-lab has; say what it lacks before it begins."""
     wanted = ("train", "plot") if args.real else ("train",) if args.small else ("train", "textworld")
     lacking = [extra for extra in wanted if find_missing_module(extra)]
-    packages = list(map(find_missing_module, lacking))
+    fixes = [format_install_command(*lacking)] if lacking else []
     if not (args.small or args.real) and run_whole is None:
-        packages.append("trailnotes-lab")
-    if packages:
-        fixes = [format_install_command(*lacking)] if lacking else []
-        fixes += [format_sibling_command("trailnotes-lab")] if "trailnotes-lab" in packages else []
+        fixes.append(format_sibling_command("trailnotes-lab"))
+    if fixes:
         offer = "" if args.small else "; `trailnotes demo --small` takes a minute and the extra train alone"
-        raise MissingExtraError(f"the demo needs {' and '.join(packages)}: {' && '.join(fixes)}{offer}")
+        raise MissingExtraError(f"the demo needs more packages: {' && '.join(fixes)}{offer}")
     if args.real:
         from trailnotes.commands.demo.real import CONFIG as REAL_CONFIG
         from trailnotes.commands.demo.real import SMALL_CONFIG, run_real_demo

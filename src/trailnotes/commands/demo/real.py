@@ -7,13 +7,19 @@ import time
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
-    from trailnotes.reporting.intervals import Interval
-    from trailnotes.runs.console import ProgressBar
-    from trailnotes.types import StrPath, Trajectory
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
+from trailnotes.reporting.intervals import Interval
+from trailnotes.reporting.plots import plot_learning
+from trailnotes.reporting.tables import format_table, print_table, print_text
+from trailnotes.runs.console import ProgressBar, format_duration
+from trailnotes.runs.evaluate import evaluate
+from trailnotes.runs.panels import estimate_interval, get_family
+from trailnotes.runs.train import train
+from trailnotes.storage.files import read_jsonl, write_text_atomic
+from trailnotes.storage.records import trajectory_from_json
+from trailnotes.types import StrPath, Trajectory
 
 CONFIG, SMALL_CONFIG = "qwen/scienceworld", "qwen/scienceworld-small"
 FETCHED, HUB_NAME = "models/qwen2.5-coder-0.5b", "Qwen/Qwen2.5-Coder-0.5B-Instruct"
@@ -22,25 +28,8 @@ WIDTH = 58  # characters of an episode beside another
 
 
 def run_real_demo(out: Path, settings: Sequence[str] = (), config_name: str = CONFIG) -> dict[str, list[Trajectory]]:
-    """Evaluate a pretrained model on unseen games, train it by GRPO, evaluate it again, and print what changed.
-
-    The same call resumes an interrupted demo. Where `make qwen` has not fetched the model, it comes from the hub.
-
-    Args:
-        out: its directory.
-        settings: further ``--section.key value`` overrides.
-        config_name: of the training.
-
-    Returns:
-        The episodes of the initial and of the trained model, on the same games.
-
-    Raises:
-        ConfigError: the environment is not installed, or a setting cannot work.
-        RunError: `out` holds a demo of other settings.
-    """
-    from trailnotes.commands.train import train
-    from trailnotes.config.toml import load_config
-    from trailnotes.runs.console import ProgressBar, format_duration
+    """Evaluate a pretrained model on unseen games, train it by GRPO, evaluate it again, and print what changed."""
+    from trailnotes.runs.console import ProgressBar
 
     started = time.monotonic()
     config = load_config(config_name, settings)
@@ -64,24 +53,12 @@ def run_real_demo(out: Path, settings: Sequence[str] = (), config_name: str = CO
 
 
 def load_or_play(config: Config, model: StrPath, directory: Path, bar: ProgressBar) -> list[Trajectory]:
-    """Load the episodes of a finished evaluation in a directory, or evaluate the model there."""
-    from trailnotes.commands.eval import evaluate
-    from trailnotes.storage.files import read_jsonl
-    from trailnotes.storage.records import trajectory_from_json
-
     if not (directory / "table.json").exists():
         evaluate(config, model, out=directory, progress=bar)
     return [trajectory_from_json(record) for record in read_jsonl(directory / "episodes.jsonl")]
 
 
 def report(config: Config, episodes: dict[str, list[Trajectory]], out: Path) -> None:
-    """Print table and one game before and after, draw the curve, and write all three to files."""
-    from trailnotes.reporting.intervals import Interval
-    from trailnotes.reporting.plots import plot_learning
-    from trailnotes.reporting.tables import format_table, print_table, print_text
-    from trailnotes.runs.panels import estimate_interval, get_family
-    from trailnotes.storage.files import read_jsonl, write_text_atomic
-
     rows: list[list[str]] = []
     points: dict[str, Interval] = {}
     scope = ""
@@ -109,7 +86,6 @@ def report(config: Config, episodes: dict[str, list[Trajectory]], out: Path) -> 
 
 
 def find_largest_gain(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[Trajectory, Trajectory]:
-    """Find the game whose return grew most, as its two episodes."""
     later = {episode.task.id: episode for episode in after}
     pairs = [(episode, later[episode.task.id]) for episode in before if episode.task.id in later]
     return max(pairs, key=lambda pair: pair[1].episode_return - pair[0].episode_return)
@@ -132,5 +108,4 @@ def render_side_by_side(before: Trajectory, after: Trajectory) -> str:
 
 
 def shorten(line: str) -> str:
-    """Cut or fill a line to the width of a column."""
     return (line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}...").ljust(WIDTH)

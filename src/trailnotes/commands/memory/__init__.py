@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trailnotes.commands.arguments import HUB_ARGUMENTS, publish_folder, require_hub_arguments
 from trailnotes.commands.command import Command, argument
 from trailnotes.commands.memory import sharing
 from trailnotes.commands.memory.sharing import EMBEDDER_ARGUMENT, load_memory_settings
@@ -108,15 +106,8 @@ def _stats(args: Namespace) -> None:
 def _export(args: Namespace) -> None:
     from trailnotes.memory.exchange import export_tips, open_store
 
-    require_hub_arguments(args)
     with open_store(args.place) as store:
         print(f"{export_tips(store, args.file, args.namespace)} tips written to {args.file}")
-    if args.push_to_hub:
-        from trailnotes.runs.hub import write_tips_and_card
-
-        with tempfile.TemporaryDirectory() as aside:
-            write_tips_and_card(Path(aside), args.push_to_hub, args.file, args.licence)
-            publish_folder(Path(aside), "dataset", args)
 
 
 def _import(args: Namespace) -> None:
@@ -232,14 +223,12 @@ COMMANDS = (
     Command(
         name="memory export", summary="write tips to a JSONL file",
         about="Write tips to a file that people and other programs can read, one JSON object a line behind a header: "
-        "docs/tip-format.md names the fields. --push-to-hub publishes the file as a data set with a card, unless a tip "
-        "holds what looks like a key or a password.",
+        "docs/tip-format.md names the fields.",
         example="trailnotes memory export runs/smoke tips.jsonl", run=_export,
         arguments=(
             _PLACE,
             argument("file", type=Path, metavar="FILE", help="the file to write or replace"),
             _NAMESPACE,
-            *HUB_ARGUMENTS,
         ),
     ),
     Command(

@@ -1,0 +1,255 @@
+"""Evaluation of one model on a fixed panel: `trailnotes.evaluate`. It resumes after a stop, and repeats no episode."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trailnotes.config.schema import Config
+from trailnotes.config.section import RENAMED_KEYS, has_former_default
+from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
+from trailnotes.config.unused import warn_unused
+from trailnotes.envs.tasks import describe_tip_overlap, describe_training_overlap, load_panel, tasks_of
+from trailnotes.errors import ConfigError
+from trailnotes.gateway.pool import open_pool
+from trailnotes.memory import TipMemory, embedder_of, open_memory
+from trailnotes.memory.controls import make_prompt_memory
+from trailnotes.runs.console import ProgressBar
+from trailnotes.runs.dependencies import require_dependencies
+from trailnotes.runs.directory import RunLock
+from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
+from trailnotes.runs.loop import run_to_end
+from trailnotes.runs.panels import (
+    JOURNAL_FILE,
+    PanelResult,
+    build_panel_result,
+    play_panel,
+    write_episodes,
+    write_evaluation,
+)
+from trailnotes.storage import checkpoint
+from trailnotes.storage.files import append_jsonl, encode_line, find_free_path, read_jsonl, split_after
+from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.types import StrPath, Task, Trajectory
+
+logger = logging.getLogger(__name__)
+EPISODE_KEYS = (
+    *("run.seed", "run.deterministic", "model", "env", "rollout", "memory"),
+    *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature", "eval.show_tips"),
+)
+"""The settings on which an episode of a panel depends, but for those of `RUNTIME_KEYS` and the name of the model."""
+
+
+def evaluate(
+    config: Config,
+    model_or_run: StrPath,
+    *,
+    memory: bool | None = None,
+    out: StrPath | None = None,
+    progress: ProgressBar | None = None,
+) -> PanelResult:
+    """Play the fixed panel of `config.eval`, with or without the run's memory, and report mean and interval.
+
+    With `out` each episode is kept as it ends; the same call after an interruption plays the rest, and writes the same
+    files.
+
+    Args:
+        config: panel, sampling and environment.
+        model_or_run: run directory, checkpoint, model directory or hub name. A run that is being trained keeps the
+            checkpoint until the evaluation has ended.
+        memory: act with the run's memory; None takes `config.eval.memory`.
+        out: directory for the files of `write_evaluation`; None writes nothing.
+        progress: shows the number of finished episodes.
+
+    Raises:
+        ConfigError: memory is asked for where there is none, or no episode could be played.
+        RunError: the run has no whole checkpoint yet, or `out` is in use.
+    """
+    use_memory = config.eval.memory if memory is None else memory
+    directory = None if out is None else Path(out)
+    if directory is not None and (directory / "table.json").exists():
+        logger.warning("%s holds a finished evaluation, which this one replaces", directory)
+    with open_evaluated_model(model_or_run) as subject:
+        if warning := describe_training_overlap(subject.trained, config):
+            logger.warning("%s", warning)
+        episodes, remark = evaluate_model(
+            config, subject, use_memory=use_memory, directory=directory, progress=progress
+        )
+    result = replace(build_panel_result(episodes, config, subject, memory=use_memory), remark=remark)
+    if directory is not None:
+        write_evaluation(directory, config, subject, episodes, result)
+    return result
+
+
+def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath | None = None) -> list[Trajectory]:
+    """Play `rollout.num_tasks` tasks of the training split once each; optionally write them as JSONL."""
+    panel = config.eval.model_copy(update={"split": config.train.split, "num_tasks": config.rollout.num_tasks})
+    with open_evaluated_model(model_or_run or config.model.path) as subject:
+        episodes, _ = evaluate_model(config.model_copy(update={"eval": panel}), subject)
+    if not episodes:
+        raise ConfigError("no episode could be played; see the log for the reason")
+    if out is not None:
+        write_episodes(episodes, Path(out))
+    return episodes
+
+
+def evaluate_model(
+    config: Config,
+    subject: EvaluatedModel,
+    *,
+    use_memory: bool = False,
+    directory: Path | None = None,
+    progress: ProgressBar | None = None,
+) -> tuple[list[Trajectory], str]:
+    """Play the panel; return its episodes in the order of the tasks, and a remark on their tips ("" without memory).
+
+    With `directory` each episode is kept there as it ends, and the same call plays on after a stop; so are an
+    endpoint's answers.
+    """
+    if use_memory and subject.memory is None:
+        raise ConfigError(
+            f"{subject.model} has no memory to act with: give the run of a method with a memory, or drop --memory"
+        )
+    require_dependencies(config, subject.model, plays_only=True, memory=use_memory)
+    warn_unused(config, subject.trained, subject.model)
+    tasks = load_panel(config)
+    journal = EpisodeJournal(directory, len(tasks) * config.eval.num_samples, progress)
+    with ExitStack() as opened:
+        opened.enter_context(journal.resume(_build_fingerprint(config, subject, use_memory)))
+        policy = opened.enter_context(open_policy(config, subject, directory))
+        memory: TipMemory | None = None
+        view = None
+        if use_memory and subject.memory is not None:
+            memory = opened.enter_context(closing(open_memory(None, config.memory, embedder=embedder_of(config))))
+            memory.restore(subject.memory)
+            view = make_prompt_memory(memory, config.eval.show_tips)
+            if subject.trained is not None:  # a training with scope = task has kept nothing of its games
+                view.register_tasks(tasks_of(subject.trained, subject.trained.train.split))
+            if warning := describe_tip_overlap({tip.namespace for tip in memory.store.load_tips()}, config):
+                logger.warning("%s", warning)
+
+        async def play() -> list[Trajectory]:
+            with open_pool(config.env) as pool:
+                return await play_panel(
+                    policy, pool, tasks, config, memory=view, seed=config.run.seed,
+                    done=tuple(journal.episodes), progress=journal.append_episode,
+                )  # fmt: skip
+
+        episodes = run_to_end(play())
+        return episodes, describe_tip_use(episodes, tasks, memory, config) if memory else ""
+
+
+# -- stopped and resumed
+
+
+class EpisodeJournal:
+    """Journal of a panel's episodes: a line for the settings, then one for each episode as it ends."""
+
+    def __init__(self, directory: Path | None, total: int, progress: ProgressBar | None) -> None:
+        self.episodes: list[Trajectory] = []  # in the order in which they ended
+        self.path = directory and directory / JOURNAL_FILE
+        self._total, self._progress = total, progress
+
+    @contextmanager
+    def resume(self, about: dict[str, Any]) -> Iterator[None]:
+        """Read the journal of an earlier start with the same settings; on a stop, report what is kept."""
+        with _lock_directory(self.path.parent) if self.path else nullcontext():
+            if self.path:
+                self._read(self.path, json.loads(encode_line(about)))
+            self._update_progress()
+            try:
+                yield
+            except BaseException as stop:
+                begun = self.episodes or (self.path and not isinstance(stop, ConfigError))
+                if not isinstance(stop, Exception) or begun:
+                    kept = f"{len(self.episodes)} of {self._total} episodes are kept in {self.path}"
+                    self._notify(f"stopped: {kept}, and the same command plays the rest" if self.path else
+                                 "stopped: without --out nothing is kept")  # fmt: skip
+                raise
+
+    def append_episode(self, episode: Trajectory) -> None:
+        if self.path:
+            append_jsonl(self.path, [trajectory_to_json(episode)], sync=True)
+        self.episodes.append(episode)
+        self._update_progress()
+
+    def _read(self, path: Path, about: dict[str, Any]) -> None:
+        torn = split_after(path)
+        if torn is not None:
+            torn.unlink()  # a part of an episode, which is played again
+        before, *records = [*read_jsonl(path)] or [about]
+        before = {RENAMED_KEYS.get(n, n): value for n, value in before.items() if not has_former_default(n, value)}
+        if others := [name for name in before | about if before.get(name) != about.get(name)]:
+            backup = path.replace(find_free_path(path))
+            self._notify(
+                f"set aside {backup}: its {len(records)} episodes were played with another {', '.join(others)}"
+            )
+            records = []
+        if not path.exists():
+            append_jsonl(path, [about], sync=True)
+        self.episodes = [trajectory_from_json(record) for record in records]
+        if self.episodes:
+            self._notify(f"playing on: {len(self.episodes)} of {self._total} episodes have ended before")
+
+    def _update_progress(self) -> None:
+        if self._progress is not None:
+            ended = len(self.episodes)
+            facts = {"success": sum(t.success for t in self.episodes) / ended} if ended else {}
+            self._progress.update(ended / max(1, self._total), facts, f"{ended}/{self._total} episodes")
+
+    def _notify(self, text: str) -> None:
+        (self._progress.note if self._progress is not None else logger.warning)(text)
+
+
+def _build_fingerprint(config: Config, subject: EvaluatedModel, use_memory: bool) -> dict[str, Any]:
+    """Collect what the episodes depend on; a directory of weights counts by its content, not by its name."""
+    settings = {
+        name: value
+        for name, value in flatten_config(config).items()
+        if is_within(name, EPISODE_KEYS) and not is_within(name, (*RUNTIME_KEYS, "model.path"))
+    }
+    model, path = subject.model, Path(subject.model)
+    manifest = path.parent / checkpoint.MANIFEST
+    if path.is_dir() and manifest.is_file():
+        model = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    elif path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        model = str(
+            [(file.relative_to(path).as_posix(), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        )
+    return settings | {"eval.memory": use_memory, "model": model}
+
+
+@contextmanager
+def _lock_directory(directory: Path) -> Iterator[None]:
+    """Lock `directory` for one evaluation, without leaving a file behind."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(directory / "eval.lock")
+    try:
+        yield
+    finally:
+        (directory / "eval.lock").unlink()
+        lock.release()
+
+
+def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: TipMemory, config: Config) -> str:
+    shown = sum(any(step.tips for step in episode.steps) for episode in episodes)
+    if shown:
+        return f"Tips were shown in {shown} of {len(episodes)} episodes"
+    none = f"No tip was shown in any of {len(episodes)} episodes"
+    panel = sorted({task.id for task in tasks})
+    namespaces = sorted({tip.namespace for tip in memory.store.load_tips()})
+    if not namespaces:
+        return f"{none}, since the memory holds no tip"
+    if {*namespaces} & {*panel}:
+        return (f"{none}: tips of the panel's tasks are switched off (`trailnotes memory enable`), less similar to the "
+                "turns than memory.threshold, or without room in the context (memory.leave_room)")  # fmt: skip
+    return (f"{none}, since the memory has tips of {len(namespaces)} tasks ({namespaces[0]}, ...) and the panel asks "
+            f"for {len(panel)} others ({panel[0]}, ...): `trailnotes adapt` writes tips about the panel itself, and "
+            f"--eval.split {config.train.split} plays the tasks of the training")  # fmt: skip

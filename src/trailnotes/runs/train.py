@@ -1,0 +1,194 @@
+"""Training: `trailnotes.train`, and the loops that carry out its iterations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trailnotes.config.methods import resolve_method
+from trailnotes.config.schema import Config
+from trailnotes.errors import Interrupted, RunError
+from trailnotes.memory.tipfile import read_tips
+from trailnotes.runs.directory import RunDir
+from trailnotes.runs.loop import run_to_end
+from trailnotes.runs.preflight import run_preflight
+from trailnotes.runs.rehearsal import prepare_rehearsal
+from trailnotes.runs.signals import request_stop_on_signals
+from trailnotes.storage import checkpoint
+from trailnotes.types import StrPath, Tip
+
+if TYPE_CHECKING:  # these take the extra `train`
+    from trailnotes.runs.cluster.cluster import Cluster
+    from trailnotes.runs.iteration import Iteration
+    from trailnotes.runs.training import TrainingRun
+
+FIXED_TRAIN_KEYS = ("algorithm.name", "run.seed")
+"""What tables know a run by: one that has begun keeps both, since half of it would count as another's."""
+
+
+def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (), memory: StrPath | None = None) -> Path:
+    """Train `config.algorithm` until it is done, and return the directory of the last model.
+
+    The same call on an existing run resumes exactly at its last checkpoint. Ctrl-C finishes the iteration, saves, and
+    raises; a second one raises at once; so do SIGTERM, and SIGHUP of a closed terminal. A finished run is not opened
+    again where `train.keep_optimizer` is off.
+
+    Args:
+        config: the whole configuration.
+        run_dir: directory of the run; made if it does not exist.
+        allow_change: keys that may differ from the resumed run, except `FIXED_TRAIN_KEYS`.
+        memory: tips to begin with: a file of `trailnotes memory export`, a memory file, or a run directory. A run that
+            has begun keeps its own.
+
+    Raises:
+        ConfigError: a setting that cannot work, before anything is built or written.
+        MissingExtraError: a package that the settings need is not installed; as early.
+        ClusterError: `cluster.address` does not lead to a Ray cluster with the required resources; likewise.
+        MemoryStoreError: `memory` cannot be read; likewise.
+        RunError: the directory is in use, damaged, not writable, or belongs to another config; or the run has ended for
+            good, and the settings ask for more.
+        Interrupted: a `KeyboardInterrupt`: asked to stop before the end; the last checkpoint is safe.
+    """
+    tips = None if memory is None else read_tips(memory)
+    run_preflight(config, tips)
+    from trailnotes.runs.training import find_final_model
+
+    final_model = find_final_model(config, Path(run_dir))
+    with ExitStack() as opened:
+        cluster = None
+        if config.cluster.address:
+            from trailnotes.runs.cluster.connection import connect_cluster
+
+            cluster = opened.enter_context(connect_cluster(config))
+        directory = opened.enter_context(
+            RunDir.open(run_dir, config, allow_change=allow_change, fixed=FIXED_TRAIN_KEYS)
+        )
+        if final_model is not None:
+            return final_model
+        prepare_rehearsal(config, directory.path)
+        return run_to_end(_train(config, directory, tips or (), cluster))
+
+
+async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster: Cluster | None) -> Path:
+    from trailnotes.runs.training import delete_optimizer_state, open_run, save_checkpoint
+
+    with open_run(config, directory, tips, cluster) as run:
+        try:
+            with request_stop_on_signals(partial(_request_stop, run)) as received:
+                await run_method(resolve_method(config.algorithm.name).load(), run)
+                if run.saved is None or checkpoint.load_meta(run.saved)["iteration"] != run.count.iteration:
+                    save_checkpoint(run)
+        except BaseException:
+            safe = f"{run.saved} is saved, and the same command resumes there" if run.saved else "nothing is saved"
+            run.progress.note(f"stopped: {safe}")
+            raise
+        ended = config.train.compute_progress(asdict(run.count)) >= 1.0
+        if run.ledger is not None:
+            total, cost = run.ledger.count.total, run.ledger.count.compute_cost(config.learner)
+            run.progress.note(f"{total:,} tokens at the server so far" + (f", {cost:,.2f}" if cost else ""))
+        if run.is_spent and not ended:
+            run.progress.note(f"stopped after iteration {run.count.iteration}: another could pass "
+                              "learner.max_tokens_total; raise it, with --allow-change learner.max_tokens_total, and "
+                              "the run goes on")  # fmt: skip
+        elif received and not ended:
+            kept = f"stopped after iteration {run.count.iteration}; the same command resumes there"
+            raise Interrupted(received[0], kept)
+        if ended and not config.train.keep_optimizer:
+            delete_optimizer_state(directory.checkpoints)
+        assert run.saved is not None
+        return run.saved / "model"
+
+
+def _request_stop(run: TrainingRun) -> None:
+    run.stop_requested = True
+    with suppress(RuntimeError):  # the signal came in the middle of a line that is being printed
+        run.progress.note("stopping after this iteration; once more to stop at once")
+
+
+# -- loops
+
+Method = Callable[["Iteration"], Awaitable[None]]
+
+
+async def run_method(method: Method, run: TrainingRun) -> None:
+    """Carry out iterations until the run is finished.
+
+    Raises:
+        RunError: a method that does not carry an iteration to its end.
+    """
+    from trailnotes.runs.iteration import Iteration
+
+    if ahead := run.config.rollout.max_async_iterations:
+        await run_overlapped(method, run, ahead)
+        return
+    while not run.is_finished:
+        iteration = Iteration(run, run.count.iteration)
+        await iteration.begin()
+        await _carry_out(method, iteration)
+
+
+async def run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
+    """Start iteration i as soon as i - 1 has been played and i - 1 - `ahead` has ended.
+
+    So at most `ahead` updates lie between the weights that play an iteration and those that learn from it. When the run
+    is finished, the current iteration comes to its end. Iterations beyond it are dropped before they change anything:
+    a resumed run plays them again.
+    """
+    from trailnotes.runs.iteration import Iteration
+
+    finished = asyncio.Event()  # or failed
+    tasks: list[asyncio.Task[None]] = []
+
+    def start(coroutine: Coroutine[Any, Any, None]) -> None:
+        tasks.append(asyncio.create_task(coroutine))
+        tasks[-1].add_done_callback(partial(_set_on_error, finished))
+
+    async def carry_out(iteration: Iteration) -> None:
+        await _carry_out(method, iteration)
+        if iteration.is_last:
+            finished.set()
+
+    async def schedule() -> None:
+        under_way: deque[Iteration] = deque()
+        newest, number = None, run.count.iteration
+        while not run.is_finished:
+            if len(under_way) > ahead:
+                await under_way.popleft().ended.wait()
+                continue
+            newest = Iteration(run, number, before=newest)
+            await newest.begin()
+            start(carry_out(newest))
+            under_way.append(newest)
+            await newest.played.wait()
+            number += 1
+        # The one whose turn it is changes the run already: it comes to its end.
+        await asyncio.gather(*(iteration.ended.wait() for iteration in under_way))
+        finished.set()
+
+    start(schedule())
+    try:
+        await finished.wait()
+        for task in tasks:
+            if task.done():
+                task.result()  # raises what it raised
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _set_on_error(finished: asyncio.Event, task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception():
+        finished.set()
+
+
+async def _carry_out(method: Method, iteration: Iteration) -> None:
+    await method(iteration)
+    if not iteration.ended.is_set():
+        raise RunError("the method returned before its iteration had ended: finish with `await iteration.end(...)`")
