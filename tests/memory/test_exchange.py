@@ -88,17 +88,6 @@ def test_a_tip_of_ones_own(memory: TipMemory) -> None:
     assert memory.stats()["tips"] == 6
 
 
-def test_switching_off_and_on(memory: TipMemory) -> None:
-    assert p.enable_tips(memory.store, [2, 3], enabled=False) == 2
-    assert p.enable_tips(memory.store, [3], enabled=False) == 0
-    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [1]
-    assert p.enable_tips(memory.store, [1, 2]) == 1
-    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [2, 1]
-    with pytest.raises(MemoryStoreError, match="no tip 9"):
-        p.enable_tips(memory.store, [3, 9])
-    assert not p.require_tip(memory.store, 3).enabled, "all or none"
-
-
 # --- export and import --------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,6 @@ from trailnotes.config.schema import Config, RolloutConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, clean_tip, open_memory
-from trailnotes.memory.exchange import export_tips, import_tips
 from trailnotes.memory.index import BM25Index, Doubles, fuse_reciprocal_ranks
 from trailnotes.memory.retrieval import (
     CachedEmbedder,
@@ -211,32 +210,6 @@ class Slow:
         self.entered.set()
         assert self.go.wait(60)
         return self.hashing.embed(texts)
-
-
-def test_whoever_asks_while_a_call_runs_is_in_the_next_one() -> None:
-    slow = Slow()
-    cached = CachedEmbedder(QueuedEmbedder(slow))
-    words = [f"room {number}" for number in range(40)]
-
-    async def ask() -> list[np.ndarray]:
-        first = asyncio.create_task(cached.embed_async(["first"]))
-        await asyncio.to_thread(slow.entered.wait, 60)
-        others = [asyncio.create_task(cached.embed_async([word, "door"])) for word in (*words, *words)]
-        await asyncio.sleep(0)  # the loop goes on while the embedder stands still, and all of them have asked
-        assert not first.done()
-        slow.go.set()
-        return [await task for task in (first, *others)]
-
-    found = asyncio.run(ask())
-    assert slow.batches == [["first"], ["room 0", "door", *words[1:]]], "each text once, in the order of asking"
-    assert threading.get_ident() not in slow.threads
-    assert len(slow.threads) == 1
-    alone = HashingEmbedder()
-    assert np.array_equal(found[0], alone.embed(["first"]))
-    for word, vectors in zip((*words, *words), found[1:], strict=True):
-        assert np.array_equal(vectors, np.stack([alone.embed([word])[0], alone.embed(["door"])[0]]))
-    cached.embed(["first", *words])
-    assert len(slow.batches) == 2, "all are remembered"
 
 
 def test_a_queue_goes_on_after_an_error_and_after_somebody_left() -> None:
@@ -436,16 +409,6 @@ def test_one_text_in_two_spellings_is_one_tip(tmp_path: Path) -> None:
     (tip,) = memory.search("t", "hall", 5)
     assert (tip.text, tip.support) == ("the café is north", 2)
     assert clean_tip(clean_tip("e" + ACUTE)) == clean_tip("é")
-
-
-@pytest.mark.parametrize("text", ["钥匙在厨房的抽屉里", "المفتاح في المطبخ", "चाबी रसोई में है", "the 🔑 is north"])
-def test_a_tip_survives_its_file_in_any_script(tmp_path: Path, text: str) -> None:
-    memory, other = (open_memory(tmp_path / f"{name}.db", MemoryConfig()) for name in "ab")
-    memory.add([Tip("t", text, text, 1.0)])
-    export_tips(memory.store, tmp_path / "tips.jsonl")
-    import_tips(other.store, tmp_path / "tips.jsonl", enable=True, config=MemoryConfig(capacity=10))
-    (tip,) = other.search("t", text, 5)
-    assert (tip.text, tip.key) == (text, text)
 
 
 def test_a_tip_that_the_limit_cuts_ends_with_a_whole_character() -> None:
