@@ -1,14 +1,22 @@
-"""In place of vLLM: a server with the run's own model, a Qwen2 in numpy.
+"""In place of vLLM: the routes of its server that a run uses, and a model of Qwen2's kind, computed by numpy.
 
-It draws as the embedded engine does, from the same numbers, so that a run with it plays the episodes of a run without.
-It knows nothing of Trailnotes, and starts in a twentieth of the time that torch and transformers take to load. A folder
-that the variable FAKE_ENGINE names makes it fail, see `Core.step`.
+It takes the arguments of `vllm serve`, and draws as the embedded engine does. A folder that the variable FAKE_ENGINE
+names makes it fail: each file in it is a fault by its name; those that end with "once", and `die-N`, are used up.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
+import socketserver
+import threading
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,59 +24,113 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from engine_server import serve
-
 Array = NDArray[np.float32]
+FAULTS = Path(os.environ.get("FAKE_ENGINE", "/nowhere"))
+SILENT = {"/v1/unload_lora_adapter", "/pause", "/resume"}
 
 
-class Core:
-    """The model of `engine_server.serve`."""
+def has(fault: str) -> bool:
+    path = FAULTS / fault
+    if not path.exists():
+        return False
+    if fault.endswith("once") or fault.removeprefix("die-").isdigit():
+        path.unlink()
+    return True
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self.faults = Path(os.environ.get("FAKE_ENGINE", "/nowhere"))
-        model = Path(settings["model"])
+
+class Engine:
+    def __init__(self, model: Path) -> None:
+        if has("refuse"):
+            raise ValueError("this model has heads of\n24 channels")
+        if has("die-at-start"):
+            raise SystemExit("no memory left")
+        if has("slow-start"):
+            time.sleep(60)
         self.config = json.loads((model / "config.json").read_text())
         self.weights = self.base = load_file(model / "model.safetensors")
         self.steps = self.loads = 0
-        self.requests: dict[int, tuple[list[int], dict[str, Any], list[tuple[int, float]]]] = {}
+        self.guard = threading.Lock()
 
-    @property
-    def busy(self) -> bool:
-        return bool(self.requests)
-
-    def add(self, key: int, ids: list[int], sampling: dict[str, Any]) -> None:
-        assert sampling["top_p"] == 1
-        self.requests[key] = list(ids), sampling, []
-
-    def abort(self, key: int) -> None:
-        self.requests.pop(key, None)
-
-    def step(self) -> list[tuple[int, list[int], list[float], str | None, int]]:
-        """A token for each request. A file `die-N` in the folder of faults ends the process in step N, once.
-
-        With `shift-N` it says of what it samples .2 nats too much, from the N-th load on.
-        """
-        self.steps += 1
-        shift = 0.2 if (self.faults / f"shift-{self.loads}").exists() else 0.0
-        if (fault := self.faults / f"die-{self.steps}").exists():
-            fault.unlink()
-            os.kill(os.getpid(), 9)
-        news = []
-        for key, (ids, sampling, done) in list(self.requests.items()):
-            prompt = len(ids) - len(done)
-            logprobs = self.logprobs(ids, sampling["temperature"])[-1]
-            cumulative = np.exp(logprobs).cumsum(dtype=np.float64).astype(np.float32)  # as torch adds them up
-            uniforms = np.random.Generator(np.random.Philox(key=sampling["seed"])).random(len(done) + 1, np.float32)
-            token = int(np.searchsorted(cumulative, uniforms[-1] * cumulative[-1], side="right"))
+    def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of a completion."""
+        ids, prompt = list(body["prompt"]), len(body["prompt"])
+        news: list[tuple[int, float]] = []
+        reason = None
+        while reason is None:
+            with self.guard:
+                token, logprob = self.step(ids, body, len(ids) - prompt)
             ids.append(token)
-            done.append((token, float(logprobs[token]) + shift))
-            full = len(done) == sampling["max_tokens"]
-            reason = "length" if full else "stop" if token in sampling["stop_token_ids"] else None
-            if reason:
-                del self.requests[key]
-            said = done[-1:] if sampling["stream"] else done if reason else []
-            news.append((key, [token for token, _ in said], [logprob for _, logprob in said], reason, prompt // 2))
-        return news
+            news.append((token, logprob))
+            full = len(ids) - prompt == body["max_tokens"]
+            reason = "length" if full else "stop" if token in body["stop_token_ids"] else None
+            if reason or len(news) == body["stream_interval"]:
+                logprobs = [None if math.isnan(logprob) else logprob for _, logprob in news]
+                choice = {"token_ids": [token for token, _ in news], "logprobs": {"token_logprobs": logprobs}}
+                yield {"choices": [choice | {"finish_reason": reason}]}
+                news = []
+        yield {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": prompt // 2}}}
+
+    def step(self, ids: list[int], sampling: dict[str, Any], place: int) -> tuple[int, float]:
+        """Draw a token; with `shift-N` it says .2 nats too much of it, from the N-th load on."""
+        assert sampling["top_p"] == 1
+        self.steps += 1
+        if has("die-once") or has("die-always") or has(f"die-{self.steps}"):
+            os.write(2, b"Traceback:\n  somewhere\nRuntimeError: out of memory\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if has("hang-once"):
+            time.sleep(3600)
+        if has("stop-once"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if has("slow"):
+            time.sleep(0.05)
+        if has("nan"):
+            return 0, math.nan
+        logprobs = self.logprobs(ids, sampling["temperature"])[-1]
+        cumulative = np.exp(logprobs).cumsum(dtype=np.float64).astype(np.float32)  # as torch adds them up
+        uniforms = np.random.Generator(np.random.Philox(key=sampling["seed"])).random(place + 1, np.float32)
+        token = int(np.searchsorted(cumulative, uniforms[-1] * cumulative[-1], side="right"))
+        return token, float(logprobs[token]) + 0.2 * (FAULTS / f"shift-{self.loads}").exists()
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer of another route; None: there is no such route."""
+        with self.guard:
+            if path == "/v1/completions":
+                return {"choices": [self.score(prompt, body) for prompt in body["prompt"]]}
+            if path == "/collective_rpc":
+                files = sorted(Path(body["args"][0]).glob("*.safetensors"))
+                self.load({name: tensor for file in files for name, tensor in load_file(file).items()})
+            elif path == "/v1/load_lora_adapter":
+                folder = Path(body["lora_path"])
+                adapters = json.loads((folder / "adapter_config.json").read_text())
+                tensors, scale = load_file(folder / "adapter_model.safetensors"), adapters["lora_alpha"] / adapters["r"]
+                changed = {}
+                for name in tensors:
+                    if ".lora_A." in name:
+                        own = name.removeprefix("base_model.model.").replace(".lora_A", "")
+                        change = tensors[name.replace(".lora_A.", ".lora_B.")] @ tensors[name]
+                        changed[own] = self.base[own] + np.float32(scale) * change
+                self.load(changed)
+            elif path in {"/sleep", "/wake_up"}:
+                (FAULTS / "asleep").touch() if path == "/sleep" else (FAULTS / "asleep").unlink(missing_ok=True)
+            elif path not in SILENT:
+                return None
+        return {}
+
+    def score(self, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
+        logprobs = self.logprobs(prompt, body["temperature"])[-1]
+        found = {f"token_id:{token}": float(logprobs[token]) for token in body["logprob_token_ids"]}
+        return {"logprobs": {"top_logprobs": [found]}}
+
+    def load(self, changed: dict[str, Array]) -> None:
+        self.loads += 1
+        if has("slow-load"):
+            time.sleep(0.5)
+        if has("die-in-load-once"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if unknown := changed.keys() - self.base.keys() - {"lm_head.weight"}:
+            raise ValueError(f"there is no tensor named {min(unknown)}")
+        if not has("ignore-load"):
+            self.weights = self.base | changed
 
     def logprobs(self, ids: list[int], temperature: float) -> Array:  # (L, V)
         states = self.weights["model.embed_tokens.weight"][ids]
@@ -111,38 +173,58 @@ class Core:
         cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         return heads * cosines + np.concatenate([-second, first], axis=-1) * sines
 
-    def next_logprobs(self, ids: list[int], temperature: float) -> Array:  # (V)
-        return self.logprobs(ids, temperature)[-1]
-
-    def load(self, path: Path, adapters: dict[str, Any] | None) -> None:
-        tensors = load_file(path)
-        self.loads += 1
-        if (self.faults / "ignore-load").exists():
-            return
-        changed = tensors
-        if adapters:
-            changed = {}
-            for name, a in tensors.items():
-                if ".lora_A." in name:
-                    own = name.removeprefix("base_model.model.").replace(".lora_A", "")
-                    change = tensors[name.replace(".lora_A.", ".lora_B.")] @ a
-                    changed[own] = self.base[own] + np.float32(adapters["lora_alpha"] / adapters["r"]) * change
-        else:
-            assert self.base.keys() - tensors.keys() <= {"lm_head.weight"}, self.base.keys() - tensors.keys()  # tied
-        assert not changed.keys() - self.base.keys() - {"lm_head.weight"}, changed.keys() - self.base.keys()
-        self.weights = self.base | changed
-
-    def sleep(self) -> None:
-        """There is nothing on a device."""
-
-    def wake(self) -> None:
-        """It never slept."""
-
 
 def log_softmax(logits: Array) -> Array:  # over the last axis
     shifted: Array = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
+class Handler(BaseHTTPRequestHandler):
+    engine: Engine
+
+    def do_GET(self) -> None:
+        self.reply(200, {})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
+        try:
+            if body.get("stream"):
+                events = self.engine.stream(body)
+                first = next(events)  # or why it is refused
+                self.send_response(200)
+                self.end_headers()
+                for event in chain([first], events):
+                    self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+                self.wfile.write(b"data: [DONE]\n\n")
+            else:
+                answer = self.engine.answer(self.path, body)
+                self.reply(404 if answer is None else 200, answer or {})
+        except ValueError as error:
+            self.reply(500 if self.path == "/collective_rpc" else 400, {"error": {"message": str(error)}})
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    def reply(self, status: int, answer: dict[str, Any]) -> None:
+        text = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None:
+        """A socket has no address to log."""
+
+
 if __name__ == "__main__":
-    serve(Core)
+    parser = ArgumentParser()
+    parser.add_argument("command", choices=["serve"])
+    parser.add_argument("model", type=Path)
+    for name in ("uds", "host"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--port", type=int)
+    arguments, _ = parser.parse_known_args()
+    Handler.engine = Engine(arguments.model)
+    kind: Any = socketserver.ThreadingUnixStreamServer if arguments.uds else socketserver.ThreadingTCPServer
+    kind.daemon_threads, kind.allow_reuse_address, kind.request_queue_size = True, True, 128
+    kind(arguments.uds or (arguments.host, arguments.port), Handler).serve_forever()

@@ -11,11 +11,40 @@ import torch
 from trailnotes.config.schema import Config, RolloutConfig
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.episode import run_episode
-from trailnotes.types import Completion, Mode, Observation, Sampling, Task, Tip, TokenIds, Trajectory
+from trailnotes.types import Completion, Message, Mode, Observation, Sampling, Task, Tip, TokenIds, Trajectory
 
 
 def ids_of(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def talk(*contents: str | tuple[str, TokenIds], system: str | None = None) -> list[Message]:
+    """User, assistant, user, ...; an assistant's content may come with its ids."""
+    messages = [] if system is None else [Message("system", system)]
+    for number, content in enumerate(contents):
+        text, ids = content if isinstance(content, tuple) else (content, None)
+        messages.append(Message("assistant" if number % 2 else "user", text, ids))
+    return messages
+
+
+def rendered(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    is_prompt = messages[-1].role != "assistant"
+    text: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=is_prompt, **options)
+    return text
+
+
+def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
+    text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text
+
+
+def forward(model: Any, completion: Completion, temperature: float = 1.0) -> list[float]:
+    """Log-probabilities of the sampled tokens by one pass over everything, without any cache."""
+    with torch.no_grad():
+        logits = model(torch.tensor([completion.prompt_ids + completion.token_ids]), use_cache=False).logits[0].float()
+    logprobs = torch.log_softmax(logits / temperature, dim=-1)[len(completion.prompt_ids) - 1 :]
+    return [float(row[token]) for row, token in zip(logprobs, completion.token_ids, strict=False)]
 
 
 def led(tokenizer: Any, model: Any, *answers: str, **options: Any) -> HFPolicy:

@@ -68,7 +68,7 @@ def save_start_model(path: Path, max_tokens: int = SETTINGS["rollout"]["max_cont
     """A tiny Qwen2 of random weights that prefers whole words, and its tokenizer."""
     import torch
 
-    from trailnotes.learner.learner import export_model
+    from trailnotes.learner.states import export_model
     from trailnotes.warmstart.small_model import build_model, train_tokenizer
 
     torch.set_num_threads(1)

@@ -18,7 +18,7 @@ from trailnotes.envs.waymarks.env import WaymarksSimulator, make_task, make_task
 from trailnotes.learner import losses
 from trailnotes.learner.credit.episodes import group_advantages, score_group
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.samples import build_samples, has_advantage, replace_behavior_logprobs
+from trailnotes.learner.samples import build_samples, replace_behavior_logprobs
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.rollout.conversation import Conversation, build_reflection_messages, parse_action
 from trailnotes.types import Completion, Mode, Sample, Step, Task, Tip, Trajectory, TrajectoryGroup
@@ -87,7 +87,7 @@ def groups(episodes: list[minimal.Episode]) -> list[TrajectoryGroup]:
 @pytest.fixture(scope="module")
 def samples(groups: list[TrajectoryGroup]) -> list[Sample]:
     advantages = [group_advantages(score_group(group, CONFIG.algorithm), CONFIG.algorithm) for group in groups]
-    return [sample for sample in build_samples(groups, advantages) if has_advantage(sample)]
+    return [sample for sample in build_samples(groups, advantages) if any(sample.advantages)]
 
 
 def learner(model: nn.Module, reference: nn.Module, **loss: Any) -> Learner:
@@ -101,7 +101,7 @@ def test_the_file_is_short_and_imports_nothing_of_the_package_but_the_games() ->
     assert len(text.splitlines()) <= 250
     modules = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     package = [ast.unparse(node) for node in modules if "trailnotes" in ast.unparse(node)]
-    assert package == ["from trailnotes.envs.waymarks import simulator, spec"]
+    assert package == ["from trailnotes.envs.waymarks import spec"]
 
 
 def test_the_games_are_those_of_the_environment() -> None:

@@ -89,6 +89,7 @@ class Forks:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(json.dumps(words), file=self.process.stdin, flush=True)
+        assert select.select([self.process.stdout], [], [], START)[0], "the stand-in does not start"
         pid, port = self.process.stdout.readline().split()
         assert pid != "0", "the stand-in did not start; its error is above"
         return int(pid), int(port)
@@ -113,7 +114,7 @@ class StandIn(Server):
         if self.pid:
             process = os.pidfd_open(self.pid)
             signal.pidfd_send_signal(process, signal.SIGKILL)
-            select.select([process], [], [])
+            assert select.select([process], [], [], 60)[0], "the killed stand-in does not end"
             os.close(process)
             self.pid = 0
 
@@ -175,7 +176,7 @@ class SkyRL(Server):
         """End the server and its engine."""
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            self.process.wait(60)
 
 
 def ask(url: str, body: Any = None) -> Any:

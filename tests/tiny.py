@@ -5,10 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from trailnotes.config.schema import LossConfig, OptimConfig
+from trailnotes.learner.learner import Learner
 from trailnotes.types import Completion, Mode, Observation, Sample, Step, Task, TokenIds, Trajectory, TrajectoryGroup
 
 VOCABULARY = 48
@@ -20,17 +25,25 @@ def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32, tied: bool = T
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        tie_word_embeddings=tied,
-    )
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=tied,
+    )  # fmt: skip
     return Qwen2ForCausalLM(config).to(dtype).eval()
+
+
+def learner(
+    model: nn.Module | None = None, *, reference: nn.Module | None = None, dump_dir: Path | None = None, **settings: Any
+) -> Learner:
+    """A learner of a tiny model; settings go to the section that knows them."""
+    settings = {"lr": 1e-3, "grad_clip": 0.0, "minibatch": 0, "mask_logprob": None} | settings
+    optim = OptimConfig(**{k: v for k, v in settings.items() if k in OptimConfig.model_fields})
+    loss = LossConfig(**{k: v for k, v in settings.items() if k in LossConfig.model_fields})
+    assert not set(settings) - set(OptimConfig.model_fields) - set(LossConfig.model_fields)
+    return Learner(model or tiny_model(), optim, loss, reference=reference, dump_dir=dump_dir)
+
+
+def gradients(learner: Learner) -> list[Tensor]:
+    return [p.grad.clone() for p in learner.model.parameters() if p.grad is not None]
 
 
 def step(prompt: Sequence[int], sampled: Sequence[int], plain: Sequence[int] | None = None) -> Step:

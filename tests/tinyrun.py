@@ -186,5 +186,7 @@ def run_command(words: Sequence[str], touched: Path, fatal: int = 0, number: int
     process = context.Process(target=command, args=(words, touched, fatal, number))
     process.start()
     process.join(120)
-    assert process.exitcode is not None, "the command hangs"
-    return process.exitcode
+    code = process.exitcode
+    process.kill()  # or this process would wait for it at its own end
+    assert code is not None, "the command hangs"
+    return code

@@ -31,7 +31,7 @@ class AgentSession:
     def __init__(self, url: str, task: Mapping[str, Any] | None = None, token: str = "") -> None:
         self.url, self._token = url.rstrip("/"), token
         self.base_url, self.api_key = f"{self.url}/v1", token or self.model
-        self.task = dict(task if task is not None else self._send("GET", ""))
+        self.task = dict(task if task is not None else _send("GET", self.url, None, token))
 
     def report(
         self, score: float | None = None, *, success: bool | None = None, done: bool = True, **more: Any
@@ -48,10 +48,8 @@ class AgentSession:
         Raises:
             SessionOver: it has ended before, by a report or by the run.
         """
-        self._send("POST", "/report", {"score": score, "success": success, "done": done, **more})
-
-    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return _send(method, self.url + path, body, self._token)
+        report = {"score": score, "success": success, "done": done, **more}
+        _send("POST", f"{self.url}/report", report, self._token)
 
 
 def session(task: str = "", *, gateway: str = "", token: str = "") -> AgentSession:

@@ -63,9 +63,7 @@ BRIEFING: Final = {
     "action_formats": "a list of str: what an action may look like, e.g. 'open OBJ'",
     "inventory": "a str: what is carried at the start",
     "focus": "a str: what the task says must be focused on, in its own words",
-    "examples": (
-        "a list of worked episodes of other tasks, {'instruction': str, 'turns': [[observation, action], ...]} each"
-    ),
+    "examples": "a list of worked episodes of other tasks, {'instruction': str, 'turns': [[observation, action], ...]}",
 }
 """The facts that a briefing may hold, each of them optional. How they are worded is no business of an environment."""
 
@@ -126,19 +124,12 @@ def _validate_briefing(briefing: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} of a briefing must be {BRIEFING[name]}")
 
 
-def _is_example(value: object) -> bool:
-    if (
-        not isinstance(value, Mapping)
-        or set(value) != {"instruction", "turns"}
-        or not isinstance(value["turns"], list | tuple)
-    ):
+def _is_example(value: Any) -> bool:
+    try:
+        texts = [value["instruction"], *(text for seen, done in value["turns"] for text in (seen, done))]
+    except (KeyError, TypeError, ValueError):
         return False
-    texts = [value["instruction"]]
-    for turn in value["turns"]:
-        if not isinstance(turn, list | tuple) or len(turn) != 2:
-            return False
-        texts += turn
-    return all(isinstance(text, str) for text in texts)
+    return len(value) == 2 and all(isinstance(text, str) for text in texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +176,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def find_answer_start(text: str) -> int:
-    """Find where the answer begins: behind the model's thinking and the blanks after it.
-
-    Returns:
-        0 where it did not think; the length of `text` where it thinks to the end.
-    """
+    """Find where the answer begins: behind the model's thinking and the blanks after it, if there is any."""
     opened, closed = map(text.rfind, THINK)
     if opened > closed:
         return len(text)

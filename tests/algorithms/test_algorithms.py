@@ -58,13 +58,6 @@ def test_an_iteration_has_one_mode_for_all() -> None:
     assert shares == pytest.approx([0.75, 0.25 / 3, 0.5 / 3], abs=0.03)
 
 
-@pytest.mark.parametrize("options", [{}, {"mode_unit": "iteration"}])
-def test_shares_of_none_and_all(options: dict[str, Any]) -> None:
-    assert draw(2, 3, p_memory=0.0, **options) == [["plain"] * 3] * 2
-    assert draw(2, 3, p_memory=1.0, q_off_policy=1.0, **options) == [["off_policy"] * 3] * 2
-    assert draw(2, 3, p_memory=1.0, q_off_policy=0.0, **options) == [["on_policy_tips"] * 3] * 2
-
-
 # --- what reaches the learner
 
 

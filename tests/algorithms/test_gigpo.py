@@ -18,7 +18,6 @@ from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.learner.credit.episodes import Scores, group_advantages
 from trailnotes.learner.credit.steps import (
     Visits,
-    build_histories,
     collect_visits,
     step_relative,
 )
@@ -103,11 +102,6 @@ def test_levels_divide_by_the_deviation_of_the_population() -> None:
     level_1 = hgpo(norm="mean_std", history=0)
     assert level_1[0] == pytest.approx(1 / 1, rel=1e-5)  # of 4 and 2; the sample's would be 1.41
     assert level_1[1] == pytest.approx(2 / (8 / 3) ** 0.5, rel=1e-5)  # of 4, 0 and 2
-
-
-def test_histories_that_an_episode_has_not_had_belong_to_no_group() -> None:
-    visits = collect_visits(FORKS, 1.0)
-    assert build_histories(visits, 2) == [None, (0, 1), (1, 2), None, (3, 1), (1, 2), None, (0, 1)]
 
 
 # --- properties
@@ -206,20 +200,6 @@ def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
     base: dict[str, dict[str, Any]] = {"env": PAID, "train": {"iterations": 2}}
     train_in_process(tiny_config(start, **{**base, **sections}), directory)
     return directory
-
-
-@pytest.mark.parametrize("norm", ["mean", "mean_std"])
-def test_a_run_without_step_weight_is_one_of_grpo(start_model: Path, tmp_path: Path, norm: str) -> None:
-    grpo = {"name": "grpo", "normalize_std": norm == "mean_std"}
-    for name, algorithm, omega in (
-        ("grpo", grpo, 0.0),
-        ("gigpo", {"name": "gigpo"}, 0.0),
-        ("full", {"name": "gigpo"}, 1),
-    ):
-        trained(start_model, tmp_path / name, algorithm=algorithm, gigpo={"omega": omega, "norm": norm})
-    assert equal_weights(tmp_path / "gigpo", tmp_path / "grpo")
-    assert not equal_weights(tmp_path / "full", tmp_path / "grpo"), "no state was met twice: the test shows nothing"
-    assert distance(tmp_path / "grpo", start_model) > 1e-3
 
 
 @pytest.mark.parametrize("options", [{}, {"hierarchical": True, "norm": "mean_std"}])

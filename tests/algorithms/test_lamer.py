@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
-from trailnotes.algorithms.lamer import extend_trials, success_by_episode
+from trailnotes.algorithms.lamer import extend_trials
 from trailnotes.config.schema import Config
 from trailnotes.learner.credit.episodes import Scores, discount_across_episodes, group_relative
 from trailnotes.memory import clean_tip
@@ -165,23 +165,10 @@ def members(trial: Sequence[TrajectoryGroup]) -> list[list[int]]:
     return [[t.member for t in each.trajectories] for each in trial]
 
 
-def test_who_failed_in_an_episode_is_left_out_of_all() -> None:
-    trials = [[group("a", 0, 1, 2)], [group("b", 0, 1)]]
-    (a, b) = extend_trials(trials, [group("a", 0, 2), group("b", 0, 1)])
-    assert members(a) == [[0, 2], [0, 2]]
-    assert members(b) == [[0, 1], [0, 1]]
-
-
 def test_a_task_of_which_a_group_failed_is_left_out_and_its_twin_with_it() -> None:
     trials = [[group("a", 0, 1)], [group("b", 0, 1)], [group("a", 0, 1)], [group("c", 0, 1)]]
     assert [trial[0].task.id for trial in extend_trials(trials, [group("a", 0, 1), group("c", 0, 1)])] == ["c"]
     assert extend_trials(trials, []) == []
-
-
-def test_success_is_by_episode() -> None:
-    trials = [[group("a", 0, 1), group("a", 0, 1, won=[0])], [group("b", 0, 1, won=[1]), group("b", 0, 1, won=[0, 1])]]
-    assert success_by_episode(trials) == {"success/0": 0.25, "success/1": 0.75}
-    assert success_by_episode([]) == {}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from adaptrun import NEVER, Guesser, adapt_by
-from trailnotes.algorithms._notebook import Notebook, Question, read_lines
+from trailnotes.algorithms._notebook import Notebook, Question
 from trailnotes.algorithms.ace import Entry, Playbook
 from trailnotes.algorithms.clin import CausalStatements
 from trailnotes.algorithms.reasoningbank import Bank, parse_items
@@ -127,17 +127,6 @@ def test_training_free_grpo_shows_what_set_the_better_attempt_apart(tmp_path: Pa
     )
 
 
-@pytest.mark.parametrize("method", ["clin", "reasoningbank", "ace"])
-def test_terse_prompts_show_entries_as_notes(method: str, tmp_path: Path) -> None:
-    line = "next time say w1 is necessary to win"
-    answers = {"clin": line, "reasoningbank": f"Title: T\nContent: {line}", "ace": f"lesson: {line}\nadd: {line}"}
-    shown = {"clin": line, "reasoningbank": f"T: {line}", "ace": f"(1) helpful 0, harmful 0: {line}"}
-    policy = Author(lambda *_: answers[method])
-    adapt_by(policy, method, tmp_path, env=ONE_GATE["env"], eval={"trials": 1})
-    prompts = [prompt[-1].content for prompt in policy.prompts]
-    assert f'open gate 2\nnotes :\n- " {shown[method]} "\na gate ?' in prompts
-
-
 # --- what cannot be read
 
 
@@ -217,18 +206,6 @@ def test_operations_are_read_as_models_write_them(answer: str) -> None:
     update(notebook, groups, [answer + "\nadd: 3 keys open it"])
     assert notebook.texts == ["a", "c", "3 keys open it"]
     assert notebook.find(Task("gate/1", "gates"), "")[0] == "3 keys open it", "the newest first"
-
-
-def test_operations_are_about_the_list_before_the_trial() -> None:
-    notebook = Experiences(3)
-    notebook.texts = ["a", "b", "c"]
-    groups = [TrajectoryGroup(Task("gate/1", "gates"), (trajectory(0.0), trajectory(1.0, 1)))] * 2
-    unusable = update(notebook, groups, ["delete 1\nmodify 2: B\nadd: too much", "add: d\nmodify 9: nothing"])
-    assert (notebook.texts, unusable) == (["B", "c", "d"], 0)
-
-
-def test_lines_lose_bullets_numbers_and_emptiness() -> None:
-    assert read_lines(" - a\n\n2. b\n* \u2022 \n12) c d\n- ## **e** f") == ["a", "b", "c d", "e f"]
 
 
 def test_of_entries_that_do_not_fit_the_first_are_shown(tmp_path: Path) -> None:

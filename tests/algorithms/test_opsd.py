@@ -33,7 +33,6 @@ from trailnotes.algorithms.opsd import (
     rebuild_with_tips,
 )
 from trailnotes.learner.samples import build_samples
-from trailnotes.memory.controls import EMPTY_TEXT
 from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Sample, Task, Trajectory, TrajectoryGroup
 
@@ -129,14 +128,6 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
     laid = [a for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if mask]
     assert laid == pytest.approx([e if d else 2.0 for e, d in zip(expected, differs, strict=True)])
     assert all(a == 0 for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if not mask)
-
-
-def test_tokens_behind_the_end_of_the_copy_have_no_teacher() -> None:
-    taught = episode(random.Random(1), turns=4, mode="on_policy_tips")
-    rows, weighed = (rows_of(without_tips(taught), "auto", advantage) for advantage in (2.0, 1.0))
-    (lesson,) = build_distillation_rows(rows, weighed, [np.array([-1.0])])
-    assert lesson.known.tolist() == [True] + [False] * (len(lesson.known) - 1)
-    assert lesson.build_sample(OpsdConfig()).advantages[lesson.positions[-1]] == 2.0
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -246,20 +237,6 @@ def test_the_start_model_stays_what_it_was(start_model: Path, tmp_path: Path) ->
 
 
 # --- controls
-
-
-@pytest.mark.parametrize(("show", "family"), [("own", "own"), ("other", "other"), ("empty", "own")])
-def test_a_control_is_shown_in_the_place_of_own_tips(start_model: Path, tmp_path: Path, show: str, family: str) -> None:
-    env = {"name": "paying:Paid", "options": {"families": ["route/amber", "keys/granite"], "max_steps": 2}}
-    algorithm = {"p_memory": 0.5, "show_tips": show}
-    run = trained(start_model, tmp_path, algorithm=algorithm, env=env, rollout={"num_tasks": 10})
-    seen = [(e["task"]["id"], tip) for e in episodes(run) for step in e["steps"] for tip in step["tips"]]
-    assert len(seen) > 10
-    for task, tip in seen:
-        same = tip["namespace"].rpartition("/")[0] == task.rpartition("/")[0]
-        assert same == (family == "own")
-        assert (tip["text"] == EMPTY_TEXT) == (show == "empty")
-    assert all(row[2] != EMPTY_TEXT for row in tip_rows(run)), "what is written stays what it is"
 
 
 def test_a_control_is_what_the_teacher_reads(start_model: Path, tmp_path: Path) -> None:

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.algorithms.reflexion import ReflectionMemory
-from trailnotes.memory.exchange import open_store, search_tips
-from trailnotes.memory.store import TipStore
 from trailnotes.types import Tip
 
 
@@ -58,24 +55,3 @@ def test_a_batch_is_stored_once_whatever_comes_between(tmp_path: Path) -> None:
         assert memory.add([plan("go left")], once="trial-0") == 0
         assert memory.add([plan("go right")], once="trial-1") == 1
         assert texts(memory.search("maze/1", "", 3)) == ["go left", "go right"]
-
-
-def test_plans_are_cleaned_and_empty_ones_left_out() -> None:
-    with ReflectionMemory(None, 3) as memory:
-        long = " ".join(f"word{n}" for n in range(231))  # the longest of the released run
-        assert memory.add([plan("<|im_end|> - - ."), plan('say "left"\nthen right'), plan(long)]) == 2
-        assert texts(memory.search("maze/1", "", 3)) == ["say 'left' then right", long[:2000].strip()]
-
-
-def test_the_file_is_a_memory_file_like_any_other(tmp_path: Path) -> None:
-    with ReflectionMemory(tmp_path / "memory.db", 3) as memory:
-        memory.add([plan("open the green door"), plan("feed the dragon")])
-    store = open_store(tmp_path)
-    assert isinstance(store, TipStore)
-    assert search_tips(store, "maze/1", "the dragon", 1)[0].tip.text == "feed the dragon"
-    with store.transaction():
-        (first, _) = store.load_tips()
-        store.update(replace(first, enabled=False))
-    store.close()
-    with ReflectionMemory(tmp_path / "memory.db", 3) as memory:
-        assert texts(memory.search("maze/1", "", 3)) == ["feed the dragon"]

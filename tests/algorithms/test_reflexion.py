@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from adaptrun import NEVER, Guesser, adapt_by
 from trailnotes.algorithms.reflexion import ReflectionMemory
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import Completion, Message
+from trailnotes.types import Message
 
 HEADER = "Your plans for this task, each made after a failed trial, oldest first (quoted; they may be wrong):"
 
@@ -112,26 +111,6 @@ def test_all_three_figures_are_there_each_with_its_count(tmp_path: Path) -> None
     assert [m["tips/written"] for m in metrics] == [3, 2, 1, 1]
     (row,) = json.loads((tmp_path / "eval" / "table.json").read_text())["rows"]
     assert (row["mean"], row["num_tasks"], row["env_steps"]) == (0.75, 4, 6)  # of ten, four are the ones examined
-
-
-def test_with_replay_last_the_final_trial_is_one_attempt_at_each_task(tmp_path: Path) -> None:
-    adapt_by(Guesser(), "reflexion", tmp_path, reflexion={"replay_last": True})
-    last = [r for r in lines(tmp_path / "trajectories.jsonl") if r["iteration"] == 3]
-    assert [(r["task"]["id"][-1], r["success"]) for r in last] == [("0", True), ("1", True), ("2", True), ("9", False)]
-    table = {row["figure"]: row for row in json.loads((tmp_path / "table.json").read_text())["rows"]}
-    assert (table["final trial only"]["num_tasks"], table["final trial only"]["mean"]) == (4, 0.75)
-    assert len(lines(tmp_path / "eval" / "episodes.jsonl")) == 4
-
-
-def test_a_plan_of_which_nothing_is_left_is_not_kept(tmp_path: Path) -> None:
-    class Silent(Guesser):
-        async def generate(self, *args: Any) -> Completion:
-            said = await super().generate(*args)
-            return replace(said, text=said.text if said.text.startswith("w") else " - ")
-
-    adapt_by(Silent(), "reflexion", tmp_path, eval={"trials": 1})
-    assert plans_in(tmp_path) == []
-    assert [m["tips/unusable"] for m in lines(tmp_path / "metrics.jsonl")] == [3, 3]
 
 
 @pytest.mark.parametrize(("show", "solved"), [("own", [0.25, 0.5, 0.75]), ("empty", [0.25] * 3)])

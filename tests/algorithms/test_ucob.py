@@ -62,13 +62,6 @@ def test_only_the_largest_gaps_of_a_state_are_taught() -> None:
     assert find_lessons(visits(1.0, 1.0, 0.96), turns[:3], 1.0) == [], "within the margin"
 
 
-def test_states_that_one_episode_alone_met_teach_nothing() -> None:
-    alone = visits(1.0, 0.0)
-    alone = Visits(alone.trajectory, alone.step, ("here", "there"), alone.episode_scores, alone.step_scores)
-    turns = [turn(1, has_tips=True, other=2), turn(2, has_tips=False, other=3)]
-    assert find_lessons(alone, turns, 1.0) == []
-
-
 def test_an_invalid_action_neither_teaches_nor_is_taught() -> None:
     """Returns 1, .5 and 0: without the first and the last step nobody earned less than the second."""
     turns = [turn(1, has_tips=True, other=11), turn(2, has_tips=False, other=12), turn(3, has_tips=True, other=13)]

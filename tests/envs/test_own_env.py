@@ -73,11 +73,6 @@ def test_it_keeps_the_contract() -> None:
     assert check_env(lambda: make_env("own_env:Lock")) == ()
 
 
-def test_it_says_so_when_run() -> None:
-    printed = subprocess.check_output([sys.executable, "own_env.py"], text=True)
-    assert printed == "The lock keeps the contract.\n"
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_it_is_played_by_name(num_workers: int) -> None:
     """Halving finds one of four settings within three tries, and an easy lock is no use for notes."""

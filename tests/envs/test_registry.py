@@ -86,16 +86,6 @@ def test_wrong_options_are_refused_with_the_nearest() -> None:
         list_env_tasks("odd_envs:Puppet", "train", {"nun": 3})
 
 
-def test_a_catch_all_in_tasks_does_not_legitimate_a_typing_error() -> None:
-    assert "did you mean actions" in refusal("waymarks-simulator", action=True)
-
-
-def test_the_class_and_its_tasks_each_get_the_options_that_they_take() -> None:
-    options = {"num": 2, "greeting": "hi"}
-    assert [task.id for task in list_env_tasks("odd_envs:Puppet", "train", options)] == ["train-0", "train-1"]
-    assert make_env("odd_envs:Puppet", **options)
-
-
 def test_failing_tasks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "class Env:\n    @staticmethod\n    def tasks(split):\n        return {}[split]\nclass Bare:\n    pass\n"
     source += "class Ids(Env):\n    @staticmethod\n    def tasks(split):\n        return ['one']\n"

@@ -20,11 +20,9 @@ from trailnotes.envs.tasks import (
     describe_training_overlap,
     find_shared_tasks,
     load_panel,
-    load_training_tasks,
     panel,
     select_batch,
     tasks_of,
-    validate_learning_tasks,
     validate_splits,
 )
 from trailnotes.errors import ConfigError
@@ -83,12 +81,6 @@ def test_batches_are_consecutive_pieces_of_shuffled_epochs(num: int, seed: int, 
     assert row == [task for place in range(len(row)) for task in ids(select_batch(TASKS, 1, seed, place))]
 
 
-def test_epochs_and_seeds_differ_in_order() -> None:
-    many = [Task(f"task-{index}", "x") for index in range(30)]
-    orders = [ids(select_batch(many, 30, seed, epoch)) for seed in (0, 1) for epoch in (0, 1)]
-    assert len({tuple(order) for order in orders}) == 4
-
-
 def test_batches_are_the_same_in_another_process() -> None:
     code = (
         "from trailnotes.envs.tasks import *; from trailnotes.types import Task\n"
@@ -111,14 +103,6 @@ def test_a_panel_never_repeats_a_task(num: int) -> None:
     chosen = ids(panel(TASKS, num))
     assert len(set(chosen)) == len(chosen) == (min(num, 5) or 5)
     assert chosen == sorted(chosen)
-
-
-def test_fewer_tasks_are_trained_on_if_asked_for() -> None:
-    config = Config(env=EnvConfig(name="waymarks-simulator"))
-    tasks = load_training_tasks(config)
-    assert len(tasks) > 3
-    few = config.model_copy(update={"train": TrainConfig(num_tasks=3)})
-    assert load_training_tasks(few) == panel(tasks, 3)
 
 
 # -- what is learned from is never examined
@@ -178,18 +162,6 @@ def test_validation_may_neither_be_trained_on_nor_examined(tmp_path: Path, monke
     with pytest.raises(ConfigError, match=r"train\.split = 'train': 3 of the 3 games of the validation"):
         validate_splits(learning(tmp_path, monkeypatch, held, eval_every=1))
     validate_splits(learning(tmp_path, monkeypatch, held))
-
-
-def test_an_environment_without_a_test_split_may_be_trained_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    validate_splits(learning(tmp_path, monkeypatch, "[Task('a', 'x')] if split == 'train' else []"))
-
-
-def test_only_the_games_that_are_examined_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = config(tmp_path, monkeypatch, "[Task(f't-{i}', 'x', i, split) for i in range(num)]")
-    few = listed.model_copy(update={"eval": listed.eval.model_copy(update={"num_tasks": 1})})
-    validate_learning_tasks(tasks_of(few, "train")[1:], "these", few)
-    with pytest.raises(ConfigError, match="these: 1 of the 1 games"):
-        validate_learning_tasks(tasks_of(few, "train"), "these", few)
 
 
 def test_who_examines_on_known_games_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,31 +100,6 @@ def test_turns_that_follow_are_one_row_and_forks_another(tmp_path: Path) -> None
     assert trajectory_from_json(json.loads(json.dumps(trajectory_to_json(episode)))).steps[2].observation.request
 
 
-@pytest.mark.parametrize("leave_room", [True, False])
-def test_a_new_conversation_is_shown_the_tips_anew(tmp_path: Path, leave_room: bool) -> None:
-    def agent(session: AgentSession) -> float:
-        ask(session, "hello")
-        ask(session, "where is the key")
-        return 1.0
-
-    config = agent_config(tmp_path)
-    config = config.model_copy(update={"memory": config.memory.model_copy(update={"leave_room": leave_room})})
-    (episode,) = play(config, agent, tips=[Tip("one", "look left", "hello", 0.0)])
-    assert [[tip.text for tip in step.tips] for step in episode.steps] == [["look left"], ["look left"]]
-
-
-def test_answers_that_differ_in_their_thinking_alone_stay_where_they_were_said(tmp_path: Path) -> None:
-    thoughts = iter("xyz")
-
-    def agent(session: AgentSession) -> float:
-        assert text_of(ask(session, "a")) == text_of(ask(session, "a", "go", "b")) == "go"
-        ask(session, "a", "go", "b", "go", "c")
-        return 0.0
-
-    (episode,) = play(agent_config(tmp_path), agent, script=lambda _: f"<think>{next(thoughts)}</think>go")
-    assert [step.observation.request for step in episode.steps][2] == {"kept": 4, "messages": [["user", "c"]]}
-
-
 def test_tips_open_the_newest_turn_and_the_agent_never_knows(tmp_path: Path) -> None:
     prompts: list[list[str]] = []
 
@@ -204,19 +179,6 @@ def test_calls_at_once_are_steps_one_after_the_other(tmp_path: Path) -> None:
     assert sorted(step.observation.text for step in episode.steps) == [*"abcd"]
 
 
-def test_two_sessions_do_not_meet(tmp_path: Path) -> None:
-    both = threading.Barrier(2, timeout=20)
-
-    def agent(session: AgentSession) -> float:
-        for _ in range(3):
-            both.wait()
-            assert text_of(ask(session, session.task["id"])) == f"heard {session.task['id']}"
-        return 0.0
-
-    for episode in play(agent_config(tmp_path), agent, agent):
-        assert [step.observation.text for step in episode.steps] == [episode.task.id] * 3
-
-
 def test_a_lost_answer_is_sampled_once(tmp_path: Path) -> None:
     calls: list[str] = []
 
@@ -240,24 +202,30 @@ def test_a_lost_answer_is_sampled_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "named"),
     [
-        ({"model": "gpt-9"}, "no model 'gpt-9' here: ask for 'trailnotes'"),
-        ({"n": 2}, "n must be 1"),
-        ({"messages": []}, "messages must be"),
-        ({"messages": [{"role": "narrator", "content": "x"}]}, "the role 'narrator'"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "the last message must be"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' cannot be read"),
-        ({"response_format": {"type": "json_object"}}, "cannot be enforced"),
-        ({"messages": [{"role": "user", "content": "x" * 10_000_000}]}, "at most 4,194,304 bytes"),
+        ({"model": "gpt-9"}, "gpt-9"), ({"model": ["x"]}, ""), ({"n": 2}, "n must"), ({"messages": []}, "messages"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "narrator"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": "x"}]}]}, ""),
+        ({"messages": [{"role": "user", "content": "x" * 10_000_000}]}, "4,194,304"),
+        ({"response_format": {"type": "json_object"}}, "json_object"), ({"response_format": "json"}, ""),
+        ({"tools": 5}, ""),
     ],
-)
-def test_what_a_text_model_cannot_do_is_refused_and_the_episode_goes_on(
-    tmp_path: Path, more: dict[str, Any], said: str
+)  # fmt: skip
+def test_a_request_that_cannot_be_is_refused_and_the_episode_goes_on(
+    tmp_path: Path, more: dict[str, Any], named: str
 ) -> None:
     def agent(session: AgentSession) -> float:
-        with pytest.raises(openai.APIStatusError, match=said):
-            ask(session, "a", **more)
+        address = urlsplit(session.base_url)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
+        body = {"messages": [{"role": "user", "content": "a"}]} | more
+        connection.request("POST", f"{address.path}/chat/completions", json.dumps(body))
+        answer = connection.getresponse()
+        assert answer.status in {400, 404, 413}
+        assert named in json.loads(answer.read())["error"]["message"]
+        connection.close()
         ask(session, "a")
         return 1.0
 
@@ -267,13 +235,13 @@ def test_what_a_text_model_cannot_do_is_refused_and_the_episode_goes_on(
 
 def _silent(session: AgentSession) -> None:
     ask(session, "a")
-    threading.Event().wait(3)
+    threading.Event().wait(15)
     with pytest.raises(SessionOver):
         session.report(1.0)
 
 
 def test_an_agent_that_never_ends_is_cut_off(tmp_path: Path) -> None:
-    (episode,) = play(agent_config(tmp_path, timeout=0.5), _silent)
+    (episode,) = play(agent_config(tmp_path, timeout=5.0), _silent)
     assert (episode.outcome, episode.score, len(episode.steps)) == ("truncated", 0.0, 1)
 
 
@@ -300,6 +268,11 @@ def _raises(session: AgentSession) -> None:
     raise RuntimeError("out of\nluck")
 
 
+def _exits(session: AgentSession) -> None:
+    ask(session, "a")
+    raise SystemExit(1)
+
+
 def _asks_nothing(session: AgentSession) -> float:
     return 1.0
 
@@ -313,6 +286,7 @@ def _reports_nothing(session: AgentSession) -> None:
     ("agent", "said"),
     [
         (_raises, "the agent raised RuntimeError: out of luck"),
+        (_exits, "SystemExit"),
         (_asks_nothing, "without one request to the model"),
         (_reports_nothing, "ended without a report"),
     ],
@@ -342,16 +316,6 @@ def test_reports_are_taken_once_and_checked(tmp_path: Path) -> None:
 def by_length(task: Task, messages: list[dict[str, str]]) -> dict[str, Any]:
     """Score one for each turn of the user."""
     return {"score": sum(message["role"] == "user" for message in messages), "max_score": 2, "text": task.id}
-
-
-def test_a_scorer_returns_the_score_in_place_of_a_report(tmp_path: Path) -> None:
-    def agent(session: AgentSession) -> None:
-        ask(session, "a")
-        ask(session, "a", "heard a", "b")
-
-    config = agent_config(tmp_path, options={"scorer": "test_gateway_agents:by_length"})
-    (episode,) = play(config, agent)
-    assert (episode.score, episode.success, episode.final_observation.text) == (2.0, True, "one")
 
 
 def test_a_scorer_is_asked_where_the_run_ends_the_episode(tmp_path: Path) -> None:
@@ -411,79 +375,6 @@ def test_connections_end_with_the_loop_though_the_pool_stays_open(tmp_path: Path
         asyncio.run(run(pool))
         assert left[0].sock.recv(1) == b""  # an end, where a forgotten socket would keep it waiting
     left[0].close()
-
-
-def test_a_scorer_is_heard_instead_of_the_agent_also_after_silence(tmp_path: Path) -> None:
-    def boasts(session: AgentSession) -> None:
-        ask(session, "a")
-        session.report(1.0, reward=5.0, success=True, done=False)
-        threading.Event().wait(2.5)
-
-    config = agent_config(tmp_path, timeout=1.0, options={"scorer": "test_gateway_agents:by_length"})
-    (episode,) = play(config, boasts)
-    assert (episode.outcome, episode.score, episode.episode_return, episode.success) == ("truncated", 1.0, 1.0, False)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"tools": 5},
-        {"tools": [{"type": "function", "function": {1: 2}}], "messages": [{"role": ["user"], "content": "a"}]},
-        {"response_format": "json"},
-        {"model": ["x"]},
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": "x"}]}, {"role": "user", "content": "a"}]},
-    ],
-)
-def test_what_is_no_request_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
-    def agent(session: AgentSession) -> float:
-        address = urlsplit(session.base_url)
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
-        messages = {"messages": [{"role": "user", "content": "a"}]}
-        connection.request("POST", f"{address.path}/chat/completions", json.dumps(messages | body))
-        answer = connection.getresponse()
-        assert (answer.status, "error" in json.loads(answer.read())) in {(400, True), (404, True)}
-        connection.close()
-        ask(session, "b")
-        return 0.0
-
-    assert len(play(agent_config(tmp_path), agent)) == 1
-
-
-def test_rewards_without_a_finite_sum_are_refused(tmp_path: Path) -> None:
-    def agent(session: AgentSession) -> None:
-        ask(session, "a")
-        session.report(reward=1e30, done=False)
-        for reward in (1e30, 1e308):
-            with pytest.raises(ConfigError, match="sum of at most"):
-                session.report(reward=reward, done=False)
-        session.report(0.5, max_score=2.0, done=False)
-        session.report()
-
-    (episode,) = play(agent_config(tmp_path), agent)
-    assert (episode.score, episode.max_score, episode.success) == (0.5, 2.0, False), "the highest score stays"
-
-
-def test_reports_on_the_way_give_more_time(tmp_path: Path) -> None:
-    def agent(session: AgentSession) -> None:
-        ask(session, "a")
-        for _ in range(4):
-            threading.Event().wait(0.6)
-            session.report(0.1, done=False)
-        session.report(1.0)
-
-    (episode,) = play(agent_config(tmp_path, timeout=1.5), agent)
-    assert (episode.outcome, episode.score) == ("terminated", 1.0)
-
-
-def test_an_agent_that_exits_fails(tmp_path: Path) -> None:
-    errors: list[Trajectory] = []
-
-    def agent(session: AgentSession) -> None:
-        ask(session, "a")
-        raise SystemExit(1)
-
-    assert play(agent_config(tmp_path), agent, errors=errors) == []
-    assert "SystemExit" in errors[0].error
 
 
 def test_conversations_in_turn_keep_their_own_thinking(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_a_command_is_told_its_session_and_reports(tmp_path: Path) -> None:
 )
 def test_how_a_command_failed_is_said(tmp_path: Path, lines: str, said: str) -> None:
     errors: list[Trajectory] = []
-    play(command(tmp_path, lines), lambda _: None, errors=errors)
+    play(command(tmp_path, lines, timeout=60.0), lambda _: None, errors=errors)
     assert said in errors[0].error
 
 

@@ -84,15 +84,9 @@ def test_no_logits_of_all_tokens_exist() -> None:
 def test_an_architecture_that_caps_its_logits_is_scored_whole() -> None:
     torch.manual_seed(0)
     config = Gemma2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        final_logit_softcapping=3.0,
-    )
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, final_logit_softcapping=3.0,
+    )  # fmt: skip
     model = Gemma2ForCausalLM(config).eval()
     with pytest.warns(UserWarning, match="Gemma2ForCausalLM does more to its logits"):
         score = TokenScorer(model, 0.5, chunk=3)
@@ -109,14 +103,3 @@ def test_another_architecture_is_scored_by_its_head() -> None:
     assert score.parts is not None
     batch = some_batch()
     torch.testing.assert_close(score(batch.token_ids, batch.mask)[0], naive(model, batch, 1.0)[0], atol=2e-6, rtol=1e-5)
-
-
-def test_greedy_cannot_be_scored() -> None:
-    with pytest.raises(ValueError, match=r"rollout\.temperature"):
-        TokenScorer(tiny_model(), 0.0)
-
-
-def test_the_check_leaves_the_models_mode_alone() -> None:
-    model = tiny_model().train()
-    TokenScorer(model)
-    assert model.training

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from trailnotes.config.schema import LossConfig
 from trailnotes.learner import losses
+from trailnotes.learner.logprobs import Batch
 
 
 def row(*values: float) -> Tensor:
     return torch.tensor([values])
+
+
+def batch(length: int, advantages: Tensor | None = None) -> Batch:
+    zeros = torch.zeros(1, length)
+    advantages = zeros if advantages is None else advantages
+    return Batch(zeros.long(), zeros == 0, zeros, advantages, torch.tensor([False]))
 
 
 def mask(*values: int) -> Tensor:
@@ -46,18 +56,12 @@ def test_surrogate_by_hand(ratio: float, advantage: float, dual: float, loss: fl
     torch.testing.assert_close(found, row(loss))
 
 
-def test_ratio_one_gives_the_reinforce_gradient() -> None:
-    logprobs = row(-1.0, -2.0, -3.0).requires_grad_()
-    advantages = row(0.5, -2.0, 3.0)
-    losses.clipped_surrogate(losses.ratio(logprobs, logprobs.detach()), advantages, 0.2, 0.3, 10).sum().backward()
-    torch.testing.assert_close(logprobs.grad, -advantages)  # d/dlogp of -A logp
-
-
 def test_a_clipped_token_has_no_gradient_and_is_counted() -> None:
     ratios, advantages = row(1.5, 0.5, 50.0, 1.0, 1.5, 0.5), row(1.0, -1.0, -1.0, 1.0, -1.0, 1.0)
     logprobs = ratios.log().requires_grad_()
     losses.clipped_surrogate(losses.ratio(logprobs, torch.zeros(1, 6)), advantages, 0.2, 0.3, 10).sum().backward()
-    low, high, dual = losses.clip_events(ratios, advantages, 0.2, 0.3, 10)
+    found = losses.ppo(LossConfig(clip_low=0.2, clip_high=0.3, dual_clip=10.0), ratios.log(), batch(6, advantages))
+    low, high, dual = found[2:]
     assert high.tolist() == [[True, False, False, False, False, False]]
     assert low.tolist() == [[False, True, False, False, False, False]]
     assert dual.tolist() == [[False, False, True, False, False, False]]
@@ -65,15 +69,12 @@ def test_a_clipped_token_has_no_gradient_and_is_counted() -> None:
     assert (logprobs.grad == 0).tolist() == [[True, True, True, False, False, False]]
 
 
-def test_no_dual_clip_counts_none() -> None:
-    assert not losses.clip_events(row(50.0), row(-1.0), 0.2, 0.3)[2].any()
-
-
 def test_an_enormous_ratio_gives_a_finite_gradient() -> None:
-    logprobs = row(0.0).requires_grad_()
-    losses.clipped_surrogate(losses.ratio(logprobs, row(-1e4)), row(-1.0), 0.2, 0.3, 10).sum().backward()
-    assert logprobs.grad is not None
-    assert torch.isfinite(logprobs.grad).all()
+    for surrogate in (lambda rho, a: losses.clipped_surrogate(rho, a, 0.2, 0.3, 10), losses.shaped_surrogate):
+        logprobs = row(0.0).requires_grad_()
+        surrogate(losses.ratio(logprobs, row(-1e4)), row(-1.0)).sum().backward()
+        assert logprobs.grad is not None
+        assert torch.isfinite(logprobs.grad).all()
 
 
 def test_k3_by_hand() -> None:
@@ -98,17 +99,24 @@ LOGPROBS = row(-9.0, -1.0, -6.0, -9.0, -2.0, -5.0, -7.0)
 TRAINED = mask(0, 1, 1, 0, 1, 1, 0)
 
 
+def find_kept(logprobs: Tensor, trained: Tensor, unit: Any, off_policy: bool = True) -> list[list[int]]:
+    rows = replace(batch(trained.shape[1]), mask=trained, off_policy=torch.tensor([off_policy] * len(trained)))
+    kept: list[list[int]] = (
+        losses.find_kept(LossConfig(mask_logprob=-5.0, mask_unit=unit), logprobs, rows).int().tolist()
+    )
+    return kept
+
+
 def test_low_probability_tokens_go_alone_or_with_their_response() -> None:
-    by_token = losses.low_prob_mask(LOGPROBS, TRAINED, -5.0, "token")
-    by_response = losses.low_prob_mask(LOGPROBS, TRAINED, -5.0, "response")
-    assert by_token.int().tolist() == [[0, 1, 0, 0, 1, 1, 0]]  # -6 goes; exactly -5 stays
-    assert by_response.int().tolist() == [[0, 0, 0, 0, 1, 1, 0]]  # -1 goes with it; the second response stays
+    assert find_kept(LOGPROBS, TRAINED, "token") == [[0, 1, 0, 0, 1, 1, 0]]  # -6 goes; exactly -5 stays
+    assert find_kept(LOGPROBS, TRAINED, "response") == [[0, 0, 0, 0, 1, 1, 0]]  # -1 goes with it; the second stays
+    assert find_kept(LOGPROBS, TRAINED, "token", off_policy=False) == TRAINED.int().tolist()
 
 
 def test_responses_of_different_rows_are_apart() -> None:
     logprobs = torch.tensor([[0.0, 0.0, -9.0], [0.0, -1.0, -1.0]])
     trained = torch.tensor([[0, 1, 1], [0, 1, 1]]).bool()
-    assert losses.low_prob_mask(logprobs, trained, -5.0, "response").int().tolist() == [[0, 0, 0], [0, 1, 1]]
+    assert find_kept(logprobs, trained, "response") == [[0, 0, 0], [0, 1, 1]]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(-10, 0)), min_size=1, max_size=12))
@@ -117,9 +125,9 @@ def test_the_response_mask_is_the_token_mask_where_every_response_is_one_token(
 ) -> None:
     apart = [pair for token in tokens for pair in ((False, 0.0), token)]
     trained, logprobs = mask(*(int(t) for t, _ in apart)), row(*(p for _, p in apart))
-    by_token, by_response = (losses.low_prob_mask(logprobs, trained, -5.0, unit) for unit in ("token", "response"))
-    assert torch.equal(by_token, by_response)
-    assert not (by_token & ~trained).any()
+    by_token = find_kept(logprobs, trained, "token")
+    assert by_token == find_kept(logprobs, trained, "response")
+    assert not (torch.tensor(by_token).bool() & ~trained).any()
 
 
 @pytest.mark.parametrize(
@@ -147,13 +155,6 @@ def test_shaping_lets_improbable_tokens_learn_more_than_the_plain_ratio() -> Non
     assert (logprobs.grad.abs() > losses.ratio(logprobs, torch.zeros(1, 3)) * advantages.abs()).tolist() == [
         [True, False, True]
     ]
-
-
-def test_an_enormous_ratio_is_finite_when_shaped() -> None:
-    logprobs = row(0.0).requires_grad_()
-    losses.shaped_surrogate(losses.ratio(logprobs, row(-1e4)), row(-1.0)).sum().backward()
-    assert logprobs.grad is not None
-    assert torch.isfinite(logprobs.grad).all()
 
 
 def test_token_and_sequence_sums_by_hand() -> None:

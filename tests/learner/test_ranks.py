@@ -14,19 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM
 
-from sharded_cases import CASES, Case, alone, among, learn, model_of, rows_of
+from sharded_cases import CASES, alone, among, learn, model_of
 from tiny import VOCABULARY, tiny_model
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.logprobs import TokenScorer, is_packing_supported, share_prefixes
-from trailnotes.learner.samples import (
-    PackingMode,
-    Ranks,
-    distribute_rows,
-    dummy_sample,
-    make_microbatches,
-    split_microbatches,
-)
+from trailnotes.learner.logprobs import TokenScorer, is_packing_supported
+from trailnotes.learner.samples import PackingMode, Ranks, make_microbatches, split_microbatches
 from trailnotes.types import Sample
 
 pytestmark = [
@@ -41,8 +34,13 @@ def rows(*lengths: int) -> list[Any]:
 
 
 def test_the_longest_rows_go_to_different_ranks() -> None:
-    assert distribute_rows(rows(1, 9, 5, 8, 2), 2) == [[0, 1, 4], [2, 3]]  # 9 | 8 5 | 2 1 |
-    assert distribute_rows(rows(3), 3) == [[0], [], []]
+    def share(world: int, *lengths: int) -> list[list[int]]:
+        ranks: list[Any] = [SimpleNamespace(rank=rank, world=world) for rank in range(world)]
+        cuts = [split_microbatches(rows(*lengths), 1000, each) for each in ranks]
+        return [sorted(i for batch in cut for i in batch) for cut in cuts]
+
+    assert share(2, 1, 9, 5, 8, 2) == [[0, 1, 4], [2, 3]]  # 9 | 8 5 | 2 1 |
+    assert share(3, 3) == [[0], [], []]
 
 
 @given(
@@ -64,19 +62,13 @@ def test_every_row_is_in_one_micro_batch_of_one_rank_and_all_ranks_pass_as_often
 
 
 def test_alone_nothing_changes() -> None:
-    some = rows(5, 3, 9, 3)
-    assert split_microbatches(some, 10, Ranks()) == make_microbatches(some, 10) == [[1, 3], [0], [2]]
+    assert split_microbatches(rows(5, 3, 9, 3), 10, Ranks()) == [[1, 3], [0], [2]]
 
 
 def test_joined_rows_count_without_padding() -> None:
-    assert make_microbatches(rows(1, 2, 4, 8), 8, "joined") == [[0, 1, 2], [3]]
-    assert make_microbatches(rows(1, 2, 4, 8), 8) == [[0, 1], [2], [3]]
-
-
-def test_an_opening_is_two_tokens_that_teach_nothing() -> None:
-    short = dummy_sample(rows_of(Case())[0])
-    assert (len(short.token_ids), short.loss_mask, short.advantages) == (2, (0, 1), (0.0, 0.0))
-    assert dummy_sample(replace(short, token_ids=(7, 8))).token_ids == (7, 8)
+    lengths = [(0,) * length for length in (1, 2, 4, 8)]
+    assert make_microbatches(lengths, 8, "joined") == [[0, 1, 2], [3]]
+    assert make_microbatches(lengths, 8) == [[0, 1], [2], [3]]
 
 
 @pytest.mark.parametrize(("name", "packing"), [("empo2, held rows", "joined"), ("lora, KL", "joined")])
@@ -87,17 +79,6 @@ def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, pack
     assert furthest(padded, joined) <= 1e-5
     assert joined["metrics"]["tokens_forward"] < padded["metrics"]["tokens_forward"]
     assert_equal_metrics(padded, joined)
-
-
-def test_what_rows_begin_with_is_computed_once() -> None:
-    rows = [(1, 2, 3, 4, 9), (1, 2, 3, 5, 6, 9), (7, 8, 9), (1, 2, 3, 9), (1, 2, 3, 8)]
-    layout = share_prefixes(rows, torch.device("cpu"))
-    assert layout.token_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]  # the last of each is never read
-    assert layout.position_ids.tolist() == [[0, 1, 2, 3, 3, 4, 0, 1]]
-    assert layout.place.tolist() == [[0, 1, 2, 3, 0], [0, 1, 2, 4, 5], [6, 7, 0, 0, 0], *[[0, 1, 2, 0, 0]] * 2]
-    queries = torch.cat([group.place.flatten() for group in layout.groups])
-    assert queries[layout.source].tolist() == [*range(8)]  # attention has an answer for each
-    assert sum(len(group.place) for group in layout.groups) == 4  # and the last row, which adds no token, asks nothing
 
 
 def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:

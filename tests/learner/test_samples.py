@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from tiny import episode, group, step, trajectory
 from trailnotes.learner.samples import (
     build_samples,
-    has_advantage,
     iter_minibatches,
     make_microbatches,
-    replace_behavior_logprobs,
 )
 from trailnotes.types import Mode, Sample, Trajectory
 
@@ -40,14 +38,6 @@ def test_an_episode_becomes_one_row() -> None:
     assert sample.behavior_logprobs == (0.0, 0.0, -0.1, -0.2, 0.0, -0.1)
     assert sample.advantages == (0.0, 0.0, 1.5, 1.5, 0.0, 1.5)
     assert not sample.off_policy
-
-
-def test_one_row_for_each_step() -> None:
-    steps = [step([1, 2], [3, 4]), step([1, 2, 3, 4, 5], [6])]
-    first, second = build_samples([group(trajectory(steps))], [[1.0]], rows="step")
-    assert (first.token_ids, first.loss_mask) == ((1, 2, 3, 4), (0, 0, 1, 1))
-    assert (second.token_ids, second.loss_mask) == ((1, 2, 3, 4, 5, 6), (0, 0, 0, 0, 0, 1))
-    assert second.trajectory == 0
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3, 9, 5], [1, 2, 3], [9]])
@@ -106,25 +96,6 @@ def test_trajectories_are_counted_over_all_groups() -> None:
     assert [(s.trajectory, s.advantages[1]) for s in samples] == [(0, 1.0), (1, 2.0), (2, 3.0)]
 
 
-def test_permuting_trajectories_permutes_rows() -> None:
-    episodes = [episode(random.Random(i), 2) for i in range(4)]
-    samples = build_samples([group(*episodes)], [[0.0, 1.0, 2.0, 3.0]])
-    order = [2, 0, 3, 1]
-    permuted = build_samples([group(*(episodes[i] for i in order))], [[float(i) for i in order]])
-    assert [replace(s, trajectory=0) for s in permuted] == [replace(samples[i], trajectory=0) for i in order]
-
-
-def test_a_failed_episode_is_refused() -> None:
-    failed = replace(trajectory([step([1], [2])]), outcome="error", error="worker died")
-    with pytest.raises(ValueError, match=r"worker died.*drop or replace"):
-        build_samples([group(failed)], [[1.0]])
-
-
-def test_a_policy_without_token_ids_cannot_be_trained() -> None:
-    with pytest.raises(ValueError, match="no prompt token ids"):
-        build_samples([group(trajectory([step([], [])]))], [[1.0]])
-
-
 def test_each_step_may_have_an_advantage_of_its_own() -> None:
     steps = [step([1, 2], [3, 4]), step([1, 2, 3, 4, 5], [6]), step([9], [8, 8])]  # the last one forks a row
     first, second = build_samples([group(trajectory(steps))], [[np.array([0.5, -1.0, 2.0])]])
@@ -140,37 +111,31 @@ def test_the_same_number_for_each_step_is_one_for_the_trajectory(
     assert build_samples(groups, [[np.full(turns, 0.7), [0.1]]]) == build_samples(groups, [[0.7, 0.1]])
 
 
-@pytest.mark.parametrize("advantage", [[], [1.0], [1.0, 2.0, 3.0], [[1.0, 2.0]]])
-def test_steps_and_their_advantages_must_be_as_many(advantage: list[float]) -> None:
-    with pytest.raises(ValueError, match="2 steps but advantages of shape"):
-        build_samples([group(trajectory([step([1], [2]), step([1, 2], [3])]))], [[advantage]])
+ONE = trajectory([step([1], [2])])
+TWO = trajectory([step([1], [2]), step([1, 2], [3])])
 
 
-@pytest.mark.parametrize("advantages", [[], [[1.0, 2.0]], [[]]])
-def test_advantages_must_match_the_groups(advantages: list[list[float]]) -> None:
-    with pytest.raises(ValueError, match="one number for each trajectory"):
-        build_samples([group(trajectory([step([1], [2])]))], advantages)
+@pytest.mark.parametrize(
+    ("episode", "advantages", "named"),
+    [
+        (replace(ONE, outcome="error", error="worker died"), [[1.0]], "worker died"),
+        (trajectory([step([], [])]), [[1.0]], "no prompt token ids"),
+        *((TWO, [[steps]], "2 steps") for steps in ([], [1.0], [1.0, 2.0, 3.0], [[1.0, 2.0]])),
+        *((ONE, advantages, "each trajectory") for advantages in ([], [[1.0, 2.0]], [[]])),
+    ],
+)
+def test_what_makes_no_rows_is_refused(episode: Trajectory, advantages: list[list[float]], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        build_samples([group(episode)], advantages)
 
 
 def test_steps_that_sampled_nothing_make_no_row() -> None:
     assert build_samples([group(trajectory([step([1], [])]), trajectory([]))], [[1.0, 1.0]]) == []
 
 
-def test_other_denominators() -> None:
-    sample = one_row(trajectory([step([1], [2])]))
-    (changed,) = replace_behavior_logprobs([sample], [(0.0, -7.0)])
-    assert changed == replace(sample, behavior_logprobs=(0.0, -7.0))
-
-
-def test_has_advantage() -> None:
-    one = trajectory([step([1], [2])])
-    assert has_advantage(one_row(one, -0.1))
-    assert not has_advantage(one_row(one, 0.0))
-
-
 @given(st.lists(st.integers(2, 40), max_size=20), st.integers(1, 100))
 def test_microbatches_hold_each_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
-    batches = make_microbatches([blank(n) for n in lengths], budget)
+    batches = make_microbatches([(0,) * n for n in lengths], budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
@@ -178,7 +143,7 @@ def test_microbatches_hold_each_row_once_within_the_budget(lengths: list[int], b
 
 def test_microbatches_by_hand() -> None:
     # sorted: 2 3 5 9; 2 * 3 = 6 fits 10, 3 * 5 = 15 does not; 2 * 9 does not
-    assert make_microbatches([blank(n) for n in (9, 2, 5, 3)], 10) == [[1, 3], [2], [0]]
+    assert make_microbatches([(0,) * n for n in (9, 2, 5, 3)], 10) == [[1, 3], [2], [0]]
 
 
 def cut(samples: list[Sample], size: int, seed: int = 0) -> list[list[int]]:
@@ -193,11 +158,6 @@ def test_minibatches_count_trajectories_not_rows(owners: list[int], size: int, s
     counts = [len({owners[i] for i in batch}) for batch in batches]
     assert all(count == (size or len(set(owners))) for count in counts[:-1])
     assert sum(counts) == len(set(owners))  # the rows of a trajectory stay together
-
-
-def test_the_order_of_minibatches_is_the_seeds() -> None:
-    samples = [blank(3, i) for i in range(30)]
-    assert cut(samples, 4, 1) == cut(samples, 4, 1) != cut(samples, 4, 2)
 
 
 @pytest.mark.parametrize("rows", ["auto", "step"])

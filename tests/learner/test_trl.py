@@ -36,23 +36,11 @@ def make_trainer(directory: Path, **settings: Any) -> Any:
     from datasets import Dataset
 
     config = trl.GRPOConfig(
-        output_dir=str(directory),
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_completion_length=5,
-        max_steps=1,
-        epsilon=0.2,
-        epsilon_high=0.3,
-        delta=10.0,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
+        output_dir=str(directory), per_device_train_batch_size=8, num_generations=4, max_completion_length=5,
+        max_steps=1, epsilon=0.2, epsilon_high=0.3, delta=10.0, use_cpu=True, bf16=False, gradient_checkpointing=False,
         use_bias_correction_kl=False,  # the plain k3 of the GRPO paper
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        **settings,
-    )
+        report_to=[], save_strategy="no", disable_tqdm=True, **settings,
+    )  # fmt: skip
     return trl.GRPOTrainer(
         model=tiny_model(),
         reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids],

@@ -10,8 +10,6 @@ import pytest
 
 from adaptrun import Guesser, adapt_by
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.toml import load_config
-from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import EMPTY_TEXT, make_prompt_memory
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
@@ -27,10 +25,6 @@ def memory() -> TipMemory:
     return memory
 
 
-def test_own_tips_are_the_memory_itself(memory: TipMemory) -> None:
-    assert make_prompt_memory(memory, "own") is memory
-
-
 def test_tips_of_another_family_are_found_always_the_same(memory: TipMemory) -> None:
     control = make_prompt_memory(memory, "other")
     for task in TASKS:
@@ -39,13 +33,6 @@ def test_tips_of_another_family_are_found_always_the_same(memory: TipMemory) -> 
         assert len({tip.namespace for tip in found}) == 1
         assert [tip.score for tip in found] == [0.5, 0.0], "the best first"
         assert found == control.search(task, "here", 10) == asyncio.run(control.search_async(task, "here", 10))
-
-
-def test_a_task_of_the_same_family_serves_where_there_is_no_other_family(memory: TipMemory) -> None:
-    for task in TASKS[2:]:
-        with memory.store.transaction():
-            memory.store.delete([tip.id for tip in memory.store.load_tips(task) if tip.id])
-    assert {tip.namespace for tip in make_prompt_memory(memory, "other").search(TASKS[0], "here", 10)} == {TASKS[1]}
 
 
 @pytest.mark.parametrize("scope", ["task", "family"])
@@ -82,25 +69,12 @@ def test_no_more_is_shown_than_the_task_has_of_its_own(memory: TipMemory) -> Non
     assert control.search("maze/amber/train-2", "here", 10) == [], "a task that has none is shown none"
 
 
-def test_an_only_task_has_no_other() -> None:
-    memory = open_memory(None, MemoryConfig())
-    memory.add([Tip("alone", "a tip", "here", 1.0)])
-    assert make_prompt_memory(memory, "other").search("alone", "here", 10) == []
-
-
 def test_empty_tips_have_scores_but_no_words(memory: TipMemory) -> None:
     control = make_prompt_memory(memory, "empty")
     found, own = control.search(TASKS[0], "here", 10), memory.search(TASKS[0], "here", 10)
     assert [(tip.text, tip.action, tip.score) for tip in found] == [(EMPTY_TEXT, "", tip.score) for tip in own]
     assert len(found) == 2
     assert found == asyncio.run(control.search_async(TASKS[0], "here", 10))
-
-
-def test_a_control_sees_what_is_written_later(memory: TipMemory, tmp_path: Path) -> None:
-    control = make_prompt_memory(memory, "other")
-    memory.add([Tip(task, "best", "here", 1.0) for task in TASKS])
-    assert {control.search(task, "here", 1)[0].text for task in TASKS} == {"best"}
-    assert control.stats() == memory.stats()
 
 
 def test_readers_of_a_control_count_for_no_tip() -> None:
@@ -130,17 +104,3 @@ def test_panels_have_a_control_of_their_own(section: str, show: str, curve: list
     sections[section] = sections.get(section, {}) | {"show_tips": show}
     rows = adapt_by(Guesser(), "empo2-tips", tmp_path, **sections)
     assert [row.mean for row in rows] == curve
-
-
-@pytest.mark.parametrize("method", ["rememberer", "retrospex"])
-def test_a_method_that_shows_no_tips_refuses_a_control(method: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f'{method} shows no tips: set eval.show_tips = "own"'):
-        adapt_by(Guesser(), method, tmp_path, eval={"show_tips": "other"}, rememberer={"epochs": 0})
-
-
-@pytest.mark.parametrize("method", ["grpo", "lamer"])
-def test_a_training_that_shows_no_tips_refuses_a_control_of_its_own_and_none_of_its_panels(method: str) -> None:
-    words = ["--algorithm.name", method, "--empo2.author_credit", "0"]
-    assert load_config(None, [*words, "--eval.show_tips", "other"]).eval.show_tips == "other"
-    with pytest.raises(ConfigError, match=r'algorithm.show_tips = "own"'):
-        load_config(None, [*words, "--algorithm.show_tips", "empty"])

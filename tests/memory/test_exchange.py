@@ -17,9 +17,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import clean_tip, open_memory, reembed
 from trailnotes.memory import exchange as p
-from trailnotes.memory import store as store_module
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
-from trailnotes.memory.tip_stats import TipExposure
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Tip
@@ -61,88 +59,11 @@ def test_looking(memory: TipMemory) -> None:
             p.require_tip(store, tip_id)
 
 
-def test_a_list_reads_no_more_tips_than_it_shows(memory: TipMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, read = memory.store, store_module.parse_tip_row
-    with store.transaction():
-        store.record_exposures(
-            [TipExposure(1, 1.0, 0.5), TipExposure(1, 1.0, 0.5), TipExposure(2, 1.0, 0.9), TipExposure(3, 0.0, None)]
-        )
-        store.retire([4], "oldest", "room")
-    orders: dict[p.By, list[int]] = {
-        "recency": [3, 2, 1], "score": [3, 2, 1], "shown": [1, 3, 2], "worth": [2, 1, 3],
-    }  # fmt: skip
-    for by, order in orders.items():
-        assert [tip.id for tip in p.list_tips(store, by=by)] == order
-        made: list[object] = []
-        monkeypatch.setattr(store_module, "parse_tip_row", lambda row, made=made: made.append(row) or read(row))
-        assert [tip.id for tip in p.list_tips(store, by=by, limit=2)] == order[:2]
-        assert len(made) == 2
-    assert [tip.id for tip in p.list_tips(store, retired=True)] == [4]
-    assert len(p.list_tips(store, limit=2**70)) == 3
-
-
-def test_an_empty_memory_is_made_once(tmp_path: Path) -> None:
-    with p.create_store(tmp_path / "new.db", "hashing") as store:
-        assert (store.stats()["tips"], store.identity.dim) == (0, 256)
-        assert p.add_tip(store, "cellar", "mind the step").id == 1
-    with pytest.raises(MemoryStoreError, match="exists: name a new file"):
-        p.create_store(tmp_path / "new.db", "hashing")
-
-
 def test_a_file_of_tips_is_no_damaged_memory(tmp_path: Path) -> None:
     for count in (1, 100):  # shorter than any database, and longer
         path = lines(tmp_path / "tips.jsonl", *[record(text=f"tip {number}") for number in range(count)])
         with pytest.raises(MemoryStoreError, match=r"is no memory file: "):
             p.open_store(path)
-
-
-def test_a_file_is_found_by_its_run_directory(memory: TipMemory, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "memory.db"):
-        with closing(p.open_store(path)) as store:
-            assert store.stats()["tips"] == 4
-
-
-def test_editing(memory: TipMemory) -> None:
-    store = memory.store
-    memory.search("cellar", "q", 1)  # a page is cached
-    assert p.edit_tip(store, 3, ' turn "left" \n').text == "turn 'left'"
-    assert memory.search("cellar", "q", 1)[0] == p.require_tip(store, 3)
-    for tip_id, text, message in [(3, "\x00!", "needs a letter"), (9, "text", "no tip 9")]:
-        with pytest.raises(MemoryStoreError, match=message):
-            p.edit_tip(store, tip_id, text)
-
-
-def test_similarities_stand_beside_what_is_found(memory: TipMemory) -> None:
-    found = p.search_tips(memory.store, "cellar", "a damp room 1")
-    key, other = HashingEmbedder().embed(["a damp room 1", "a damp room 0"])
-    assert [each.tip.id for each in found] == [2, 3, 1], "the newest first among equally similar ones"
-    assert [each.similarity for each in found] == pytest.approx([1.0, key @ other, key @ other], abs=1e-6)
-    p.enable_tips(memory.store, [2], enabled=False)
-    assert [each.tip.id for each in p.search_tips(memory.store, "cellar", "a damp room 1", 1)] == [3]
-
-
-def test_unknown_names_are_refused(memory: TipMemory, tmp_path: Path) -> None:
-    store = memory.store
-    for ask in (
-        lambda: p.list_tips(store, "celler"),
-        lambda: p.search_tips(store, "celler", "q"),
-        lambda: p.export_tips(store, tmp_path / "tips.jsonl", "celler"),
-    ):
-        with pytest.raises(MemoryStoreError, match="no tip of 'celler': it has tips of cellar, attic"):
-            ask()
-    with open_memory(tmp_path / "empty.db", ANY) as empty, pytest.raises(MemoryStoreError, match="no tip of 'cellar'"):
-        p.list_tips(empty.store, "cellar")
-
-
-def test_a_corrected_tip_may_get_a_better_score(memory: TipMemory) -> None:
-    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [3, 2, 1]
-    assert p.edit_tip(memory.store, 1, "the key is under the mat", score=9).score == 9.0
-    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [1, 3, 2]
-    assert p.edit_tip(memory.store, 1, score=-1).text == "the key is under the mat"
-    with pytest.raises(MemoryStoreError, match="nothing to change"):
-        p.edit_tip(memory.store, 1)
-    with pytest.raises(MemoryStoreError, match="finite number"):
-        p.edit_tip(memory.store, 1, score=float("nan"))
 
 
 def test_a_tip_of_ones_own(memory: TipMemory) -> None:
@@ -178,32 +99,6 @@ def test_switching_off_and_on(memory: TipMemory) -> None:
     assert not p.require_tip(memory.store, 3).enabled, "all or none"
 
 
-def test_all_are_switched_in_two_steps(memory: TipMemory) -> None:
-    store, asked = memory.store, list[str]()
-    memory.add([Tip("cellar", f"more {number}", "k", 0.0) for number in range(200)])
-    assert p.enable_tips(store, [2], enabled=False) == 1
-    with store.transaction():
-        store.retire([3], "oldest", "room")
-    before = len(store.load_owner_changes(after=0))
-    memory.search("cellar", "q", 1)  # a page is cached
-    store._connection.set_trace_callback(asked.append)
-    assert p.enable_all(store, enabled=False) == 202
-    store._connection.set_trace_callback(None)
-    assert len(set(asked)) < 20  # triggers name the same ones again and again
-    assert memory.search("cellar", "q", 9) == []
-    assert [change.fields for change in store.load_owner_changes(after=before)] == [{"enabled": False}] * 202
-    assert p.enable_all(store) == 203, "that which was off before, too"
-    assert [tip.id for tip in store.load_tips() if not tip.enabled] == [3], "what is retired stays so"
-    assert p.enable_all(store) == 0
-
-
-def test_deleting(memory: TipMemory) -> None:
-    with pytest.raises(MemoryStoreError, match="no tip 9"):
-        p.delete_tips(memory.store, [1, 9])
-    assert p.delete_tips(memory.store, [1, 3, 1]) == 2
-    assert [tip.id for tip in memory.search("cellar", "q", 9)] == [2]
-
-
 # --- export and import --------------------------------------------------------------------------------------------
 
 
@@ -224,15 +119,6 @@ def test_export_is_readable_and_ordered(memory: TipMemory, tmp_path: Path) -> No
         p.export_tips(memory.store, tmp_path / "memory.db" / "tips.jsonl")
 
 
-def test_a_failed_export_leaves_the_old_file(memory: TipMemory, tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "tips.jsonl"
-    path.write_text("old")
-    monkeypatch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(MemoryStoreError, match="No space left"):
-        p.export_tips(memory.store, path)
-    assert path.read_text() == "old"
-
-
 def test_imported_tips_are_marked_and_wait(memory: TipMemory, tmp_path: Path) -> None:
     path = lines(tmp_path / "in.jsonl", record(), record(text="another", enabled=True, imported=False, id=1, support=4))
     assert p.import_tips(memory.store, path) == (2, 0)
@@ -245,17 +131,11 @@ def test_imported_tips_are_marked_and_wait(memory: TipMemory, tmp_path: Path) ->
     assert {tip.text for tip in memory.search("cellar", "q", 9)} == {"tip 0", "tip 1", "tip 2", "from afar", "another"}
 
 
-def test_import_enabled_at_capacity(memory: TipMemory, tmp_path: Path) -> None:
-    path = lines(tmp_path / "in.jsonl", record(text="one"), record(text="two"))
-    assert p.import_tips(memory.store, path, enable=True, config=MemoryConfig(capacity=3)) == (2, 0)
-    assert [tip.text for tip in p.list_tips(memory.store, "cellar")] == ["two", "one", "tip 2"]
-
-
 def test_an_import_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = lines(tmp_path / "in.jsonl", *(record(text=text) for text in ("one", "two", "one", "three", "four")))
     add, batches = p.add_imported, []
 
-    def add_one_batch(memory: TipMemory, tips: list[Tip]) -> p.ImportResult:
+    def add_one_batch(memory: TipMemory, tips: list[Tip]) -> int:
         if batches:
             raise KeyboardInterrupt
         batches.append(tips)
@@ -295,25 +175,12 @@ def test_import_from_another_memory(memory: TipMemory, tmp_path: Path, name: str
         assert theirs.store.load_tips() == expected
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("{", "[1]", json.dumps(record())[:-5]), pytest.param("[" * 100_000, id="nested"),
-        *(json.dumps(record(**fields)) for fields in (
-            {"mood": "good"}, {"text": 7}, {"text": "\x00 ..."}, {"score": "high"}, {"score": True},
-            {"score": float("nan")}, {"max_score": float("inf")}, {"score": 10**400}, {"version": 2**63},
-            {"enabled": 1},
-        )),
-        json.dumps({"namespace": "cellar", "text": "t", "key": "k"}), '"\udcff"',
-    ],
-)  # fmt: skip
-def test_malformed_lines_are_named_and_nothing_is_imported(
-    memory: TipMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+def test_a_malformed_line_keeps_the_whole_file_out(
+    memory: TipMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(p, "IMPORT_BATCH", 1)  # even what stands before it
     path = tmp_path / "in.jsonl"
-    lines = [json.dumps(record()), "", line, json.dumps(record(text="last"))]
-    path.write_bytes("\n".join(lines).encode(errors="surrogateescape"))
+    path.write_text(f"{json.dumps(record())}\n\n{json.dumps(record())[:-5]}\n{json.dumps(record(text='last'))}")
     with pytest.raises(MemoryStoreError, match=r"in\.jsonl has 1 malformed lines.*line 3: "):
         p.import_tips(memory.store, path)
     with pytest.raises(MemoryStoreError, match="cannot read"):
@@ -322,7 +189,7 @@ def test_malformed_lines_are_named_and_nothing_is_imported(
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-NUMBER = st.floats(allow_nan=False, allow_infinity=False, width=64)
+NUMBER = st.floats(-1e30, 1e30)
 TIPS = st.builds(
     Tip,
     namespace=TEXT,
@@ -387,12 +254,3 @@ def test_what_a_memory_has_of_its_own_is_not_imported_again(memory: TipMemory, t
     assert p.import_tips(memory.store, tmp_path / "tips.jsonl") == (1, 3), "what was deleted comes back"
     assert p.import_tips(memory.store, tmp_path / "tips.jsonl") == (0, 4)
     assert sorted(tip.text for tip in p.list_tips(memory.store)) == ["mind the lamp", "tip 0", "tip 1", "tip 2"]
-
-
-def test_a_score_above_the_highest_becomes_the_highest(memory: TipMemory) -> None:
-    edited = p.edit_tip(memory.store, 1, score=5)
-    assert (edited.score, edited.max_score) == (5.0, 5.0) == (p.require_tip(memory.store, 1).score, 5.0)
-    lower = p.edit_tip(memory.store, 1, score=0.5)
-    assert (lower.score, lower.max_score) == (0.5, 5.0)
-    added = p.add_tip(memory.store, "attic", "mind the step", score=7)
-    assert (added.score, added.max_score) == (7.0, 7.0)

@@ -17,7 +17,6 @@ from index_workers import EXACT, NEAREST, Directions
 
 from trailnotes.memory import TipMemory, exchange, index, open_memory
 from trailnotes.memory.index import IndexStamp, TipIndex
-from trailnotes.memory.owner import rewind_to_snapshot
 from trailnotes.types import Task, Tip
 
 pytest.importorskip("faiss", reason="the index needs the extra index")
@@ -61,84 +60,6 @@ def test_it_finds_what_an_exact_search_does(path: Path) -> None:
         assert memory.store._index is not None
         assert exact.store._index is None
     assert sum(len(ours & theirs) for ours, theirs in pairs) >= 0.98 * 10 * len(queries)
-
-
-def test_a_search_beside_the_index_is_as_it_was(path: Path) -> None:
-    """Below `exact_below` nothing is made beside the file, and every tip is a candidate."""
-    with opened(path, exact_below=301, order=("score",)) as memory:
-        memory.add(tips(0, 300))
-        assert found(memory, "anything", 3) == ["tip 299", "tip 298", "tip 297"]
-        assert memory.store._index is None
-    assert [file.name for file in path.parent.iterdir()] == ["memory.db"]
-
-
-def test_the_order_chooses_among_the_nearest_candidates(path: Path) -> None:
-    filled(path)
-    with opened(path, order=("score",), candidates=16) as memory:
-        near = {tip.text for tip, _ in memory.search_nearest("task", "key 5", 100)}
-        first = found(memory, "key 5", 2)
-        assert set(first) <= near, "the best of the 16 that the index named, not of all 300"
-        assert first == sorted(first, key=lambda text: -int(text.split()[1]))
-        assert first != ["tip 299", "tip 298"]
-
-
-def test_a_write_is_found_by_the_next_search_of_anybody(path: Path) -> None:
-    filled(path)
-    with opened(path) as memory, opened(path) as other:
-        for number in range(300, 310):
-            memory.add(tips(number, number + 1))
-            assert found(other, f"key {number}", 1) == found(memory, f"key {number}", 1) == [f"tip {number}"]
-
-
-def test_what_is_deleted_disabled_or_moved_is_not_found_and_what_is_enabled_is(path: Path) -> None:
-    filled(path)
-    with opened(path) as memory, opened(path) as other:
-        for reader in (memory, other):
-            assert found(reader, "key 7", 1) == ["tip 7"]
-        exchange.enable_tips(memory.store, [8], enabled=False)
-        assert all("tip 7" not in found(reader, "key 7", 300) for reader in (memory, other))
-        exchange.enable_tips(memory.store, [8])
-        assert all(found(reader, "key 7", 1) == ["tip 7"] for reader in (memory, other))
-        memory.add([Tip("task", "tip 7", "another key", 0.0)])
-        assert all(found(reader, "another key", 1) == ["tip 7"] for reader in (memory, other))
-        exchange.delete_tips(memory.store, [8])
-        assert all("tip 7" not in found(reader, "another key", 300) for reader in (memory, other))
-
-
-def test_imported_tips_wait_for_their_owner_outside_the_index(path: Path) -> None:
-    filled(path)
-    with opened(path) as memory:
-        memory.add([Tip("task", "theirs", "their key", 0.0, imported=True, enabled=False)])
-        assert "theirs" not in found(memory, "their key", 301)
-        assert len(memory.store._index or ()) == 300
-        exchange.enable_tips(memory.store, [301])
-        assert found(memory, "their key", 1) == ["theirs"]
-
-
-def test_another_task_s_tips_are_never_found(path: Path) -> None:
-    filled(path)
-    with opened(path) as memory:
-        memory.add(tips(0, 20, "small"))
-        theirs = memory.search("small", "key 100", 300)
-        assert {tip.namespace for tip in theirs} == {"small"}
-        assert len(theirs) == 20
-
-
-def test_an_undone_transaction_leaves_nothing_in_the_index(path: Path) -> None:
-    filled(path)
-    with opened(path) as memory:
-        with pytest.raises(KeyboardInterrupt):
-            _interrupted(memory)
-        memory.add([Tip("task", "in its place", "a place", 0.0)])
-        assert found(memory, "a place", 1) == ["in its place"]
-        assert "tip 300" not in found(memory, "key 300", 400)
-
-
-def _interrupted(memory: TipMemory) -> None:
-    with memory.store.transaction():
-        memory.store.insert(tips(300, 301)[0], Directions().embed(["key 300"])[0])
-        assert found(memory, "key 300", 1) == ["tip 300"]
-        raise KeyboardInterrupt
 
 
 def test_it_is_saved_and_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,25 +126,6 @@ def test_the_index_of_another_file_or_embedder_is_not_used(path: Path, tmp_path:
         assert found(memory, "key 9", 300)[-1] == "tip 9"
 
 
-def test_going_back_is_exact(path: Path, tmp_path: Path) -> None:
-    """The numbers of writes after a snapshot are given again: what the index knew of them is of another time."""
-    for way in ("restore", "go back"):
-        with opened(path) as memory, opened(path) as other:
-            memory.add(tips(0, 100))
-            memory.snapshot(tmp_path / "saved.db")
-            memory.add([Tip("task", f"late {number}", f"late key {number}", 0.0) for number in range(50)])
-            for reader in (memory, other):
-                assert found(reader, "late key 3", 1) == ["late 3"]
-            if way == "restore":
-                memory.restore(tmp_path / "saved.db")
-            else:
-                rewind_to_snapshot(memory, tmp_path / "saved.db", tmp_path / "aside.jsonl")
-            memory.add([Tip("task", f"anew {number}", f"new key {number}", 0.0) for number in range(50)])
-            for reader in (memory, other):
-                assert found(reader, "new key 3", 1) == ["anew 3"]
-                assert not [text for text in found(reader, "late key 3", 200) if text.startswith("late")]
-
-
 @pytest.mark.parametrize("wrote", [0, 50, 150])
 def test_the_index_of_a_file_that_a_backup_took_the_place_of_is_not_used(
     path: Path, tmp_path: Path, wrote: int
@@ -245,19 +147,6 @@ def test_the_index_of_a_file_that_a_backup_took_the_place_of_is_not_used(
         assert found(memory, "key 2", 1) == ["tip 2"]
 
 
-def test_the_index_is_used_on_by_the_next_session(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(path)
-    with opened(path) as memory, opened(path) as other:
-        for number in range(300, 310):
-            (memory if number % 2 else other).add(tips(number, number + 1))
-        assert found(memory, "key 305", 1) == ["tip 305"]
-    monkeypatch.setattr(TipIndex, "create", lambda *_: pytest.fail("it was built again"))
-    for number in range(310, 314):
-        with opened(path) as memory:
-            memory.add(tips(number, number + 1))
-            assert found(memory, f"key {number}", 1) == [f"tip {number}"]
-
-
 def test_a_full_disk_costs_the_index_and_nothing_else(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -272,12 +161,6 @@ def test_a_full_disk_costs_the_index_and_nothing_else(
         assert found(memory, "key 9", 1) == ["tip 9"]
 
 
-def test_without_the_library_every_search_is_exact(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes.memory.tips.is_faiss_installed", lambda: False)
-    filled(path)
-    assert not list(path.parent.glob("*-index"))
-
-
 def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "SAMPLE_PER_LIST", 1)
     filled(path)
@@ -289,23 +172,6 @@ def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: p
             assert found(memory, "key 250", 1) == ["tip 250"]
         assert memory.store._index is not first
         assert len(memory.store._index or ()) < 150
-
-
-def test_what_was_retired_is_not_found_and_comes_back_when_it_is_written_again(path: Path) -> None:
-    filled(path)
-    with opened(path, capacity=300) as memory, opened(path, capacity=300) as other:
-        for number in range(300, 900, 60):
-            memory.add(tips(number, number + 60))
-            kept = {f"tip {each}" for each in range(number - 240, number + 60)}
-            assert set(found(other, "key 7", 900)) == set(found(memory, "key 7", 900)) == kept
-        memory.add(tips(7, 8))
-        assert all("tip 7" in found(reader, "key 7", 300) for reader in (memory, other)), "it was written again"
-
-
-def test_a_million_tips_of_one_key_are_one_list(path: Path) -> None:
-    with opened(path) as memory:
-        memory.add([Tip("task", f"tip {number}", "the same key", float(number)) for number in range(500)])
-        assert len(found(memory, "the same key", 20)) == 20
 
 
 def test_stamps_lead_only_forward_within_one_era() -> None:

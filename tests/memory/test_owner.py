@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import exchange as p
 from trailnotes.memory import open_memory, schema
-from trailnotes.memory.owner import reconcile, rewind_to_snapshot
+from trailnotes.memory.exchange import reconcile, rewind_to_snapshot
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.memory.tips import TipMemory
@@ -75,13 +74,6 @@ def test_later_tips_are_set_aside(memory: TipMemory, tmp_path: Path) -> None:
     assert back(memory, tmp_path) == ["late", "one"]
     assert rows(tmp_path / "memory.db") == before, "to the last bit, counters and marks among them"
     assert [tip.text for tip in memory.search("cellar", "q", 9)] == ["three", "two", "one"]
-
-
-def test_tips_that_were_pushed_out_come_back(memory: TipMemory, tmp_path: Path) -> None:
-    memory.add(own(*map(str, range(8))))
-    assert "one" not in texts(memory)
-    assert len(back(memory, tmp_path)) == 8
-    assert texts(memory) == ["one", "two", "three"]
 
 
 # --- the owner's --------------------------------------------------------------------------------------------------
@@ -158,26 +150,6 @@ def test_a_late_tip_that_was_edited_and_then_retired_is_judged_again(memory: Tip
     assert [(tip.text, tip.enabled) for tip in memory.store.load_tips()][-1] == ("late, and mended", True)
 
 
-def test_a_retired_tip_that_its_owner_adds_again_is_the_newest(memory: TipMemory, tmp_path: Path) -> None:
-    p.add_imported(memory, own("from afar", "and more"))
-    with memory.store.transaction():
-        memory.store.retire([4], "oldest", "memory.capacity = 4")
-    memory.snapshot(tmp_path / "snapshot.db")
-    p.add_imported(memory, own("from afar"))
-    memory.add(own("late"))
-    assert back(memory, tmp_path) == ["late"]
-    assert texts(memory) == ["one", "two", "three", "and more", "from afar"]
-
-
-def test_only_what_was_set_is_set_again(memory: TipMemory, tmp_path: Path) -> None:
-    """The support that a tip got from episodes that are played again is not counted twice."""
-    memory.add(own("one"))
-    p.edit_tip(memory.store, 1, score=4)
-    assert p.require_tip(memory.store, 1).support == 2
-    back(memory, tmp_path)
-    assert (p.require_tip(memory.store, 1).support, p.require_tip(memory.store, 1).score) == (1, 4)
-
-
 def test_added_tips_are_found_by_their_key_again_and_keep_to_the_capacity(memory: TipMemory, tmp_path: Path) -> None:
     for number in range(7):
         p.add_tip(memory.store, "cellar", f"mine {number}", key=f"room {number}", config=ANY)
@@ -185,15 +157,6 @@ def test_added_tips_are_found_by_their_key_again_and_keep_to_the_capacity(memory
     back(memory, tmp_path)
     assert texts(memory) == ["three", *(f"mine {number}" for number in range(7))]
     assert [(f.tip.text, f.similarity) for f in p.search_tips(memory.store, "cellar", "room 4", 1)] == [("mine 4", 1.0)]
-
-
-def test_a_snapshot_of_another_embedder_changes_nothing(memory: TipMemory, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "snapshot.db")) as connection, connection:
-        connection.execute("UPDATE meta SET value = 'minilm' WHERE name = 'embedder'")
-    memory.add(own("late"))
-    with pytest.raises(MemoryStoreError, match=r"vectors of minilm.*set memory\.embedder"):
-        back(memory, tmp_path)
-    assert texts(memory) == ["one", "two", "three", "late"]
 
 
 def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,15 +189,6 @@ def test_what_lay_there_before_the_first_start_stays(memory: TipMemory, tmp_path
         assert not start(memory, tmp_path)
         assert texts(memory) == ["one", "two", "three"]
     assert [tip.text for tip in read_tips(tmp_path / "late.jsonl")] == ["late"]
-
-
-def test_a_run_begins_with_tips_once(memory: TipMemory, tmp_path: Path) -> None:
-    given = own("given")
-    assert start(memory, tmp_path, given)
-    memory.add(own("late"))
-    assert not start(memory, tmp_path, given)
-    assert texts(memory) == ["one", "two", "three", "given"]
-    assert p.list_tips(memory.store, limit=1)[0].imported
 
 
 def test_a_file_put_in_the_place_of_the_old_one_is_the_owners(memory: TipMemory, tmp_path: Path) -> None:

@@ -11,12 +11,9 @@ import pytest
 
 from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.toml import load_config
-from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import TipMemory, exchange, open_memory
-from trailnotes.memory.owner import rewind_to_snapshot
-from trailnotes.memory.tip_stats import ReaderStats, TipEffect, TipExposure, mean_gain
-from trailnotes.memory.tipfile import read_tips
+from trailnotes.memory.exchange import rewind_to_snapshot
+from trailnotes.memory.tip_stats import TipEffect, TipExposure
 from trailnotes.types import Task, Tip
 
 WELL = "go left at the old well and take the brass key that lies on the third stone behind it"
@@ -89,17 +86,6 @@ def test_the_least_worth_goes_what_misled_before_what_nobody_read() -> None:
     assert marks(memory).keys() == {2, 3}, "then the older of those that nobody read"
 
 
-def test_one_unlucky_reader_is_not_the_last_word() -> None:
-    """After one reader who lost all a tip is still ahead of one that three of four readers lost half by."""
-    memory = memory_of(capacity=4, retire="least_worth")
-    write(memory, *"abcd")
-    read(memory, 1, -1.0)
-    read(memory, 2, -0.5, -0.5, -0.5, -0.5)
-    assert mean_gain(np.array([1, 4]), np.array([-1.0, -2.0])).tolist() == [-0.5, -0.4], "as searches rank them"
-    write(memory, "e")
-    assert marks(memory).keys() == {2}
-
-
 def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
     memory = memory_of(capacity=2, scope="family")
     house = [Task(name, "house", split=split, family="maze") for name, split in (("a", "train"), ("b", "train"))]
@@ -110,33 +96,6 @@ def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
     assert set(marks(memory)) == {1, 2}, "those of a, when b's came"
     write(memory, "third", namespace="held")
     assert found(memory, "held") == {"first of b", "second of b", "second of held", "third"}
-
-
-def test_thousands_of_one_text_are_one_tip_or_thousands_of_states_within_the_capacity() -> None:
-    counted, by_state = memory_of(capacity=50), memory_of(capacity=50, entries="step")
-    batch = [Tip("task", WELL, f"state {number}", 0.0) for number in range(3000)]
-    counted.add(batch)
-    assert counted.stats() == counted.stats() | {"tips": 1, "support": 3000}
-    by_state.add(batch)
-    assert by_state.stats()["enabled"] == 50
-    assert len(by_state.store.load_tips()) == 3000
-
-
-def test_a_clock_that_jumps_changes_nothing() -> None:
-    times = iter(["2030-01-01", "1970-01-01", "", "9999-12-31"] * 9)
-    memory = open_memory(None, MemoryConfig(threshold=-1, capacity=2), clock=lambda: next(times))
-    for number in range(4):
-        write(memory, f"tip {number}")
-    assert [tip.text for tip in memory.search("task", "q", 9)] == ["tip 3", "tip 2"]
-    assert [mark.write for mark in memory.store.load_retirements().values()] == [4, 6]
-
-
-def test_tips_of_a_megabyte_are_bounded_and_found() -> None:
-    memory = memory_of(capacity=2)
-    for letter in "abc":
-        memory.add([Tip("task", f"{letter} " * 500_000, f"{letter} " * 500_000, 0.0)])
-    assert len(found(memory)) == 2
-    assert memory.stats()["bytes"] < 500_000
 
 
 # --- what is distilled --------------------------------------------------------------------------------------------
@@ -179,13 +138,6 @@ def test_a_named_measure_counts_once_and_nothing_is_written_without() -> None:
     assert memory.store.load_reader_stats(1)[1].measured == 1
 
 
-def test_what_no_training_measures_is_refused() -> None:
-    for more in ("--algorithm.name grpo", "--empo2.q_off_policy 0"):
-        config = load_config(None, f"--model.path there --memory.distilled 0.5 {more}".split())
-        with pytest.raises(ConfigError, match=r"memory\.distilled is measured where empo2.*set it to 0"):
-            config.validate_training()
-
-
 # --- how they come back, and what their owner sees ----------------------------------------------------------------
 
 
@@ -200,16 +152,6 @@ def test_what_made_room_comes_back_when_it_is_written_again_with_its_readers() -
         assert found(memory) == {"three", "one"}
         assert memory.store.load_reader_stats(1)[1].shown == 1
         assert marks(memory).keys() == {2}
-
-
-def test_its_owner_brings_it_back_as_the_newest_or_keeps_it_away(path: Path) -> None:
-    with memory_of(path, capacity=2) as memory:
-        exchange.enable_tips(memory.store, [1])
-        write(memory, "four")
-        assert found(memory) == {"one", "four"}, "those that are older go"
-        exchange.enable_tips(memory.store, [2], enabled=False)
-        write(memory, "two")
-        assert "two" not in found(memory), "whoever writes it again"
 
 
 def test_a_run_that_goes_back_has_the_marks_of_then_and_its_owner_s_wishes(path: Path, tmp_path: Path) -> None:
@@ -246,27 +188,3 @@ def test_the_command_line_shows_what_is_retired_and_why(path: Path, capsys: pyte
     assert main(["memory", "enable", str(path.parent), "1"]) == 0
     assert main(["memory", "list", str(path.parent), "--retired"]) == 0
     assert capsys.readouterr().out == "1 tips enabled\n"
-
-
-def test_all_and_export_leave_the_retired_alone(path: Path, tmp_path: Path) -> None:
-    main(["memory", "enable", str(path.parent), "--all"])
-    with memory_of(path) as memory:
-        assert found(memory) == {"two", "three"}
-        assert exchange.export_tips(memory.store, tmp_path / "tips.jsonl") == 2
-    assert [tip.text for tip in read_tips(tmp_path / "tips.jsonl")] == ["two", "three"]
-
-
-def test_a_full_disk_retires_nothing(path: Path) -> None:
-    with memory_of(path, capacity=2) as memory:
-        pages = memory.store._query("PRAGMA page_count")[0][0]
-        memory.store._query(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(MemoryStoreError, match="everything written before is kept"):
-            write(memory, *(f"tip {number}" for number in range(500)))
-        assert found(memory) == {"two", "three"}
-        assert marks(memory).keys() == {1}
-
-
-def test_what_no_tip_made_likelier_is_done_anyway() -> None:
-    """However unlikely tips made it: e to the power of a thousand is more than a number can be."""
-    assert ReaderStats(1, 1.0, 0, 0.0, 1, measured=1, lead=-1000.0).tip_free_ratio == 1.0
-    assert ReaderStats(1, 1.0, 0, 0.0, 1, measured=1, lead=1000.0).tip_free_ratio == 0.0

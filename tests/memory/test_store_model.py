@@ -31,7 +31,7 @@ from index_workers import Directions
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, index, open_memory
-from trailnotes.memory.owner import rewind_to_snapshot
+from trailnotes.memory.exchange import rewind_to_snapshot
 from trailnotes.memory.retrieval import Floats
 from trailnotes.memory.tip_stats import TipEffect, TipExposure
 from trailnotes.types import Tip

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.memory import clean_tip, open_memory, tips, tips_of
+from trailnotes.memory import clean_tip, open_memory, tips_of
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import MARKUP, MAX_CHARS, MAX_KEY_CHARS, TipMemory
@@ -61,12 +61,6 @@ def episode(actions: Sequence[str] = ("look", "go north"), **fields: object) -> 
 # --- search -------------------------------------------------------------------------------------------------------
 
 
-def test_candidates_are_at_least_as_similar_as_the_threshold() -> None:
-    memory = compass_memory(threshold=0.5)
-    memory.add([note(f"{angle} degrees", key=str(angle)) for angle in (0, 59, 60, 61, 180)])
-    assert sorted(texts(memory.search("task", "0", 10))) == ["0 degrees", "59 degrees", "60 degrees"]
-
-
 def test_without_a_threshold_even_the_opposite_is_found_and_nothing_is_embedded() -> None:
     memory = compass_memory(threshold=-1)
     memory.add([note("the opposite", key="180")])
@@ -104,12 +98,6 @@ def test_order(order: tuple[str, ...], expected: list[str]) -> None:
         ]
     )
     assert texts(memory.search("task", "0", 10)) == expected
-
-
-def test_equal_vectors_tie_at_any_row() -> None:
-    memory = compass_memory(threshold=0.99, order=("similarity", "recency"))
-    memory.add([note(f"tip {number}", key="33.3") for number in range(101)])
-    assert texts(memory.search("task", "33.3", 101)) == [f"tip {number}" for number in reversed(range(101))]
 
 
 def test_namespaces_never_mix() -> None:
@@ -155,13 +143,6 @@ def test_a_repeat_is_counted_and_refreshes_the_age() -> None:
     assert memory.search("task", "0", 1)[0].score == 8.0
 
 
-def test_the_newest_key_finds_a_repeated_tip() -> None:
-    memory = compass_memory(threshold=0.9)
-    memory.add([note("good", key="0"), note("good", key="90")])
-    assert memory.search("task", "0", 10) == []
-    assert texts(memory.search("task", "90", 10)) == ["good"]
-
-
 def test_a_repeat_is_rejected() -> None:
     memory = compass_memory(threshold=-1, capacity=2, duplicates="reject")
     assert memory.add([note("good", 5.0), note("x"), note("good", 9.0, key="90"), note(" good\n"), note("Good")]) == 3
@@ -181,36 +162,6 @@ def test_step_entries_share_their_text_but_not_their_keys() -> None:
     memory.add([note("good", key="0", action="a"), note("good", key="90", action="b"), note("good", key="0")])
     assert [(tip.key, tip.support) for tip in memory.store.load_tips()] == [("90", 1), ("0", 2)]
     assert [tip.action for tip in memory.search("task", "90", 10)] == ["b"]
-
-
-def test_added_in_order_in_one_transaction(monkeypatch) -> None:
-    memory = compass_memory(threshold=-1)
-    insert = TipStore.insert
-
-    def failing(store: TipStore, tip: Tip, vector: np.ndarray) -> int:
-        if tip.text == "third":
-            raise RuntimeError("pulled the plug")
-        return insert(store, tip, vector)
-
-    monkeypatch.setattr(TipStore, "insert", failing)
-    with pytest.raises(RuntimeError, match="plug"):
-        memory.add([note("first"), note("second"), note("third")])
-    assert memory.store.load_tips() == []
-    monkeypatch.undo()
-    memory.add([note("first"), note("second"), note("third")])
-    assert [(tip.id, tip.text) for tip in memory.store.load_tips()] == [(1, "first"), (2, "second"), (3, "third")]
-
-
-def test_the_same_writes_give_the_same_rows(tmp_path) -> None:
-    contents = []
-    for name in ("one", "two"):
-        memory = open_memory(tmp_path / name, MemoryConfig(capacity=5), clock=lambda: "")
-        for number in range(12):
-            memory.add([note(f"tip {number % 7}", float(number), key=f"room {number}")])
-        contents.append(memory.store._query("SELECT * FROM tips ORDER BY id"))
-        memory.close()
-    assert contents[0] == contents[1]
-    assert len(contents[0]) == 7
 
 
 def test_created_is_filled_once_and_in_utc() -> None:
@@ -257,17 +208,6 @@ def test_clean_tip_bounds_words_and_characters() -> None:
     assert clean_tip("one two three", max_words=2) == "one two"
     assert clean_tip("x" * 10_000_000) == "x" * MAX_CHARS
     assert len(clean_tip("<" * 10_000 + "b>" * 10_000)) <= MAX_CHARS
-
-
-def test_markup_that_is_nested_without_end_is_cleaned_in_a_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = []
-    clean_once = tips._clean_once
-    monkeypatch.setattr(tips, "_clean_once", lambda *args: passes.append(args) or clean_once(*args))
-    clean = clean_tip("<a" * 600 + ">" * 600 + "x")
-    assert clean_tip(clean) == clean
-    assert "<" not in clean
-    assert len(passes) < 20
-    assert clean_tip("<a<b<c>>> x") == "x"
 
 
 NASTY = st.text(st.sampled_from(list("ab <>|/\"'`-#*\n\t\x00\u202e\ud800\u201c_.")), max_size=80)
@@ -323,13 +263,3 @@ def test_no_entry_for_nothing_usable_or_a_failed_episode() -> None:
     assert tips_of(episode(()), "a tip", config, keys=["k"]) == []
     with pytest.raises(ValueError, match="2 entries need as many keys, got 1"):
         tips_of(episode(), "a tip", MemoryConfig(entries="step"), keys=["k"])
-
-
-def test_what_a_model_wrote_and_did_is_cleaned_by_the_memory_and_nowhere_before() -> None:
-    text, action = ' the\x00 door\n"sticks"<|im_end|> ', 'say "\x07<|im_end|>"'
-    (written,) = tips_of(episode((action,)), text, MemoryConfig(), keys=["k"])
-    assert (written.text, written.action) == (text, action)
-    with open_memory(None, MemoryConfig(threshold=-1)) as memory:
-        memory.add([written])
-        (kept,) = memory.search(written.namespace, "", 1)
-    assert (kept.text, kept.action) == ("the door 'sticks'", "say ' '")

@@ -1,8 +1,7 @@
-"""Tips by what came of reading them: who counts as a reader, what is kept, and the order that follows from it."""
+"""What readers did with tips: who counts, what is kept, the orders that follow; attempts of other agents."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import sqlite3
 from collections.abc import Sequence
@@ -13,20 +12,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptrun import Guesser, adapt_by, gate_config
+from adaptrun import Guesser, adapt_by
 from tinyrun import SAME, differences, metrics, tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config
-from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.memory import open_memory
-from trailnotes.memory.exchange import edit_tip
-from trailnotes.memory.owner import rewind_to_snapshot
-from trailnotes.memory.tip_stats import compute_ucb_scores, mean_gain, normalize_score
-from trailnotes.memory.tips import TipMemory
-from trailnotes.rollout.groups import run_groups
+from trailnotes.errors import MemoryStoreError
+from trailnotes.learner.samples import build_samples
+from trailnotes.memory import TipMemory, open_memory
+from trailnotes.memory.exchange import edit_tip, rewind_to_snapshot
+from trailnotes.memory.tip_stats import (
+    TipEffect,
+    compute_ucb_scores,
+    estimate_reliance,
+    estimate_tip_effects,
+    mean_gain,
+    normalize_score,
+)
 from trailnotes.runs.directory import RunDir
-from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
+from trailnotes.storage.files import read_jsonl
+from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory, TrajectoryGroup
 
 UCB = MemoryConfig(threshold=-1, order=("ucb",))
 
@@ -89,29 +94,6 @@ def test_what_fails_its_readers_sinks_what_helps_rises_and_what_nobody_read_is_t
             assert order(by_score) == ["sounds best", "helps", "unread"]
 
 
-def test_without_a_bonus_the_mean_alone_decides() -> None:
-    with open_memory(None, UCB.model_copy(update={"ucb": 0.0})) as memory:
-        tips = written(memory, "fails", "unread", "helps")
-        memory.report([read([tips["fails"]], False), read([tips["helps"]], True)])
-        assert order(memory) == ["helps", "unread", "fails"]
-
-
-def test_it_breaks_ties_of_another_order_and_holds_among_similar_tips() -> None:
-    with open_memory(None, MemoryConfig(threshold=0.5, order=("similarity", "ucb"))) as memory:
-        memory.add([Tip("task", text, key, 0.0) for text, key in (("a", "red"), ("b", "red"), ("c", "blue"))])
-        tips = {tip.text: tip for tip in memory.store.load_tips()}
-        memory.report([read([tips["a"]], True), read([tips["b"]], False)])
-        assert [tip.text for tip in memory.search("task", "red", 9)] == ["a", "b"]
-
-
-@pytest.mark.parametrize("names", [("ucb",), ("similarity", "ucb")])
-def test_nothing_has_no_order(names: tuple[str, ...]) -> None:
-    with open_memory(None, UCB.model_copy(update={"order": names})) as memory:
-        assert order(memory) == []
-        written(memory, "a")
-        assert memory.search("task", "key", 0) == []
-
-
 # --- what is kept -------------------------------------------------------------------------------------------------
 
 
@@ -122,15 +104,6 @@ def test_an_episode_counts_once_and_a_named_batch_too(tmp_path: Path) -> None:
         for _ in range(2):
             memory.report(batch, once="trial-1")
     assert readings(tmp_path / "memory.db") == [("a", 2, 1.5), ("b", 1, 1.0)]
-
-
-def test_whatever_the_order_readers_are_counted_and_nothing_is_written_without() -> None:
-    with open_memory(None, MemoryConfig(threshold=-1)) as memory:
-        tips, before = written(memory, "a"), memory.store.sequence
-        memory.report([read([], True)], once="plain")
-        assert memory.store.sequence == before
-        memory.report([read([tips["a"]], True)])
-        assert memory.store.load_reader_stats()[1] == (1, 1.0, 0, 0.0, before + 1, 0, 0.0)
 
 
 def test_what_readers_gained_is_over_those_of_their_group_that_did_not_read_it() -> None:
@@ -167,17 +140,6 @@ def test_readers_are_of_a_text(tmp_path: Path) -> None:
         assert order(memory) == ["another text", "b"], "0.5 + sqrt(ln 3) before 0.75 + sqrt(ln 3 / 2)"
 
 
-def test_all_connections_count_and_see_it(tmp_path: Path) -> None:
-    with open_memory(tmp_path / "memory.db", UCB) as one, open_memory(tmp_path / "memory.db", UCB) as other:
-        tips = written(one, "a", "b")
-        assert order(other) == ["b", "a"]
-        for _ in range(3):
-            one.report([read([tips["a"]], True), read([tips["b"]], False)])
-            other.report([read([tips["a"]], True), read([tips["b"]], False)])
-        assert order(other) == order(one) == ["a", "b"]
-    assert readings(tmp_path / "memory.db") == [("a", 6, 6.0), ("b", 6, 0.0)]
-
-
 def test_a_run_that_goes_back_forgets_readers_though_nobody_wrote_since(tmp_path: Path) -> None:
     with open_memory(tmp_path / "memory.db", UCB) as memory:
         tips = written(memory, "a")
@@ -187,18 +149,6 @@ def test_a_run_that_goes_back_forgets_readers_though_nobody_wrote_since(tmp_path
         assert readings(tmp_path / "memory.db") == [("a", 2, 2.0)]
         assert rewind_to_snapshot(memory, tmp_path / "snapshot.db", tmp_path / "late.jsonl") == 0
         assert readings(tmp_path / "memory.db") == readings(tmp_path / "snapshot.db") == [("a", 1, 1.0)]
-
-
-def test_memory_show_tells_of_readers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_memory(tmp_path / "memory.db", UCB) as memory:
-        tips = written(memory, "a", "b")
-        memory.report([read([tips["a"]], won) for won in (True, False, False)])
-    for tip_id in ("1", "2"):
-        assert main(["memory", "show", str(tmp_path / "memory.db"), tip_id]) == 0
-    first, second = capsys.readouterr().out.split("id         2")
-    assert "readers    3 episodes, which earned 0.33 of 1 on average" in first
-    assert "last read  at write 3 of 3" in first
-    assert "readers" not in second
 
 
 def test_memory_list_by_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,21 +166,6 @@ def test_memory_list_by_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 # --- whoever plays reports ----------------------------------------------------------------------------------------
-
-
-def test_groups_report_to_the_memory_that_they_read() -> None:
-    config = gate_config(memory={"order": ["ucb"]})
-    gate = Task("gate/test-1", "adaptrun:Gate", 1, "test")
-
-    async def play(memory: TipMemory) -> None:
-        with EnvPool(config.env) as pool:
-            for mode in ("plain", "on_policy_tips"):
-                await run_groups(Guesser(), pool, [gate], [[mode] * 3], memory, config, seed=0)
-
-    with open_memory(None, config.memory) as memory:
-        memory.add([Tip(gate.id, "next time say w1", "gate", 1.0), Tip("another", "say nothing", "gate", 1.0)])
-        asyncio.run(play(memory))
-        assert memory.store._query("SELECT shown, earned FROM tips") == [(3, 3.0), (0, 0.0)]
 
 
 def test_an_adaptation_counts_each_reader_once_however_often_it_is_started(
@@ -257,13 +192,10 @@ def test_training_counts_and_a_resumed_run_is_the_same(
     monkeypatch.setattr("trailnotes.memory.tip_stats.SUCCESS_THRESHOLD", 0.0)  # a random model does nothing well
 
     def config(iterations: int) -> Config:
-        memory = {"order": ["ucb"], "capacity": 3, "retire": "least_worth", "distilled": 0.1}
-        return tiny_config(
-            start_model,
-            memory=memory,
-            algorithm={"p_memory": 0.5, "q_off_policy": 1.0},
-            train={"iterations": iterations},
-        )
+        memory = {"order": ["ucb"], "capacity": 3, "retire": "least_worth", "distilled": 0.1, "scope": "family"}
+        own = {"env": {"name": "waymarks-simulator"}, "train": {"iterations": iterations}}
+        algorithm = {"p_memory": 0.5, "q_off_policy": 1.0}
+        return tiny_config(start_model, memory=memory | {"threshold": -1}, algorithm=algorithm, **own)
 
     train_in_process(config(3), tmp_path / "whole")
     for iterations in (2, 3):
@@ -278,3 +210,144 @@ def test_training_counts_and_a_resumed_run_is_the_same(
     assert math.isfinite(last["update/loss"])
     assert last["memory/retired"] > 0
     assert sum(line["tips/measured"] for line in metrics(tmp_path / "whole")) > 0
+    records = [record for record in read_jsonl(tmp_path / "whole" / "trajectories.jsonl") if record["steps"]]
+    shown = {(r["task"]["id"], tip["namespace"]) for r in records for step in r["steps"] for tip in step["tips"]}
+    assert any(reader != writer for reader, writer in shown), "tips of the family are read"
+
+
+TASK = Task("task", "numbers")
+ACTED = -0.25  # what the sampler says of each token, with tips
+
+
+def tip(tip_id: int) -> Tip:
+    return Tip("task", f"tip {tip_id}", "key", 0.0, id=tip_id)
+
+
+def played(shown: Sequence[Sequence[int]], score: float = 1.0, mode: Mode = "off_policy") -> Trajectory:
+    """An episode of two tokens a turn, which was shown tips of these ids in each turn; a tip is one token."""
+    acting, plain, steps = [1], [1], []
+    for turn, ids in enumerate(shown):
+        acting, plain = [*acting, *(100 + tip_id for tip_id in ids), 10 + turn], [*plain, 10 + turn]
+        completion = Completion(tuple(acting), (20, 21), (ACTED, ACTED), "go")
+        steps.append(Step(Observation("here"), tuple(map(tip, ids)), completion, tuple(plain), "go", 0.0))
+        acting, plain = [*acting, 20, 21], [*plain, 20, 21]
+    return Trajectory(TASK, tuple(steps), Observation("end"), "terminated", score >= 1, score, mode=mode)
+
+
+def leads(*episodes: Trajectory, without: float = -1.25, rows: str = "auto") -> list[TipEffect]:
+    """Where the policy says `without` of each turn's first token without tips, and the same as with of the second."""
+    groups = [TrajectoryGroup(TASK, episodes)]
+    samples = [row for row in build_samples(groups, [[1.0] * len(episodes)], rows=rows) if row.off_policy]
+    said = [tuple({20: without, 21: ACTED}.get(token, 0.0) for token in row.token_ids) for row in samples]
+    return estimate_tip_effects(groups, samples, said)
+
+
+def test_a_tip_leads_from_the_turn_that_it_was_shown_in() -> None:
+    assert leads(played([[1], [2], [], [2]])) == [TipEffect(1, 4.0), TipEffect(2, 3.0)]
+
+
+def test_rows_of_an_episode_or_of_a_step_give_the_same() -> None:
+    episodes = played([[], [1]]), played([[3], [1]])
+    assert (
+        leads(*episodes) == leads(*episodes, rows="step") == [TipEffect(1, 1.0), TipEffect(3, 2.0), TipEffect(1, 1.0)]
+    )
+
+
+def test_only_readers_who_did_well_and_were_trained_without_tips_tell() -> None:
+    assert leads(played([[1]], score=0.25), played([[1]], mode="on_policy_tips"), played([[]], mode="plain")) == []
+    assert leads(played([[1]], score=0.5)) == [TipEffect(1, 1.0)]
+
+
+def test_a_policy_that_does_the_same_without_tips_leads_by_nothing() -> None:
+    assert leads(played([[1], []]), without=ACTED) == [TipEffect(1, 0.0)]
+
+
+def test_reliance_is_the_divergence_of_a_token() -> None:
+    """Of two tokens a turn one is e times as probable with tips: k3 of it is 1 - (1 - 1/e) = 1/e."""
+    rows = build_samples([TrajectoryGroup(TASK, (played([[1], [2]]),))], [[1.0]])
+    said = [tuple({20: ACTED - 1, 21: ACTED}.get(token, 0.0) for token in row.token_ids) for row in rows]
+    assert estimate_reliance(rows, said) == pytest.approx(math.exp(-1) / 2)
+    assert estimate_reliance([], []) == 0.0
+
+
+HELPS, MISLEADS = "take the red key", "jump"
+
+
+def memory_at(path: Path | None) -> TipMemory:
+    memory = open_memory(path, MemoryConfig(threshold=-1.0, top_k=1, order=("worth",)))
+    if not memory.stats()["tips"]:
+        memory.add([Tip("door", HELPS, "a door", 0.0), Tip("door", MISLEADS, "a door", 0.0)])
+    return memory
+
+
+def worth_of(memory: TipMemory) -> dict[str, float]:
+    stats = memory.store.load_reader_stats()
+    return {tip.text: stats[tip.id].worth for tip in memory.store.load_tips() if tip.id}
+
+
+def test_worth_by_hand() -> None:
+    with memory_at(None) as memory:
+        memory.session("door", "a door", show_tips=False).report(0.25)
+        first = memory.session("door", "a door")
+        assert [tip.text for tip in first.tips] == [MISLEADS], "of equal worth the newest"
+        first.report(0.0)
+        assert worth_of(memory) == {HELPS: 0.0, MISLEADS: -0.25 / 2}
+        second = memory.session("door", "a door")
+        assert [tip.text for tip in second.tips] == [HELPS]
+        second.report(2.0, max_score=2.0)
+        # earned 1, where those without it earned 0.25 and 0
+        assert worth_of(memory)[HELPS] == (1 - 0.125) / 2
+        assert HELPS in second.text
+        assert memory.session("door", "a door", show_tips=False).text == ""
+
+
+def test_a_report_may_come_from_another_process_and_comes_once(tmp_path: Path) -> None:
+    with memory_at(tmp_path / "memory.db") as memory:
+        session = memory.session("door", "a door")
+    with memory_at(tmp_path / "memory.db") as memory:
+        session.memory = memory
+        session.report(1.0, success=False)
+        with pytest.raises(MemoryStoreError, match="waits for its report"):
+            session.report(1.0)
+        (stats,) = [stats for stats in memory.store.load_reader_stats().values() if stats.shown]
+        assert (stats.shown, stats.earned, stats.compared) == (1, 1.0, 0)
+
+
+def test_an_author_of_ones_choice_writes_from_the_transcript() -> None:
+    asked: list[str] = []
+
+    def author(request: str) -> str:
+        asked.append(request)
+        return "the door wants <b>both</b> keys"
+
+    with memory_at(None) as memory:
+        memory.session("door", "a door", author=author).report(0.5, transcript="you push {the} door")
+        assert "you push {the} door" in asked[0]
+        assert "0.5 of 1" in asked[0]
+        written = memory.store.load_tips("door")[-1]
+        assert (written.text, written.score, written.key) == ("the door wants both keys", 0.5, "a door")
+        memory.session("door", "a door", author=author).report(0.5)
+        assert len(asked) == 1, "nothing happened that could be told"
+
+
+@pytest.mark.parametrize(("score", "most"), [(float("nan"), 1.0), (1.0, 0.0), (1.0, float("inf"))])
+def test_a_score_that_is_none_leaves_the_session_open(score: float, most: float) -> None:
+    with memory_at(None) as memory:
+        session = memory.session("door", "a door")
+        with pytest.raises(ValueError, match=r"must be (finite|above 0)"):
+            session.report(score, max_score=most)
+        session.report(1.0)
+
+
+def test_attempts_travel_with_snapshots_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trailnotes.memory.tips.KEPT_ATTEMPTS", 2)
+    with memory_at(tmp_path / "memory.db") as memory:
+        old, *later = [memory.session("door", "a door") for _ in range(3)]
+        with pytest.raises(MemoryStoreError, match="no session"):
+            old.report(1.0)
+        memory.snapshot(tmp_path / "copy.db")
+        with memory_at(None) as other:
+            other.restore(tmp_path / "copy.db")
+            for session in later:
+                session.memory = other
+                session.report(1.0)

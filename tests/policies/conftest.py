@@ -29,15 +29,9 @@ from transformers import (
 )
 
 SPECIAL = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|endoftext|>",
-    "<pad>",
-]
+    "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+    "<|endoftext|>", "<pad>",
+]  # fmt: skip
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -54,20 +48,15 @@ def make_tokenizer(chat_template: str | None = CHATML, eos: str = "<|im_end|>") 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=350,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=350, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=eos,
-        pad_token="<pad>",
-        bos_token="<|begin_of_text|>",
+        tokenizer_object=tokenizer, eos_token=eos, pad_token="<pad>", bos_token="<|begin_of_text|>",
         additional_special_tokens=SPECIAL[:6],
-    )
+    )  # fmt: skip
     fast.chat_template = chat_template
     return fast
 
@@ -82,57 +71,30 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return make_tokenizer()
 
 
-PLAIN = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "phi3": (Phi3Config, Phi3ForCausalLM),
-}
-
-
 def make_model(kind: str = "qwen2", positions: int = 256, **options: Any) -> Any:
     """A random model with logits far from uniform."""
     torch.manual_seed(0)
     size = len(make_tokenizer())
-    common = {
-        "vocab_size": size,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": positions,
-        "initializer_range": 0.2,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-        "pad_token_id": None,
-    }
-    match kind:
-        case "qwen2":
-            return Qwen2ForCausalLM(Qwen2Config(**common | {"tie_word_embeddings": True} | options)).eval()
-        case "llama" | "mistral" | "phi3":
-            settings, of = PLAIN[kind]
-            return of(settings(**common | options)).eval()
-        case "gemma2":
-            return Gemma2ForCausalLM(Gemma2Config(**common | {"head_dim": 8} | options)).eval()
-        case "mamba":
-            return MambaForCausalLM(
-                MambaConfig(vocab_size=size, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.2)
-            ).eval()
-        case "gpt2":
-            config = GPT2Config(
-                vocab_size=size,
-                n_positions=positions,
-                n_embd=32,
-                n_layer=2,
-                n_head=4,
-                initializer_range=0.2,
-                bos_token_id=None,
-                eos_token_id=1,
-                **options,
-            )
-            return GPT2LMHeadModel(config).eval()
-        case _:
-            return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **common | options)).eval()
+    ends = {"vocab_size": size, "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": 1}
+    if kind == "mamba":
+        config = MambaConfig(vocab_size=size, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.2)
+        return MambaForCausalLM(config).eval()
+    if kind == "gpt2":
+        sizes = {"n_positions": positions, "n_embd": 32, "n_layer": 2, "n_head": 4}
+        return GPT2LMHeadModel(GPT2Config(**ends | sizes | options)).eval()
+    common = ends | {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": positions, "pad_token_id": None,
+    }  # fmt: skip
+    if kind == "llama4_text":
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **common | options)).eval()
+    own = {"qwen2": {"tie_word_embeddings": True}, "gemma2": {"head_dim": 8}}.get(kind, {})
+    settings, of = {
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM),
+        "mistral": (MistralConfig, MistralForCausalLM), "phi3": (Phi3Config, Phi3ForCausalLM),
+        "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    }[kind]  # fmt: skip
+    return of(settings(**common | own | options)).eval()
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from puppet import rendered, talk, text_of
 from trailnotes.errors import PolicyError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.types import Message
@@ -48,21 +47,6 @@ APPEND_ONLY = {"llama3": LLAMA3, "default_system": DEFAULT_SYSTEM, "no_system": 
 REWRITING = {"marks_last": MARKS_LAST, "drops_old": DROPS_OLD, "counts": COUNTS, "thinks": THINKS}
 
 
-def talk(*contents: str, system: str | None = None) -> list[Message]:
-    roles = ("user", "assistant")
-    head = [] if system is None else [Message("system", system)]
-    return head + [Message(roles[i % 2], text) for i, text in enumerate(contents)]  # type: ignore[arg-type]
-
-
-def rendered(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
-    turns = [{"role": m.role, "content": m.content} for m in messages]
-    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
-
-
-def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
-    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
 @pytest.mark.parametrize("name", ["chatml", "llama3", "default_system", "no_system"])
 @pytest.mark.parametrize("system", [None, "Explore."])
 def test_pieces_give_the_text_of_the_template(tokenizer_of, name, system):
@@ -84,14 +68,9 @@ def test_a_tokenizer_without_a_template_gets_a_plain_one(tokenizer_of):
     assert text == "Explore.\n\nUser:\nA hall.\nAssistant:\nlook<|im_end|>\nUser:\nA key.\nAssistant:\n"
 
 
-def test_a_template_that_trims_is_followed(tokenizer_of):
-    tokenizer = tokenizer_of(LLAMA3)
-    chat = ChatFormat(tokenizer)
-    messages = talk("\n A hall. \n", " look ", "  A key.", system=" Explore.\n")
-    assert text_of(tokenizer, chat.encode(messages)) == rendered(tokenizer, messages)
-
-
-def test_a_template_that_keeps_blanks_is_followed(tokenizer):
+@pytest.mark.parametrize("template", [[LLAMA3], []])
+def test_a_template_that_trims_or_keeps_blanks_is_followed(tokenizer_of, template):
+    tokenizer = tokenizer_of(*template)
     chat = ChatFormat(tokenizer)
     messages = talk("\n A hall. \n", " look ", "  A key.", system=" Explore.\n")
     assert text_of(tokenizer, chat.encode(messages)) == rendered(tokenizer, messages)
@@ -156,14 +135,6 @@ def test_a_sampled_end_token_is_not_repeated_and_a_missing_one_is_supplied(token
     assert text_of(tokenizer, chat.encode(ended)).count("go<|im_end|>\n<|im_start|>user") == 1
 
 
-def test_segments_say_what_is_the_assistants_own(tokenizer):
-    chat = ChatFormat(tokenizer)
-    messages = talk("A hall.", "look", "A key.", "take key")
-    segments = chat.encode_segments(messages)
-    assert tuple(i for ids, _ in segments for i in ids) == chat.encode(messages)
-    assert [text_of(tokenizer, ids) for ids, spoken in segments if spoken] == ["look<|im_end|>", "take key<|im_end|>"]
-
-
 def test_empty_token_ids_stay_empty(tokenizer):
     chat = ChatFormat(tokenizer)
     ids = chat.encode([Message("user", "a"), Message("assistant", "not this", ()), Message("user", "b")])
@@ -213,19 +184,8 @@ def test_a_template_that_does_not_keep_contents_is_refused(tokenizer_of, content
         ChatFormat(tokenizer_of(text))
 
 
-def test_a_template_that_refuses_everything_is_named(tokenizer_of):
-    with pytest.raises(PolicyError, match="refuses a conversation"):
-        ChatFormat(tokenizer_of("{{ raise_exception('no') }}"))
-
-
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [("{{ 1 // 0 }}", "ZeroDivisionError: "), ("{{ [] + 1 }}", "TypeError: "), ("{% if %}", "TemplateSyntaxError: ")],
-)
-def test_a_template_that_fails_in_whatever_way_is_named_in_one_line(tokenizer_of, template, reason):
-    with pytest.raises(PolicyError, match=f"the model's chat template refuses a conversation of user: {reason}"):
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ 1 // 0 }}", "{{ [] + 1 }}", "{% if %}"])
+def test_a_template_that_fails_in_whatever_way_is_named_in_one_line(tokenizer_of, template):
+    with pytest.raises(PolicyError, match="chat template refuses a conversation of user") as caught:
         ChatFormat(tokenizer_of(template))
-
-
-def test_count_tokens_counts_content_alone(tokenizer):
-    assert ChatFormat(tokenizer).count_tokens("take key") == len(tokenizer.encode("take key"))
+    assert "\n" not in str(caught.value)

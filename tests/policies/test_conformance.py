@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from puppet import forward
 from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.policy import HFPolicy
@@ -52,14 +53,6 @@ def subject(
     policy = make_vllm_policy(config)
     yield Subject(policy, model)
     policy.close()
-
-
-def forward(model: Any, completion: Completion, temperature: float = 1.0) -> list[float]:
-    """Log-probabilities of the sampled tokens by one pass over everything, without any cache."""
-    with torch.no_grad():
-        logits = model(torch.tensor([completion.prompt_ids + completion.token_ids]), use_cache=False).logits[0].float()
-    logprobs = torch.log_softmax(logits / temperature, dim=-1)[len(completion.prompt_ids) - 1 :]
-    return [float(row[token]) for row, token in zip(logprobs, completion.token_ids, strict=False)]
 
 
 def ask(policy: Any, *samplings: Sampling, text: str = "A hall.") -> list[Completion]:

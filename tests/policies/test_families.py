@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from families import FAMILIES, family_tokenizer
-from puppet import OneTip, ids_of, led, play
+from puppet import OneTip, ids_of, led, play, rendered, talk, text_of
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import RolloutConfig
 from trailnotes.learner.samples import build_samples
@@ -21,23 +20,6 @@ from trailnotes.rollout.conversation import Conversation
 from trailnotes.types import Message, Observation, Sample, Tip, Trajectory, TrajectoryGroup
 
 SPOKEN = ("A hall.", "go north", "A key.", "take key", "Taken.")
-
-
-def talk(*contents: str, system: str | None = None) -> list[Message]:
-    head = [] if system is None else [Message("system", system)]
-    return head + [Message("assistant" if i % 2 else "user", text) for i, text in enumerate(contents)]
-
-
-def rendered(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
-    turns = [{"role": m.role, "content": m.content} for m in messages]
-    is_prompt = messages[-1].role != "assistant"
-    text: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=is_prompt, **options)
-    return text
-
-
-def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
-    text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return text
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +55,7 @@ def test_the_probe_says_whether_a_context_only_grows(chats, name) -> None:
 def test_a_template_that_moves_the_system_message_says_what_helps(caplog) -> None:
     with caplog.at_level(logging.WARNING):
         ChatFormat(family_tokenizer("mistral3"))
-    assert 'with rollout.system_prompt = "" it leaves earlier turns alone' in caplog.text
+    assert 'rollout.system_prompt = ""' in caplog.text
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -90,14 +72,6 @@ def test_what_was_sampled_stays_where_the_prompt_ended(chats, name) -> None:
         end_text, rest = FAMILIES[name].end, text_of(chat.tokenizer, after).partition(words)[2]
         assert rest.startswith(end_text)
         assert not rest.removeprefix(end_text).startswith((end_text, f" {end_text}"))
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_context_begins_once(chats, name) -> None:
-    """Not with a token of the template's and another of the tokenizer's."""
-    chat, bos = chats[name], chats[name].tokenizer.bos_token_id
-    ids = chat.encode(talk("A hall.", system="Explore."))
-    assert bos is None or (ids[0] == bos and ids[1] != bos)
 
 
 @pytest.mark.parametrize("system", [None, "Explore."])
@@ -177,28 +151,6 @@ def test_rows_give_what_was_sampled_the_probabilities_it_was_sampled_with(model_
     assert found == pytest.approx(sampled, abs=1e-4)
 
 
-def test_an_episode_of_eight_thousand_tokens_is_one_row_and_acts_with_the_probabilities_of_its_context(
-    model_of,
-) -> None:
-    """The cache goes as far as the model does, and what is trained is what was sampled at its far end, too."""
-    tokenizer = family_tokenizer("llama3")
-    model = model_of("qwen2", positions=8192, vocab_size=len(tokenizer))
-    wide = {"max_context_tokens": 8192, "max_observation_tokens": 2680, "max_action_tokens": 9, "stop": ()}
-    done, _ = play(HFPolicy(model, tokenizer), "off_policy", OneTip(), more=" north" * 4000, **wide)
-    assert len(done.steps) == 3
-    last = done.steps[-1].completion
-    assert 8000 < len(last.prompt_ids) + len(last.token_ids) <= 8192
-    (row,) = rows_of(done)
-    assert trained(row) == [token for step in done.steps for token in step.completion.token_ids]
-    acted = last.prompt_ids + last.token_ids
-    with torch.no_grad():
-        logprobs = torch.log_softmax(model(torch.tensor([acted])).logits[0, -len(last.token_ids) - 1 : -1], dim=-1)
-    found = [float(each[token]) for each, token in zip(logprobs, last.token_ids, strict=True)]
-    assert found == pytest.approx(list(last.logprobs), abs=1e-4)
-    assert row.token_ids == done.steps[-1].plain_prompt_ids + last.token_ids
-    assert len(row.token_ids) < len(acted)
-
-
 # -- tips in a model's own words
 
 PROSE = (
@@ -229,12 +181,6 @@ def test_a_tip_is_one_quoted_line_in_the_turn_of_any_template(chats, name, style
         before, after = (text_of(chat.tokenizer, ids) for ids in prompts)
         for sign in ("[INST]", "[/INST]", "<<SYS>>", "<start_of_turn>", "<|im_start|>", "</s>", "<think>", "\n"):
             assert after.count(sign) == before.count(sign)
-
-
-def test_a_tip_of_several_lines_keeps_its_words() -> None:
-    assert clean_tip(PROSE[0]) == (
-        "Here is my note: 1. Go north. 2. Take the 'brass' key. - **Never** read the note! ''' open door '''"
-    )
 
 
 @pytest.mark.parametrize("name", ["llama3", "mistral3", "gemma3"])

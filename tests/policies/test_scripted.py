@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.errors import PolicyError
-from trailnotes.policies.base import Policy
 from trailnotes.policies.scripted import END_ID, ROLE_IDS, ScriptedPolicy
 from trailnotes.types import Completion, Message, Sampling
 
@@ -18,28 +17,13 @@ def answer(policy: ScriptedPolicy, messages: list[Message], **sampling: object) 
     return asyncio.run(policy.generate(messages, Sampling(**sampling), "e"))
 
 
-def test_it_is_a_policy() -> None:
-    policy: Policy = ScriptedPolicy(lambda messages: "go")
-    assert policy.append_only
-
-
 def test_encoding_by_hand() -> None:
     policy = ScriptedPolicy(lambda messages: "")
     messages = [Message("user", "hi"), Message("assistant", "ok", (7, END_ID)), Message("user", "é")]
-    assert policy.encode(messages) == (
-        USER,
-        104,
-        105,
-        END_ID,
-        ASSISTANT,
-        7,
-        END_ID,
-        USER,
-        0xC3,
-        0xA9,
-        END_ID,
-        ASSISTANT,
-    )
+    first, last = (USER, 104, 105, END_ID), (USER, 0xC3, 0xA9, END_ID)
+    assert policy.encode(messages) == (*first, ASSISTANT, 7, END_ID, *last, ASSISTANT)
+    cut_off = Message("assistant", "go", (103, 111))
+    assert policy.encode([cut_off]) == (ASSISTANT, 103, 111, END_ID, ASSISTANT)
     assert policy.decode(policy.encode(messages[2:])) == "é"
     assert policy.count_tokens("é!") == 3
 
@@ -59,11 +43,6 @@ def test_encoding_grows_at_its_end_and_reads_back(texts: list[str]) -> None:
         assert longer[: len(done.prompt_ids) + len(done.token_ids)] == done.prompt_ids + done.token_ids
 
 
-def test_the_script_sees_the_conversation() -> None:
-    policy = ScriptedPolicy(lambda messages: f"{len(messages)} {messages[-1].content}")
-    assert answer(policy, [Message("system", "s"), Message("user", "hall")]).text == "2 hall"
-
-
 def test_stop_text_and_length_end_a_completion() -> None:
     policy = ScriptedPolicy(lambda messages: "go east\nthen")
     stopped = answer(policy, [Message("user", "")], stop=("\n",))
@@ -72,23 +51,8 @@ def test_stop_text_and_length_end_a_completion() -> None:
     assert (cut.text, cut.finish_reason, cut.token_ids) == ("go", "length", (103, 111))
 
 
-def test_a_cut_turn_is_closed_in_the_next_prompt() -> None:
-    policy = ScriptedPolicy(lambda messages: "")
-    assert policy.encode([Message("assistant", "go", (103, 111))]) == (ASSISTANT, 103, 111, END_ID, ASSISTANT)
-
-
 def test_a_full_context_is_refused() -> None:
     policy = ScriptedPolicy(lambda messages: "go", context_length=10)
     assert answer(policy, [Message("user", "hall")], max_tokens=3).text == "go"  # 7 + 3
     with pytest.raises(PolicyError, match="7 tokens leaves no room for 4"):
         answer(policy, [Message("user", "hall")], max_tokens=4)
-
-
-def test_episodes_are_counted_and_unknown_ones_ignored() -> None:
-    policy = ScriptedPolicy(lambda messages: "")
-    policy.open_episode("a")
-    policy.close_episode("b")
-    assert policy.open_episodes == {"a"}
-    policy.close_episode("a")
-    policy.close_episode("a")
-    assert not policy.open_episodes

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from puppet import OneTip, ids_of, led, play
+from puppet import OneTip, ids_of, led, play, rendered, talk, text_of
 from trailnotes.algorithms.rememberer.advice import ValuedAction, parse_advice
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.model_schema import ModelConfig
-from trailnotes.config.schema import Config, RolloutConfig
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.rollout.conversation import Conversation, build_memory_query, parse_action
-from trailnotes.runs.load_policy import build_model_policy
+from trailnotes.rollout.conversation import parse_action
 from trailnotes.types import (
     NO_OP,
     THINK,
     Completion,
-    Message,
-    Observation,
     Sampling,
     TrajectoryGroup,
     strip_thinking,
@@ -75,26 +69,6 @@ def thinking_tokenizer(make: Callable[..., Any], template: str, *, special: bool
     tokenizer = make(template)
     tokenizer.add_tokens(["<think>", "</think>"], special_tokens=special)
     return tokenizer
-
-
-def talk(*contents: str | tuple[str, tuple[int, ...]], system: str | None = None) -> list[Message]:
-    """User, assistant, user, ...; an assistant's content may come with its ids."""
-    messages = [] if system is None else [Message("system", system)]
-    for number, content in enumerate(contents):
-        text, ids = content if isinstance(content, tuple) else (content, None)
-        messages.append(Message("assistant" if number % 2 else "user", text, ids))
-    return messages
-
-
-def rendered(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
-    turns = [{"role": message.role, "content": message.content} for message in messages]
-    text: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
-    return text
-
-
-def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
-    text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return text
 
 
 # -- templates
@@ -181,25 +155,13 @@ def test_options_reach_the_template_and_unknown_ones_are_named(tokenizer_of, cap
     assert "knows nothing of model.template_options.budget" in caplog.text
 
 
-def test_options_that_are_not_the_templates_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"template_options\.tokenize is not the template's"):
-        ModelConfig(template_options={"tokenize": True})
-
-
 def test_the_turn_to_imitate_keeps_its_thinking_in_the_form_of_the_template(tokenizer_of) -> None:
     tokenizer = thinking_tokenizer(tokenizer_of, DROPS)
-    segments = ChatFormat(tokenizer).encode_segments(
+    segments = ChatFormat(tokenizer)._iter_segments(
         talk("A hall.", "<think>a</think>look", "A key.", "<think>b</think>go")
     )
     spoken = [text_of(tokenizer, ids) for ids, spoken in segments if spoken]
     assert spoken == ["look<|im_end|>", "<think>\nb\n</think>\n\ngo<|im_end|>"]
-
-
-def test_a_run_hands_the_options_of_its_settings_to_the_template(start_model, caplog) -> None:
-    config = Config(model=ModelConfig(path=str(start_model), template_options={"budget": 3}))
-    with caplog.at_level(logging.WARNING):
-        build_model_policy(config)
-    assert "knows nothing of model.template_options.budget" in caplog.text
 
 
 # -- what is sampled
@@ -317,13 +279,6 @@ def test_thinking_is_no_tip_and_no_advice() -> None:
     assert clean_tip("<think>\nWhat did I learn? " + "Hm. " * 9000 + "</think>The key is north.") == "The key is north."
     assert not clean_tip("<think>\nWhat did I learn?")
     assert parse_advice("<think>go south -> 1.0</think>\ngo north -> 0.5") == [ValuedAction("go north", 0.5)]
-
-
-def test_thinking_finds_no_tips() -> None:
-    conversation = Conversation(RolloutConfig(style="terse"), MemoryConfig(), len)
-    conversation.observe(Observation("a hall"))
-    conversation.act("<think>hm</think>go north")
-    assert build_memory_query(conversation, "conversation", Observation("dark")) == "a hall\ngo north\ndark"
 
 
 @given(CONTENTS)

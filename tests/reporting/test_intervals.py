@@ -51,13 +51,6 @@ def test_one_model_on_given_games_has_the_interval_of_its_episodes() -> None:
     assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
 
 
-def test_unequal_weights_are_fewer_episodes() -> None:
-    """Half the weight on one episode, half on three: as good as 1 / (1/4 + 3/36) = 3 equal ones."""
-    found = compute_sample_interval(np.array([1.0, 0, 0, 0]), np.array([1 / 2, 1 / 6, 1 / 6, 1 / 6]), RATE_BOUNDS, 0.95)
-    low, high = compute_wilson_limits(0.5, 3, t_quantile(np.inf, 0.95))
-    assert found == Interval(0.5, pytest.approx(float(low)), pytest.approx(float(high)))
-
-
 def test_returns_have_students_interval_and_none_where_nothing_varied() -> None:
     """0, 2, 4: standard deviation 2, of the mean 2 / sqrt 3, times 4.303."""
     weights = np.full(3, 1 / 3)

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import builtins
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trailnotes.errors import MissingExtraError
 from trailnotes.reporting.intervals import Interval
 from trailnotes.reporting.plots import compute_seed_band, load_pyplot, plot_trials
 
@@ -30,13 +28,6 @@ def test_band_by_hand() -> None:
     assert high.tolist() == [1, 0.5, 1]
 
 
-def test_a_band_ends_where_the_shortest_run_ends_and_begins_where_all_have_begun() -> None:
-    xs, *_ = compute_seed_band([[(10, 0), (100, 1)], [(20, 0), (60, 1)]], num_points=5)
-    assert (xs[0], xs[-1]) == (20, 60)
-    xs, low, *_ = compute_seed_band([[(10, 0.25)]], num_points=2)
-    assert (xs.tolist(), low.tolist()) == ([10, 10], [0.25, 0.25])
-
-
 def test_trials_are_drawn_with_their_intervals(tmp_path: Path, figures: list[Any]) -> None:
     results = [Interval(0.1, 0.0, 0.2), Interval(0.7, 0.6, 0.9)]
     plot_trials([0.1, 0.7], results, tmp_path / "trials.png", colour="#009e73", ylabel="success", title="empo2")
@@ -50,20 +41,6 @@ def test_trials_are_drawn_with_their_intervals(tmp_path: Path, figures: list[Any
         [40, 45], [Interval(40, 30, 50), None], tmp_path / "returns.png", colour="k", ylabel="return", title="empo2"
     )
     assert figures[1].axes[0].get_ylim()[1] > 50
-
-
-def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.partition(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(MissingExtraError, match=r"matplotlib: .*\[plot\]"):
-        plot_trials([0.0], [None], tmp_path / "t.png", colour="k", ylabel="y", title="t")
-    assert not (tmp_path / "t.png").exists()
 
 
 def test_pictures_for_files_leave_those_of_a_notebook_alone(monkeypatch: pytest.MonkeyPatch) -> None:

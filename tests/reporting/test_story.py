@@ -90,14 +90,6 @@ def test_a_family_whose_training_tells_the_story_is_preferred() -> None:
     assert other not in text
 
 
-def test_a_run_that_tells_the_story_is_preferred() -> None:
-    game = f"{FAMILY}/test-4"
-    panels = {game: episode(game, ["west"], "lost.")}, {game: episode(game, ["north"], "won.", won=True)}
-    runs = [RunEpisodes(*panels, training((3, FAILS))), RunEpisodes(*panels, training((3, READS), (7, USES)))]
-    assert "IN TRAINING, iteration 7." in render_before_and_after(runs)
-    assert "IN TRAINING" not in render_before_and_after(runs[:1])
-
-
 def test_without_a_tip_before_and_after_are_still_told_and_without_a_win_nothing_is_claimed() -> None:
     game, other = f"{FAMILY}/test-4", f"{FAMILY}/test-5"
     before = [episode(game, ["west"], "lost."), episode(other, ["x"], "won.", won=True)]
@@ -109,13 +101,6 @@ def test_without_a_tip_before_and_after_are_still_told_and_without_a_win_nothing
     nothing = told(before=before, after=[episode(game, ["west"], "lost.")], records=[(3, FAILS)])
     assert nothing.startswith("No unseen game was won")
     assert told(before=before[1:], after=after, records=[]).startswith("No unseen game"), "one of them was not played"
-
-
-def test_episodes_of_a_record_have_no_steps_and_are_left_out() -> None:
-    lost, won = (episode(f"{FAMILY}/test-1", ["west"], "the end.", won=won) for won in (False, True))
-    bare = {name: value for name, value in lost.items() if name != "steps"}
-    assert "No unseen game was won" in told(before=[bare], after=[won], records=[])
-    assert "BEFORE" in told(before=[lost], after=[won], records=[])
 
 
 def test_the_tip_that_mattered_is_the_one_that_was_followed() -> None:
@@ -133,10 +118,6 @@ def test_the_author_is_the_attempt_that_the_tip_names(stranger: str) -> None:
     assert lesson is not None
     assert lesson.author is None
     assert lesson.reader["iteration"] == 7
-
-
-def test_another_family_with_the_same_beginning_is_another_family() -> None:
-    assert find_decisive_tip(training((7, USES)), "waymarks/route/amb") is None
 
 
 def test_long_texts_stay_within_the_columns() -> None:

@@ -58,18 +58,6 @@ def test_a_narrow_terminal_gets_fewer_whole_columns_and_is_told(
     assert ("left out" in found) == bool(said)
 
 
-def test_heads_are_wrapped_to_their_cells_before_a_column_goes(
-    terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    terminal(32)
-    print_table("", (["less the same run", "on this panel"], [["start model", "[0.25, 0.75]"]]))
-    lines = capsys.readouterr().out.splitlines()
-    assert [[cell.strip() for cell in line.strip("┃").split("┃")] for line in lines if "┃" in line] == [
-        ["less the", "on this"],
-        ["same run", "panel"],
-    ]
-
-
 def test_a_first_column_that_no_terminal_holds_is_folded(
     terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
 
 from trailnotes.commands import main
 from trailnotes.errors import ConfigError
 from trailnotes.memory import open_memory
 from trailnotes.reporting.terminal import PrintableStream, escape_unprintable, open_console
-from trailnotes.runs.console import ProgressBar
 from trailnotes.types import Tip
 
 HOSTILE = "\x1b[2J\x9b31m\u202eabc\u2066\r\x07\x7f\U000e0041\ud800"
@@ -56,29 +51,3 @@ def test_all_that_commands_say_goes_through_it(tmp_path, monkeypatch, capsys) ->
     for more in ([], ["--debug"]):
         assert main(["memory", "stats", "any", *more]) == 2
         assert capsys.readouterr().err.replace("\n", "").isprintable()
-
-
-def test_a_note_above_a_bar_is_printable() -> None:
-    stream = io.StringIO()
-    with ProgressBar(1.0, "title", stream=stream) as bar:
-        bar.note(HOSTILE)
-        bar.update(1.0, label="\x1b[2J")
-    assert stream.getvalue().replace("\n", "").isprintable()
-
-
-def test_a_catalogue_of_somebody_else_is_printed_as_text(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    product = SimpleNamespace(asin="B1\x1b[2J", tag="garden\u202e\n", title="Blue\x1b Cup")
-
-    class Catalogue(dict[str, Any]):
-        def search(self, words: str, limit: int) -> list[str]:
-            return ["B1"]
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr("trailnotes_worlds.webshop.synthetic.open_catalogue", lambda _: Catalogue(B1=product))
-    assert main(["webshop", "show", "theirs", "--search", "cup"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.isprintable()

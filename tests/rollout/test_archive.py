@@ -16,13 +16,12 @@ import pytest
 from test_rollout import SeededPolicy, settings
 
 from tiny import step
-from tinyrun import SAME, differences, episodes, metrics, tiny_config, train_in_process
+from tinyrun import SAME, differences, episodes, tiny_config, train_in_process
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
-from trailnotes.errors import ConfigError, EnvError
+from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
-from trailnotes.memory import open_memory
 from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import run_groups, select_from_start
 from trailnotes.runs.directory import RunDir
@@ -119,19 +118,6 @@ def test_what_is_replayed_costs_steps_and_is_in_no_trajectory() -> None:
             assert {t.steps[0].observation.text for t in start.trajectories} == {"place 0"}
 
 
-def test_readers_of_tips_are_not_compared_with_who_had_part_of_the_way_behind_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pool, archive = WalkPool(), Archive(ArchiveConfig(share=0.5))
-    heard: list[list[int]] = []
-    with open_memory(None) as memory:
-        monkeypatch.setattr(memory, "report", lambda told, once: heard.append([t.member for t in told]))
-        archive.update(play(pool, archive, 0, memory=memory))
-        groups = play(pool, archive, 1, memory=memory)
-    assert [len(group.trajectories) for group in groups] == [4, 4]
-    assert heard == [[*range(8)], [*range(4)]], "all, then those that began at the start"
-
-
 def test_the_conversation_starts_where_the_replay_ends() -> None:
     pool, archive, policy = WalkPool(), Archive(ArchiveConfig(share=0.5)), SeededPolicy()
     archive.update(play(pool, archive, 0))
@@ -148,23 +134,6 @@ def test_the_conversation_starts_where_the_replay_ends() -> None:
 # --- environments that cannot be relied on
 
 
-def test_an_environment_that_is_not_deterministic_loses_only_the_cell() -> None:
-    rng = random.Random(0)
-    pool, archive = WalkPool(length=50, drift=lambda: rng.randint(-1, 1)), Archive(ArchiveConfig(share=0.5))
-    dropped = Counter[bool]()
-    for iteration in range(8):
-        groups = play(pool, archive, iteration)
-        assert sum(len(group.trajectories) for group in groups) == 8
-        for group in groups:
-            assert len({bool(t.steps[0].observation.info.get("returned")) for t in group.trajectories}) == 1
-        known = archive.state_dict()["corridor"] if iteration else []
-        found = archive.update(groups)
-        dropped[bool(found["dropped"])] += 1
-        assert found["dropped"] in {0, 1}
-        assert iteration == 0 or known
-    assert dropped[True] > 3
-
-
 def test_a_cell_that_is_lost_is_not_returned_to_again() -> None:
     pool, archive = WalkPool(), Archive(ArchiveConfig(share=1.0))
     archive.load_state_dict({"corridor": [[7, {"states": [6, 7], "actions": ["right"] * 2, "score": 0, "visits": 3}]]})
@@ -173,36 +142,6 @@ def test_a_cell_that_is_lost_is_not_returned_to_again() -> None:
     assert (pool.resets, archive.replayed_steps) == (16, 8), "the first replayed action already led elsewhere"
     assert archive.update([group])["dropped"] == 1
     assert 7 not in dict(archive.state_dict()["corridor"])
-
-
-def test_a_state_that_looks_the_same_but_scores_otherwise_is_lost() -> None:
-    pool, archive = WalkPool(), Archive(ArchiveConfig(share=1.0))
-    archive.update(play(pool, archive, 0))
-    (target,) = [cell for _, cell in archive.state_dict()["corridor"] if len(cell["actions"]) == 1]
-    state = target["states"][-1]
-    archive.load_state_dict({"corridor": [[state, {**target, "score": 0.5}]]})
-    assert archive.update(play(pool, archive, 1))["dropped"] == 1
-
-
-def test_an_environment_that_fails_while_it_replays_is_tried_afresh() -> None:
-    class Failing(Walk):
-        async def step(self, action: str) -> Observation:
-            if self.pool.resets == 9:  # the first of the second iteration
-                raise EnvError("gone")
-            return await super().step(action)
-
-    class FailingPool(WalkPool):
-        @asynccontextmanager
-        async def lease(self) -> AsyncIterator[Walk]:
-            yield Failing(self)
-
-    pool, archive = FailingPool(), Archive(ArchiveConfig(share=1.0))
-    archive.update(play(pool, archive, 0))
-    errors: list[Trajectory] = []
-    (group,) = play(pool, archive, 1, on_error=errors.append)
-    assert [error.error for error in errors] == ["gone"]
-    assert len(group.trajectories) == 8
-    assert all(t.steps[0].observation.info["returned"] for t in group.trajectories)
 
 
 # --- cells by hand
@@ -238,19 +177,6 @@ def test_a_higher_score_is_worth_a_longer_way() -> None:
     found = kept(archive, walked("a", "b"), walked("a", "x", Observation("b", score=0.5)))
     assert found == {"": (0, 2), "to x to b": (0.5, 2), "to x": (0, 1)}
     assert kept(archive, walked("a", "b")) == {**found, "": (0, 3), "to x to b": (0.5, 3)}
-
-
-def test_ends_are_not_kept() -> None:
-    archive = Archive(ArchiveConfig(share=1.0))
-    assert set(kept(archive, walked("a", "b", "c"))) == {"", "to b", "to b to c"}
-    over = Observation("over", truncated=True)
-    assert set(kept(archive, walked("a", over))) == {"", "to b", "to b to c"}
-
-
-def test_a_way_back_to_the_start_is_none() -> None:
-    archive = Archive(ArchiveConfig(share=1.0))
-    assert kept(archive, walked("a", "a", "a")) == {"": (0, 1)}
-    assert archive.plan([TASK], [PLAIN], random.Random(0)) == ([TASK], [PLAIN])
 
 
 def test_an_episode_that_returned_goes_on_from_its_cell() -> None:
@@ -358,21 +284,6 @@ def returning(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     return path, rows
 
 
-def test_episodes_say_how_they_began(returning: tuple[Path, list[list[Sample]]]) -> None:
-    lines, played = metrics(returning[0]), episodes(returning[0])
-    assert lines[0]["archive/returned"] == 0
-    assert all(line["archive/returned"] > 0 < line["archive/cells"] for line in lines[1:])
-    for line in lines:
-        own = [e for e in played if e["iteration"] == line["iteration"]]
-        returned = [e for e in own if e["steps"][0]["observation"].get("info", {}).get("returned")]
-        depths = [e["steps"][0]["observation"]["info"]["returned"] for e in returned]
-        assert (len(returned), sum(depths)) == (line["archive/returned"], line["archive/replayed_steps"])
-        assert all(len(e["task"]["options"][RETURN_OPTION]) == d for e, d in zip(returned, depths, strict=True))
-        assert line["rollout/env_steps"] == sum(len(e["steps"]) for e in own if e not in returned)
-    taken = sum(len(e["steps"]) for e in played) + sum(line["archive/replayed_steps"] for line in lines)
-    assert lines[-1]["env_steps"] == taken
-
-
 def test_only_sampled_tokens_are_trained_on(returning: tuple[Path, list[list[Sample]]]) -> None:
     path, rows = returning
     played = episodes(path)
@@ -382,11 +293,6 @@ def test_only_sampled_tokens_are_trained_on(returning: tuple[Path, list[list[Sam
         ]
         trained = [t for row in samples for t, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
         assert trained == sampled
-
-
-def test_notes_are_written_about_whole_games_only(returning: tuple[Path, list[list[Sample]]]) -> None:
-    for line in metrics(returning[0]):
-        assert line["tips/written"] == 20 - line["archive/returned"]
 
 
 def test_returning_members_are_compared_among_themselves(

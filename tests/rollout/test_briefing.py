@@ -34,11 +34,6 @@ def test_a_briefing_survives_the_wire_and_the_records(briefing: Any) -> None:
     assert trajectory_from_json(record).final_observation == expected
 
 
-def test_records_of_observations_without_a_briefing_do_not_mention_it() -> None:
-    episode = Trajectory(Task("a", "b"), (), Observation("a hall"), "truncated", False, 0.0)
-    assert trajectory_to_json(episode)["final_observation"] == {"text": "a hall"}
-
-
 @pytest.mark.parametrize("name", BRIEFING)
 @pytest.mark.parametrize("wrong", [None, 3, {"a": 1}, [3], [["a", "b"]], [{**EXAMPLE, "turns": [["only one"]]}]])
 def test_a_briefing_that_could_not_be_worded_is_refused(name: str, wrong: Any) -> None:

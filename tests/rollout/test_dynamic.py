@@ -15,7 +15,7 @@ import pytest
 from paying import Paid
 from tiny import step, trajectory
 from tinyrun import SAME, differences, distance, episodes, metrics, tiny_config, train_in_process
-from trailnotes.rollout.groups import has_equal_returns, replace_equal_groups, sample_further_tasks
+from trailnotes.rollout.groups import replace_equal_groups, sample_further_tasks
 from trailnotes.runs.directory import RunDir
 from trailnotes.types import Observation, Task, TrajectoryGroup
 
@@ -108,13 +108,6 @@ def test_a_run_trains_on_groups_that_differ_and_counts_the_rest(start_model: Pat
     assert distance(tmp_path, start_model) > 1e-3
 
 
-def test_without_rounds_such_groups_are_part_of_the_batch(start_model: Path, tmp_path: Path) -> None:
-    """Guards the test above."""
-    train_in_process(tiny_config(start_model, **settings("grpo", rounds=0)), tmp_path)
-    assert any(line["update/zero_advantage_rows"] >= 4 for line in metrics(tmp_path))
-    assert not any("dynamic/groups_replaced" in line for line in metrics(tmp_path))
-
-
 def test_a_resumed_run_plays_the_same_rounds(start_model: Path, tmp_path: Path) -> None:
     train_in_process(tiny_config(start_model, **settings("empo2")), tmp_path / "whole")
     for iterations in (1, 3):
@@ -128,8 +121,3 @@ def test_a_resumed_run_plays_the_same_rounds(start_model: Path, tmp_path: Path) 
 def test_equal_returns_are_not_equal_where_novelty_pays(start_model: Path) -> None:
     with pytest.raises(ValueError, match="dynamic_sampling"):
         tiny_config(start_model, algorithm={"dynamic_sampling": 1, "intrinsic": "states"})
-
-
-def test_all_equal_looks_at_returns() -> None:
-    assert has_equal_returns(OTHER)
-    assert not has_equal_returns(MIXED)

@@ -14,18 +14,15 @@ from test_rollout import TASK, Corridor, FakePool, SeededPolicy, failing, play_g
 
 from small import small_config
 from tinyrun import SAME, differences, episodes
-from trailnotes.config.schema import Config, EnvConfig
+from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import PolicyError
 from trailnotes.policies.base import Policy
-from trailnotes.policies.hf.decoder import SlotCache
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout.groups import run_groups
-from trailnotes.rollout.tips import write_tips
-from trailnotes.runs.panels import play_panel
 from trailnotes.runs.train import train
-from trailnotes.types import Completion, Message, Mode, Sampling, Task, TokenIds, Trajectory, TrajectoryGroup
+from trailnotes.types import Completion, Message, Mode, Sampling, TokenIds, Trajectory, TrajectoryGroup
 
 LIMITS = [1, 2, 3, 6, 100]
 
@@ -94,29 +91,6 @@ def test_as_many_are_open_as_may_be_until_nobody_waits(limit: int) -> None:
     assert len(ended) == 6
 
 
-@pytest.mark.parametrize("limit", [1, 2, 6, 100])
-def test_tips_are_written_by_no_more_at_a_time_than_act(limit: int) -> None:
-    policy, config = WatchedPolicy(), settings(max_envs=limit)
-    groups = play_groups(SeededPolicy(), FakePool(), config)
-    written = asyncio.run(write_tips(policy, groups, config, seed=0, step=0))
-    most = min(limit, 6)
-    assert len(policy.live_at_start) == most
-    assert policy.lives == [*range(1, most + 1), *[most + 1, most] * (6 - most), *range(most - 1, -1, -1)]
-    assert written == asyncio.run(write_tips(SeededPolicy(), groups, settings(), seed=0, step=0))
-
-
-def test_a_failure_while_tips_are_written_ends_those_that_wait_too() -> None:
-    def script(_: Sequence[Message]) -> str:
-        raise PolicyError("no more memory")
-
-    groups = play_groups(WatchedPolicy(right), FakePool(), settings(max_envs=2))
-    policy = WatchedPolicy(script)
-    with pytest.raises(PolicyError, match="no more memory"):
-        asyncio.run(write_tips(policy, groups, settings(max_envs=2), seed=0, step=0))
-    assert not policy.open_episodes
-    assert len(policy.opened) == 2
-
-
 # --- what goes wrong in between
 
 
@@ -129,19 +103,6 @@ def test_who_fails_is_played_again_before_the_next_begins(limit: int) -> None:
     assert (len(errors), pool.lent, pool.most) == (3, 9, limit)
     assert not policy.open_episodes
     assert max(policy.lives) == limit + 1
-
-
-@pytest.mark.parametrize("limit", [1, 2])
-def test_a_seat_that_fails_for_good_makes_room(
-    limit: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
-    policy = WatchedPolicy(right)
-    config = settings(max_envs=limit)
-    groups = play_groups(policy, FakePool(failing(0, 1)), config)
-    assert [[t.member for t in group.trajectories] for group in groups] == [[0, 1, 2]]
-    assert "task a is left out: 2 of 3 episodes failed" in caplog.text
-    assert not policy.open_episodes
 
 
 @pytest.mark.parametrize("limit", [1, 2])
@@ -254,33 +215,6 @@ def test_a_model_plays_the_same_up_to_rounding_and_the_same_bits_in_workers(poli
             assert anonymous(play_parrots(policy, there, config)) == anonymous(limited)
 
 
-def test_writing_tips_takes_the_slots_that_acting_took_and_hardly_more_columns(policy: HFPolicy) -> None:
-    cache = policy.engine.decoder.cache  # type: ignore[attr-defined]
-    sizes: list[tuple[int, int]] = []
-    reserve = cache.reserve
-
-    def watched(slots: int, columns: int) -> None:
-        reserve(slots, columns)
-        sizes.append((cache.num_slots, cache.capacity))
-
-    cache.reserve = watched
-    config = parrots(max_envs=2)
-    with EnvPool(config.env) as pool:
-        groups = play_parrots(policy, pool, config)
-    acting = max(sizes)
-    sizes.clear()
-    asyncio.run(write_tips(policy, groups, config, seed=0, step=0))
-    assert max(slots for slots, _ in sizes) == acting[0] < 10
-    assert max(columns for _, columns in sizes) <= acting[1] + 64
-
-
-@pytest.mark.parametrize("columns", [60, 100, 1000, 4500, 5112, 30_000])
-def test_room_for_columns_is_at_most_a_quarter_more_than_is_needed(columns: int) -> None:
-    cache = SlotCache()
-    cache.reserve(3, columns)
-    assert columns <= cache.capacity <= max(1.25 * columns, columns + 64)
-
-
 @pytest.mark.parametrize("limit", [1, 2])
 def test_an_environment_that_always_fails_locks_nobody_up(policy: HFPolicy, limit: int) -> None:
     config = parrots(options={"fails": True}, max_envs=limit)
@@ -295,15 +229,6 @@ def test_a_worker_that_dies_in_between_locks_nobody_up(policy: HFPolicy, tmp_pat
         groups = play_parrots(policy, pool, config)
     assert len(list(tmp_path.iterdir())) == 2
     assert [len(group.trajectories) for group in groups] == [5, 5]
-
-
-def test_panels_keep_to_the_limit_and_to_their_order() -> None:
-    pool = CountingPool()
-    config = settings(max_envs=2).model_copy(update={"eval": Config().eval.model_copy(update={"num_samples": 2})})
-    tasks = [Task(name, "corridor") for name in "abc"]
-    played = asyncio.run(play_panel(SeededPolicy(), pool, tasks, config))  # type: ignore[arg-type]
-    assert [(t.task.id, t.member) for t in played] == [(name, member) for name in "abc" for member in range(2)]
-    assert pool.most == 2
 
 
 def test_a_run_with_a_limit_is_the_same_run_in_workers(start_model: Path, tmp_path: Path) -> None:
@@ -322,9 +247,3 @@ def without_info(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_info(part) for name, part in value.items() if name != "info"}
     return [without_info(part) for part in value] if isinstance(value, list) else value
-
-
-def test_zero_is_no_limit_and_less_is_none() -> None:
-    assert EnvConfig().max_envs == 0
-    with pytest.raises(ValueError, match="max_envs"):
-        EnvConfig(max_envs=-1)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config, RolloutConfig
-from trailnotes.memory import clean_tip
+from trailnotes.config.schema import RolloutConfig
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.conversation import (
     CUT_MARK,
@@ -174,36 +172,6 @@ def test_the_plain_context_is_that_of_an_episode_that_never_saw_a_tip(script: Sc
     assert with_tips.shown or with_tips.acting == with_tips.plain
 
 
-@relaxed
-@given(SCRIPTS)
-def test_only_text_of_the_environment_or_of_tips_is_ever_cut(script: Script) -> None:
-    live = script.begin()
-    cap = script.rollout.max_observation_tokens
-    for turn in script.turns:
-        live.observe(turn.observation, turn.tips)
-        live.act(turn.action, turn.token_ids)
-        if POLICY.count_tokens(turn.observation.text) <= cap:
-            assert turn.observation.text in live.plain[-2].content
-        else:
-            assert CUT_MARK.strip() in live.plain[-2].content
-    assert [m.content for m in live.acting if m.role == "assistant"] == [turn.action for turn in script.turns]
-    prompts = [m.content for m in live.acting if m.role == "system"]
-    assert all(CUT_MARK not in prompt for prompt in prompts)
-
-
-@relaxed
-@given(SCRIPTS)
-def test_a_tip_is_shown_once_an_episode_unless_repeats_are_asked_for(script: Script) -> None:
-    live = script.begin()
-    shown: list[str] = []
-    for turn in script.turns:
-        shown += [each.text for each in live.observe(turn.observation, turn.tips)]
-        live.act(turn.action, turn.token_ids)
-    if not script.memory.repeat_shown:
-        assert len(shown) == len(set(shown))
-    assert {each.text for turn in script.turns for each in turn.tips} == set(shown)
-
-
 # --- wording
 
 
@@ -233,13 +201,6 @@ def test_full_style_names_task_notes_observation_and_actions() -> None:
     assert live.plain[1].content == ("Task: Find the coin.\n\nObservation: A hall.\nAdmissible actions: go east; look")
 
 
-def test_scores_are_shown_only_when_asked_for() -> None:
-    memory = MemoryConfig(show_score=False)
-    for style, line in (("terse", '- " x "'), ("full", '- "x"')):
-        assert conversation(style, memory).format_tip(tip("x")) == line
-    assert conversation("full", memory).format_tip(tip("x", action="look")) == '- "x" (action taken: "look")'
-
-
 @pytest.mark.parametrize(
     ("style", "given_prompt", "expected"),
     [("full", "", 0), ("full", "Play.", 1), ("full", None, 1), ("terse", None, 0), ("terse", "Play.", 1)],
@@ -252,18 +213,6 @@ def test_the_system_prompt_can_be_replaced_or_left_out(style: str, given_prompt:
         assert live.plain[0] == Message("system", given_prompt)
 
 
-def test_the_action_format_is_explained() -> None:
-    for action_format, hint in (("line", "one line"), ("tags", "<action> and </action>"), ("react", "Thought: ")):
-        live = conversation("full", action_format=action_format, stop=())
-        live.start("x")
-        assert hint in live.plain[0].content
-
-
-def test_a_thought_must_not_end_an_answer() -> None:
-    with pytest.raises(ValueError, match=r"set rollout\.stop = \[\]"):
-        Config(rollout={"action_format": "react"})
-
-
 def test_actions_are_left_out_when_there_are_none_or_the_game_is_over() -> None:
     for style in STYLES:
         live = conversation(style, show_actions=True)
@@ -272,13 +221,6 @@ def test_actions_are_left_out_when_there_are_none_or_the_game_is_over() -> None:
         assert "ctions" in listed
         assert listed.startswith(live.format_turn(Observation("hall")))
         assert "ctions" not in live.format_turn(Observation("hall", actions=("go",), terminated=True))
-
-
-def test_without_instruction_the_first_turn_is_the_observation() -> None:
-    live = conversation()
-    live.start("")
-    live.observe(Observation("hall"))
-    assert live.plain == [Message("user", "hall")]
 
 
 # --- briefings
@@ -487,17 +429,6 @@ def test_quoting_is_one_clean_line_and_changes_nothing_twice(text: str) -> None:
     assert quoted(line) == line
 
 
-def test_harmless_tips_are_quoted_as_they_are() -> None:
-    for text in ("the way is left , right , left .", "In the café, take the key; it's 2 rooms east (of 5).", "走廊"):
-        assert quoted(text) == text
-
-
-@relaxed
-@given(st.text(st.characters(), max_size=20))
-def test_what_has_a_letter_or_digit_is_something_once_quoted(text: str) -> None:
-    assert quoted(text) or not any(map(str.isalnum, text))
-
-
 def test_a_tip_of_nothing_readable_is_not_shown() -> None:
     live = conversation()
     live.start("task")
@@ -589,10 +520,6 @@ def test_what_cannot_be_read_is_the_no_op(text: str, action_format: str) -> None
     assert parse_action(text, action_format) == ParsedAction(NO_OP, ok=False)
 
 
-def test_the_longest_action_is_still_read() -> None:
-    assert parse_action("x" * MAX_ACTION_CHARS, "line").ok
-
-
 @pytest.mark.parametrize(
     ("text", "action"),
     [
@@ -672,19 +599,6 @@ def test_reflection_is_the_tip_free_episode_its_outcome_and_a_request() -> None:
     assert build_reflection_messages(trajectory((tip("secret"),)), rollout, memory, words) == plain
 
 
-def test_full_reflection_asks_for_one_short_line() -> None:
-    *_, request = build_reflection_messages(trajectory(), RolloutConfig(), MemoryConfig(), words)
-    assert request.content.startswith("Observation: nook\n\n")
-    for wanted in ("0.5 of 1", "tried", "learned", "how far", "One line", "under 100 words"):
-        assert wanted in request.content
-
-
-def test_reflection_on_an_episode_without_a_step_still_names_the_task() -> None:
-    empty = trajectory(steps=(), final_observation=Observation("hall", instruction="find it"), outcome="truncated")
-    (only,) = build_reflection_messages(empty, RolloutConfig(style="terse"), MemoryConfig(), words)
-    assert only.content == "find it\nhall\nscore 0.5 / 1 . note ?"
-
-
 def test_forgetting_takes_the_oldest_turns_and_keeps_the_task() -> None:
     turns = [Message("system", "s"), Message("user", "task\no0")]
     for i in (1, 2, 3):
@@ -696,13 +610,6 @@ def test_forgetting_takes_the_oldest_turns_and_keeps_the_task() -> None:
     last = drop_oldest_turn(twice)
     assert [m.content for m in last] == ["s", "task\no0\n[...]\no3"]
     assert drop_oldest_turn(last) == last
-
-
-def test_what_stands_before_the_task_is_never_forgotten() -> None:
-    example = [Message("user", "seen"), Message("assistant", "said")]
-    turns = [Message("system", "s"), *example, Message("user", "task\no0"), Message("assistant", "a1"), *example[:1]]
-    assert [m.content for m in drop_oldest_turn(turns, 3)] == ["s", "seen", "said", "task\no0\n[...]\nseen"]
-    assert drop_oldest_turn(turns[:4], 3) == turns[:4]
 
 
 @pytest.mark.parametrize("given_prompt", ["Act.", ""])
@@ -724,32 +631,6 @@ def test_example_turns_open_both_contexts_and_belong_to_no_state(given_prompt: s
     for kind in ("state", "conversation"):
         assert build_memory_query(said, kind) == build_memory_query(plain, kind)
     assert said.format_turn(Observation("a nook")) == plain.format_turn(Observation("a nook")) == "Observation: a nook"
-
-
-def test_the_request_for_a_tip_follows_the_example_turns() -> None:
-    step = Step(
-        Observation("a hall", instruction="find the coin"), (), Completion((), (), (), "go east"), (), "go east", 0
-    )
-    ended = Trajectory(Task("t", "e"), (step,), Observation("a nook"), "terminated", False, 0.0)
-    config = RolloutConfig(system_prompt="", example_turns=(("seen", "said"),))
-    messages = build_reflection_messages(ended, config, MemoryConfig(), words)
-    assert [m.content for m in messages[:2]] == ["seen", "said"]
-    assert messages[2].content == "Task: find the coin\n\nObservation: a hall"
-
-
-def test_a_tip_as_long_as_the_request_allows_is_shown_to_its_end() -> None:
-    """A tip of 101 words loses the last one, by cleaning; none of what was asked for is cut where it is shown."""
-    written = "open door to greenhouse, then " * 20 + "plant"
-    assert len(written.split()) == 101
-
-    def count(text: str) -> int:
-        """1.4 tokens a word, the most that was measured."""
-        return math.ceil(1.4 * len(text.split()))
-
-    kept = clean_tip(written)
-    shown = Conversation(RolloutConfig(), MemoryConfig(), count).format_tip(tip(kept))
-    assert len(kept.split()) == 100
-    assert shown.startswith(f'- "{kept}"')
 
 
 @pytest.mark.parametrize(

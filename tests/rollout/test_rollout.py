@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
-from trailnotes.config.toml import load_config
 from trailnotes.errors import EnvError, PolicyError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
@@ -172,16 +169,6 @@ def test_an_episode_step_by_step() -> None:
     assert done.steps[1].completion.text == "> right"  # what was said stays as it was said
 
 
-def test_sampled_ids_and_prompts_are_kept_as_they_were() -> None:
-    policy = SeededPolicy()
-    done = play(policy)
-    for (_, messages, _), step, after in zip(policy.requests, done.steps, [*done.steps[1:], None], strict=True):
-        assert step.completion.prompt_ids == step.plain_prompt_ids == policy.encode(messages)
-        if after is not None:
-            prefix = step.completion.prompt_ids + step.completion.token_ids
-            assert after.completion.prompt_ids[: len(prefix)] == prefix
-
-
 def test_sampling_follows_the_config_and_every_completion_has_its_own_seed() -> None:
     policy = SeededPolicy(lambda _: "left")
     play(policy, settings(rollout={"max_steps": 3, "temperature": 0.7, "max_action_tokens": 9, "stop": ["."]}))
@@ -221,13 +208,6 @@ def test_an_unreadable_action_is_the_no_op_and_counted(text: str) -> None:
     done = play(ScriptedPolicy(lambda _: text), config, env=env)
     assert env.actions == ["", ""]
     assert compute_rollout_metrics([TrajectoryGroup(TASK, (done,))])["unparsable"] == 1.0
-
-
-def test_an_error_says_at_which_action_of_any_length_and_none_at_reset() -> None:
-    config = settings(rollout={"max_action_tokens": 1000})
-    said = play(ScriptedPolicy(lambda _: "x'" * 200), config, env=Corridor(fail_at=1)).error
-    assert said == f"""the corridor fell at 1 (at the action "{"x'" * 100}")"""
-    assert play(ScriptedPolicy(right), env=Corridor(fail_at=0)).error == "the corridor fell at 0"
 
 
 def test_a_failing_environment_gives_an_error_trajectory_with_the_steps_so_far() -> None:
@@ -283,33 +263,6 @@ def test_tips_are_searched_before_every_action_without_tips_in_the_query() -> No
     assert done.mode == "on_policy_tips"
 
 
-def test_the_whole_conversation_may_be_the_query() -> None:
-    memory = ListMemory("secret")
-    play(ScriptedPolicy(right), settings(memory={"query": "conversation"}), "off_policy", memory)
-    assert [query for _, query, _ in memory.queries] == ["walk right\nplace 0", "walk right\nplace 0\nright\nplace 1"]
-
-
-def test_repeats_are_shown_when_asked_for() -> None:
-    done = play(ScriptedPolicy(right), settings(memory={"repeat_shown": True}), "off_policy", ListMemory("x"))
-    assert [len(step.tips) for step in done.steps] == [1, 1]
-
-
-def test_both_contexts_are_kept_and_the_plain_one_is_that_of_a_plain_episode() -> None:
-    policy = ScriptedPolicy(right)
-    plain = play(policy)
-    tipped = play(policy, mode="off_policy", memory=ListMemory("secret"))
-    assert [step.plain_prompt_ids for step in tipped.steps] == [step.completion.prompt_ids for step in plain.steps]
-    for step in tipped.steps:
-        assert "secret" in policy.decode(step.completion.prompt_ids)
-        assert "secret" not in policy.decode(step.plain_prompt_ids)
-
-
-@pytest.mark.parametrize("memory", [None, ListMemory()])
-def test_without_tips_to_show_every_mode_is_plain(memory: Memory | None) -> None:
-    policy = SeededPolicy()
-    assert play(policy, mode="off_policy", memory=memory).steps == play(SeededPolicy()).steps
-
-
 def test_plain_mode_and_top_k_zero_never_ask_the_memory() -> None:
     memory = ListMemory("secret")
     play(ScriptedPolicy(right), memory=memory)
@@ -330,14 +283,6 @@ def test_an_episode_ends_where_the_next_turn_does_not_fit() -> None:
     assert done.final_observation.text == "place 1"
 
 
-def test_the_policys_own_context_counts_too() -> None:
-    config = settings(rollout={"max_action_tokens": 10})
-    assert play(ScriptedPolicy(right, context_length=47), config).success
-    assert play(ScriptedPolicy(right, context_length=46), config).context_full
-    nothing = play(ScriptedPolicy(right, context_length=30), config)
-    assert (nothing.steps, nothing.context_full, nothing.outcome) == ((), True, "truncated")
-
-
 def test_tips_that_do_not_fit_are_dropped_before_the_episode_is() -> None:
     config = settings(rollout={"max_context_tokens": 47, "max_action_tokens": 10})
     policy = SeededPolicy(right)
@@ -354,49 +299,6 @@ def test_tips_that_do_not_fit_are_dropped_before_the_episode_is() -> None:
 
 
 # --- groups
-
-
-class QuarterPolicy(ScriptedPolicy):
-    """A token for every four characters, as a real tokenizer has it on average."""
-
-    def encode(self, messages: Sequence[Message]) -> TokenIds:
-        return (0,) * sum(2 + self.count_tokens(message.content) for message in messages)
-
-    def count_tokens(self, text: str) -> int:
-        return -(-len(text) // 4)
-
-
-class Greenhouse(Corridor):
-    """Find-plant by its lengths: one long description at the start, then some 250 characters a turn."""
-
-    async def reset(self, task: Task) -> Observation:
-        await super().reset(task)
-        return Observation("This room is called the hallway. " * 12, instruction="Your task is to find a plant. " * 10)
-
-    async def step(self, action: str) -> Observation:
-        after = await super().step(action)
-        return replace(after, text=f"place {self.place} " + "You see a door to the greenhouse, open. " * 6)
-
-
-ADVICE = [f"{number} " + "go through the door to the greenhouse " * 14 for number in range(10)]  # of 100 words
-PLANT = Task("find-plant", "greenhouse", options={"length": 31})
-
-
-def in_the_greenhouse(*words: str, mode: Mode = "off_policy") -> Trajectory:
-    config = load_config("scienceworld/find-plant", words)
-    policy, memory = QuarterPolicy(lambda _: "open door to greenhouse"), ListMemory(*ADVICE)
-    return asyncio.run(run_episode(policy, Greenhouse(), PLANT, mode, memory, config, member=0, seed=0))
-
-
-def test_with_tips_all_turns_of_the_presets_fit() -> None:
-    """30 turns in 4,500 tokens at four characters a token: tips are shown, and no turn is lost for them."""
-    for words in ((), ("--memory.repeat_shown", "true"), ("--memory.max_tip_tokens", "64")):
-        done = in_the_greenhouse(*words)
-        assert (len(done.steps), done.context_full) == (30, False), words
-        assert sum(len(step.tips) for step in done.steps) >= 5
-    plain, papers = in_the_greenhouse(mode="plain"), ("--memory.repeat_shown", "true", "--memory.leave_room", "false")
-    assert (len(plain.steps), plain.context_full) == (30, False)
-    assert in_the_greenhouse(*papers).context_full, "the paper's way is still there, and still too much"
 
 
 def test_the_tips_of_a_turn_leave_room_for_the_turns_that_are_left() -> None:
@@ -446,16 +348,6 @@ def test_groups_do_not_depend_on_who_is_quicker() -> None:
     assert len(set(played)) > 1  # members differ
 
 
-def test_all_episodes_are_announced_first_and_closed_as_they_end() -> None:
-    policy = SeededPolicy(right)
-    open_at_progress: list[int] = []
-    play_groups(
-        policy, FakePool(shuffled_pauses()), progress=lambda _: open_at_progress.append(len(policy.open_episodes))
-    )
-    assert len(policy.live_at_start) == 6
-    assert open_at_progress == [5, 4, 3, 2, 1, 0]
-
-
 def test_a_task_that_comes_twice_is_not_played_the_same_way_twice() -> None:
     policy = SeededPolicy(lambda _: "left")
     play_groups(policy, FakePool(), tasks=[TASK, TASK], modes=[["plain"]] * 2)
@@ -500,21 +392,6 @@ def test_the_number_of_announced_episodes_never_dips_while_one_is_replaced() -> 
     assert lives[-1] == 0
 
 
-def test_a_group_goes_on_without_a_member_that_keeps_failing(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 1)
-    errors: list[Trajectory] = []
-    config = settings()
-    with caplog.at_level(logging.WARNING):
-        (group,) = play_groups(
-            ScriptedPolicy(right), FakePool(failing(1, 3)), config, tasks=[TASK], on_error=errors.append
-        )
-    assert [t.member for t in group.trajectories] == [0, 2]
-    assert [error.member for error in errors] == [1, 1]
-    assert not caplog.records
-
-
 def test_a_group_of_fewer_than_two_is_dropped_with_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,11 +425,6 @@ def test_a_policy_that_fails_ends_the_whole_batch_and_leaves_nothing_open() -> N
         assert not policy.open_episodes
 
     asyncio.run(scenario())
-
-
-def test_every_task_needs_its_modes() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        play_groups(ScriptedPolicy(right), FakePool(), modes=[["plain"]])
 
 
 # --- notes
@@ -598,16 +470,6 @@ def test_a_task_that_comes_twice_is_not_written_about_in_the_same_words() -> Non
     policy.requests.clear()
     asyncio.run(write_tips(policy, groups[:1], SETTINGS, seed=0, step=0))
     assert [sampling.seed for _, _, sampling in policy.requests] == seeds[:2], "as if it were there once"
-
-
-def test_notes_are_written_from_the_conversation_without_tips() -> None:
-    policy = author(lambda _: "note")
-    groups = played(policy, memory=ListMemory("secret"))
-    policy.requests.clear()
-    asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0))
-    assert len(policy.requests) == 4
-    assert not any("secret" in message.content for _, messages, _ in policy.requests for message in messages)
-    assert policy.requests[0][1][-1].content == "place 2\nscore 1 / 1 . note ?"
 
 
 def test_entries_for_each_step_are_found_by_each_state() -> None:
@@ -657,14 +519,6 @@ def test_no_room_at_all_is_an_unusable_note_not_a_crash() -> None:
     assert compute_tip_metrics(each)["unusable"] == 4.0
 
 
-def test_episodes_without_a_step_write_nothing() -> None:
-    empty = Trajectory(TASK, (), Observation("x"), "truncated", success=False, score=0.0, context_full=True)
-    written = asyncio.run(
-        write_tips(author(lambda _: "n"), [TrajectoryGroup(TASK, (empty,))], SETTINGS, seed=0, step=0)
-    )
-    assert written.tips == []
-
-
 # --- metrics
 
 
@@ -694,9 +548,3 @@ def test_metrics_by_hand() -> None:
         "truncated": 2 / 3, "context_full": 1 / 3, "unparsable": 0.25, "cut_actions": 0.25, "tips_per_step": 3.0,
         "action_changed": 0.25, "restarts": 3,
     })  # fmt: skip
-
-
-def test_metrics_of_nothing() -> None:
-    assert compute_rollout_metrics([]) == {"errors": 0.0}
-    assert compute_rollout_metrics([TrajectoryGroup(TASK, ())]) == {"errors": 0.0}
-    assert compute_tip_metrics([])["written"] == 0.0

@@ -27,7 +27,7 @@ from trailnotes.errors import BudgetError, ConfigError, RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.rollout.tips import CompletionRequest
 from trailnotes.runs.adapt import CHANGEABLE_KEYS, adapt
-from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, Roles
+from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.load_policy import EvaluatedModel
@@ -259,11 +259,8 @@ def with_trials(path: Path, body: Any, **sections: dict[str, Any]) -> Any:
     async def run() -> Any:
         config = gate_config(**sections)
         with RunDir.open(path, config) as directory, EnvPool(config.env) as pool:
-            return await body(
-                AdaptationRun(
-                    config, directory, Roles(*[Guesser()] * 3), pool, EvaluatedModel("guesser", "start"), None
-                )
-            )
+            policy, subject = Guesser(), EvaluatedModel("guesser", "start")
+            return await body(AdaptationRun(config, directory, policy, policy, pool, subject, None))
 
     return asyncio.run(run())
 

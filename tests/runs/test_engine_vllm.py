@@ -11,7 +11,7 @@ import pytest
 from nodes import QUIET, TwoNodes
 from small import SETTINGS
 from tinyrun import distance, metrics, tiny_config, train_in_process
-from trailnotes.learner.learner import export_model
+from trailnotes.learner.states import export_model
 from trailnotes.runs.train import train
 from trailnotes.runs.training import TrainingRun, save_checkpoint
 from trailnotes.types import Sample

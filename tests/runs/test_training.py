@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from pathlib import Path
@@ -17,6 +18,7 @@ from trailnotes.errors import EnvError
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import training as run_module
+from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.train import train
 from trailnotes.runs.training import Counters, TrainingRun
 from trailnotes.types import Observation
@@ -118,3 +120,11 @@ def test_one_model_embeds_for_memory_and_novelty_in_a_thread_of_its_own(
     train_in_process(tiny_config(start_model, memory={"threshold": 0.0}, **settings), tmp_path / "hashing")
     assert differences(tmp_path / "modelled", tmp_path / "hashing") == SAME, "the same vectors, the same run"
     assert any(step["tips"] for episode in episodes(tmp_path / "modelled") for step in episode["steps"])
+
+
+def test_the_former_name_of_the_iterations_module_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("trailnotes.training", "trailnotes.training.iteration"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.warns(FutureWarning, match="has become trailnotes.runs.iteration"):
+        module = importlib.import_module("trailnotes.training.iteration")
+    assert module.Iteration is Iteration

@@ -33,7 +33,6 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -293,20 +292,10 @@ class Server:
             return JSONResponse({"error": str(error), "category": category})
 
     async def get(self, request: Request) -> Response:
-        models = [
-            {"training_run_id": name, "base_model": model["base_model"], "model_owner": "default", "is_lora": True}
-            | {"lora_rank": model["lora_config"]["rank"], "last_request_time": datetime.now(UTC).isoformat()}
-            for name, model in self.state["models"].items()
-        ]
         supported = {"model_name": self.options.model, "max_context_length": self.engine.max_tokens}
         answers: dict[str, Body] = {
             f"{API}/healthz": {"status": "ok"},
             f"{API}/get_server_capabilities": {"supported_models": [supported]},
-            f"{API}/training_runs": {
-                "training_runs": models,
-                "cursor": {"offset": 0, "limit": 20, "total_count": len(models)},
-            },
-            **({} if self.skyrl else {f"{API}/samplers/{name}": one for name, one in self.state["samplers"].items()}),
             "/counts": {"requests": self.requests, "tokens": self.engine.tokens},
         } | ({"/openapi.json": {"info": {"title": "Tinker API Mock"}}} if self.skyrl else {})
         if request.url.path not in answers:
@@ -314,14 +303,11 @@ class Server:
         return JSONResponse(answers[request.url.path])
 
     async def checkpoint(self, request: Request) -> Response:
-        """Archive, download or delete; the archive of skyrl-tx is asked by the bare name, and nothing is deleted."""
+        """Redirect to an archive, or send it; that of skyrl-tx is asked by the bare name."""
         model_id, name, action = (request.path_params.get(key, "") for key in ("model", "name", "action"))
-        if self.skyrl and ("/" in name or request.method == "DELETE"):
+        if self.skyrl and "/" in name:
             raise RefusedError(404, "Not Found")
         path = self.find_checkpoint(f"tinker://{model_id}/{name}")
-        if request.method == "DELETE":
-            remove(path)
-            return Response(status_code=204)
         if action == "archive":
             return RedirectResponse(str(request.url).removesuffix("archive") + "download", 302)
         archive = io.BytesIO()
@@ -377,7 +363,6 @@ def build(server: Server) -> Starlette:
         Route(f"{API}/retrieve_future", server.retrieve_future, methods=["POST"]),
         Route("/faults", server.add_fault, methods=["POST"]),
         Route(f"{checkpoint}/{{action:str}}", server.checkpoint, methods=["GET"]),
-        Route(checkpoint, server.checkpoint, methods=["DELETE"]),
         Route(f"{API}/{{name:path}}", server.post, methods=["POST"]),
         Route("/{name:path}", server.get, methods=["GET"]),
     ]

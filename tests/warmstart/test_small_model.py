@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 import unicodedata
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from small import demonstration_texts, small_config
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.types import Message
-from trailnotes.warmstart.small_model import END, PAD, ROLES, build_model, train_tokenizer
+from trailnotes.warmstart.small_model import END, build_model, train_tokenizer
 
 TEXTS = demonstration_texts(200)
 TOKENIZER = train_tokenizer(TEXTS, 512)
@@ -41,25 +38,6 @@ def test_any_text_is_encodable_and_comes_back_but_for_blanks(text: str) -> None:
     assert "".join(TOKENIZER.decode(ids).split()) == "".join(unicodedata.normalize("NFC", text).split())
 
 
-@pytest.mark.parametrize("text", ["unlock chest with ruby", "north", "nothing found"])
-def test_what_the_model_says_reads_back_as_it_was_taught(text: str) -> None:
-    said = TOKENIZER.decode(ids_of(text))
-    assert said.strip() == text
-    assert ids_of(said.strip()) == ids_of(text)
-
-
-def test_a_saved_tokenizer_gives_identical_ids_and_specials(tmp_path: Path) -> None:
-    TOKENIZER.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
-    assert len(loaded) == len(TOKENIZER)
-    for text in [*TEXTS[:200], "Ein Träumer 東京 \t x", "<|user|>north" + END]:
-        assert ids_of(text, loaded) == ids_of(text)
-    assert (loaded.eos_token, loaded.pad_token) == (END, PAD)
-    assert loaded.chat_template == TOKENIZER.chat_template
-    specials = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
-    assert [loaded.convert_tokens_to_ids(name) for name in specials] == [0, 1, 2, 3, 4]
-
-
 def test_the_chat_template_keeps_the_append_only_property() -> None:
     chat = ChatFormat(TOKENIZER)
     assert chat.append_only
@@ -67,17 +45,6 @@ def test_the_chat_template_keeps_the_append_only_property() -> None:
     ids = chat.encode([Message("user", "exits north"), Message("assistant", "north"), Message("user", "won")])
     names = TOKENIZER.convert_ids_to_tokens(list(ids))
     assert [n for n in names if n.startswith("<|")] == ["<|user|>", "<|assistant|>", END, "<|user|>", "<|assistant|>"]
-
-
-def test_the_directory_loads_anywhere_and_computes_the_same(start_model: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(start_model, local_files_only=True)
-    tokenizer = AutoTokenizer.from_pretrained(start_model, local_files_only=True)
-    again = AutoModelForCausalLM.from_pretrained(start_model, local_files_only=True)
-    ids = torch.tensor([ids_of("exits north east", tokenizer)])
-    with torch.no_grad():
-        assert torch.equal(model(ids).logits, again(ids).logits)
-    assert type(model).__name__ == "Qwen2ForCausalLM"
-    assert any(start_model.glob("*.safetensors"))
 
 
 def test_a_model_has_the_size_asked_for_and_ties_its_embeddings() -> None:

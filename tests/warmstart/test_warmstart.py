@@ -6,7 +6,6 @@ import random
 import re
 import signal
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from small import demonstration_texts, small_config
 from trailnotes.commands import main
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import tasks_of
-from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
+from trailnotes.errors import ConfigError, Interrupted, NonFiniteError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.storage.records import task_to_json
@@ -155,14 +154,6 @@ def test_demonstrations_that_never_fit_are_an_error_not_an_endless_search(start_
     with pytest.raises(ConfigError, match=r"no demonstration fits rollout\.max_context_tokens = 4"):
         warmstart(config.model_copy(update={"rollout": tight}), tmp_path / "tuned")
     assert not (tmp_path / "tuned").exists()
-
-
-def test_a_bad_line_stops_before_the_model_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text("{}\n")
-    model = {"path": "no-such-model"}
-    config = small_config(model=model, warmstart={"demonstrations": str(tmp_path / "bad.jsonl")})
-    with pytest.raises(ConfigError, match=r"bad\.jsonl:1 is not a demonstration"):
-        warmstart(config, tmp_path / "out")
 
 
 # -- micro-batches, precision, adapters
@@ -311,16 +302,6 @@ def test_a_signal_has_the_step_finished_and_saved(tmp_path: Path) -> None:
     assert seen[0]["step"] == 3
 
 
-def test_an_unfinished_model_of_other_settings_is_kept(tmp_path: Path) -> None:
-    config = small_config(warmstart={"steps": 4, "save_every": 1})
-    with pytest.raises(Killed):
-        warmstart(config, tmp_path / "model", progress=at_step(3, die))
-    other = small_config(warmstart={"steps": 4, "save_every": 1, "lr": 0.1})
-    with pytest.raises(RunError, match=r"--allow-change warmstart\.lr"):
-        warmstart(other, tmp_path / "model")
-    assert warmstart(other, tmp_path / "model", allow_change=["warmstart.lr"]) == tmp_path / "model"
-
-
 # -- rows
 
 
@@ -333,31 +314,6 @@ def test_only_taught_turns_and_their_end_are_imitated() -> None:
         ids, mask = chat.encode_with_mask(messages, taught)
         assert tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m]).split() == words
     assert tuple(ids[: chat.encode_with_mask(messages, {1})[1].index(1)]) == chat.encode(messages[:1])
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_share_of_the_rows_teaches_what_is_shown_too(share: float) -> None:
-    chat = ChatFormat(train_tokenizer(demonstration_texts(50), 420))
-    drawn, plain = (
-        list(islice(module._iter_rows(small_config(warmstart={"p_full_loss": own}), chat, 0), 40))
-        for own in (share, 0.0)
-    )
-    wholes = [sum(row.loss_mask) == len(row.token_ids) - 1 for row in drawn]
-    assert sum(wholes) == pytest.approx(40 * share, abs=8 if share == 0.5 else 0)
-    for row, own, is_whole in zip(drawn, plain, wholes, strict=True):
-        assert row.token_ids == own.token_ids
-        assert row.loss_mask == ([0, *[1] * (len(row.token_ids) - 1)] if is_whole else own.loss_mask)
-
-
-def test_batches_hold_similar_lengths_and_lose_no_row() -> None:
-    rng = random.Random(0)
-    rows = [EncodedDemonstration([i] * rng.randint(1, 50), [1]) for i in range(64)]
-    cut = list(islice(iter_batches(iter(rows), 4, random.Random(0)), 16))
-    assert sorted(row[0][0] for batch in cut for row in batch) == list(range(64))
-    spreads = [max(lengths) - min(lengths) for batch in cut if (lengths := [len(row[0]) for row in batch])]
-    assert sum(spreads) <= 49  # together no more than the whole range: they were sorted
-    means = [sum(len(row[0]) for row in batch) for batch in cut]
-    assert means != sorted(means)
 
 
 def test_collate_pads_on_the_right() -> None:

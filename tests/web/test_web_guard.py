@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from trailnotes.errors import ConfigError
@@ -64,3 +66,10 @@ def test_listening() -> None:
             open_listener("127.0.0.1", port)
     with pytest.raises(ConfigError, match=r"--host 0\.0\.0\.0 is open to others"):
         open_listener("0.0.0.0", 0, refusal="is open to others")
+
+
+def test_the_second_part_of_an_answer_does_not_wait_for_word_of_the_first() -> None:
+    with open_listener("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        visitor, _ = listener.accept()
+        with visitor:
+            assert visitor.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -11,15 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trailnotes.algorithms._notebook import (
-    CAPACITY,
-    Ask,
-    NotebookConfig,
-    Question,
-    adapt_by_notebook,
-    describe_outcome,
-    read_lines,
-)
+from trailnotes.algorithms import _notebook as notebook
 from trailnotes.config.methods import Method
 from trailnotes.rollout.tips import select_usable
 from trailnotes.runs.adaptation import AdaptationRun
@@ -41,7 +33,7 @@ _CURATE: Final = (
 
 
 async def ace(run: AdaptationRun) -> None:
-    await adapt_by_notebook(run, Playbook(CAPACITY))
+    await notebook.adapt_by_notebook(run, Playbook(notebook.CAPACITY))
 
 
 @dataclass(slots=True)
@@ -80,12 +72,14 @@ class Playbook:
         best = sorted(self.entries, key=lambda entry: (entry.balance, entry.number), reverse=True)
         return [str(entry) for entry in best]
 
-    async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
+    async def update(self, groups: Sequence[TrajectoryGroup], ask: notebook.Ask) -> int:
         """Reflect on each episode, count what helped, then let the curator add to the playbook."""
         episodes = select_usable([t for group in groups for t in group.trajectories])
         playbook = self._describe(empty="")
         questions = [
-            Question(f"{t.task.id}/{t.member}", _REFLECT.format(outcome=describe_outcome(t), playbook=playbook), t)
+            notebook.Question(
+                f"{t.task.id}/{t.member}", _REFLECT.format(outcome=notebook.describe_outcome(t), playbook=playbook), t
+            )
             for t in episodes
         ]
         lessons = [self._read_reflection(answer) for answer in await ask("reflections", questions)]
@@ -95,9 +89,11 @@ class Playbook:
         text = _CURATE.format(
             playbook=self._describe(empty="It is empty.\n"), lessons="\n".join(lessons), most=len(lessons)
         )
-        (answer,) = await ask("curation", [Question("curator", text)])
+        (answer,) = await ask("curation", [notebook.Question("curator", text)])
         known = {entry.text for entry in self.entries}
-        added = [found[1] for line in read_lines(answer) if (found := _ADD.match(line)) and found[1] not in known]
+        added = [
+            found[1] for line in notebook.read_lines(answer) if (found := _ADD.match(line)) and found[1] not in known
+        ]
         added = list(dict.fromkeys(added))[: min(len(lessons), self.capacity)]
         while len(self.entries) + len(added) > self.capacity:  # what is new has not had its turn
             self.entries.remove(min(self.entries, key=lambda entry: entry.balance))
@@ -111,7 +107,7 @@ class Playbook:
 
     def _read_reflection(self, answer: str) -> str:
         lesson, by_number = "", {entry.number: entry for entry in self.entries}
-        for line in read_lines(answer):
+        for line in notebook.read_lines(answer):
             if tag := _TAG.match(line):
                 for number in {int(digits) for digits in re.findall(r"\d{1,6}", tag[2])} & by_number.keys():
                     entry = by_number[number]
@@ -122,4 +118,6 @@ class Playbook:
         return lesson
 
 
-METHOD = Method("ace", "ACE", ace, trains=False, repeats=True, colour="#ff6361", sections={"notebook": NotebookConfig})
+METHOD = Method(
+    "ace", "ACE", ace, trains=False, repeats=True, colour="#ff6361", sections={"notebook": notebook.NotebookConfig}
+)

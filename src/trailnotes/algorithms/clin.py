@@ -10,14 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from trailnotes.algorithms._notebook import (
-    Ask,
-    NotebookConfig,
-    Question,
-    adapt_by_notebook,
-    describe_outcome,
-    read_lines,
-)
+from trailnotes.algorithms import _notebook as notebook
 from trailnotes.config.methods import Method
 from trailnotes.rollout.tips import select_usable
 from trailnotes.runs.adaptation import AdaptationRun
@@ -32,7 +25,7 @@ _REQUEST: Final = (
 
 
 async def clin(run: AdaptationRun) -> None:
-    await adapt_by_notebook(run, CausalStatements(run.config.section(NotebookConfig).shown))
+    await notebook.adapt_by_notebook(run, CausalStatements(run.config.section(notebook.NotebookConfig).shown))
 
 
 class CausalStatements:
@@ -50,18 +43,18 @@ class CausalStatements:
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (a task has its own)
         return self.known.get(task.id, ())
 
-    async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
+    async def update(self, groups: Sequence[TrajectoryGroup], ask: notebook.Ask) -> int:
         """Have the statements of each task written anew; where nothing can be read, the old ones stay."""
         episodes = select_usable([group.trajectories[0] for group in groups])
         questions = []
         for episode in episodes:
             known = self.known.get(episode.task.id, [])
             before = "\n".join(["What you knew before it:", *known, ""]) if known else ""
-            text = _REQUEST.format(outcome=describe_outcome(episode), before=before, most=self.most)
-            questions.append(Question(episode.task.id, text, episode))
+            text = _REQUEST.format(outcome=notebook.describe_outcome(episode), before=before, most=self.most)
+            questions.append(notebook.Question(episode.task.id, text, episode))
         unusable = 0
         for episode, answer in zip(episodes, await ask("causes", questions), strict=True):
-            found = [line for line in read_lines(answer) if _FORM.search(line)]
+            found = [line for line in notebook.read_lines(answer) if _FORM.search(line)]
             unusable += not found
             if found:
                 self.known[episode.task.id] = found[: self.most]
@@ -69,5 +62,5 @@ class CausalStatements:
 
 
 METHOD = Method(
-    "clin", "CLIN", clin, trains=False, repeats=True, colour="#003f5c", sections={"notebook": NotebookConfig}
+    "clin", "CLIN", clin, trains=False, repeats=True, colour="#003f5c", sections={"notebook": notebook.NotebookConfig}
 )

@@ -25,23 +25,22 @@ from trailnotes.types import Task
 
 async def empo2_tips(run: AdaptationRun) -> None:
     """Play games of `eval.meet_split`, then trial 0 and `eval.trials` more, with all earlier tips; each gets tips."""
-    config, roles, met = run.config, run.roles, load_preliminary_tasks(run.config)
+    config, author, met = run.config, run.author, load_preliminary_tasks(run.config)
     phases = [("met", met)] if met else []
     phases += [(f"trial-{trial}", run.tasks) for trial in range(config.eval.trials + 1)]
     with open_memory(run.directory.memory_path, config.memory, embedder=embedder_of(config)) as memory:
         for number, (phase, tasks) in enumerate(phases):
             trial, reads = number - bool(met), number > 0
             tips = make_prompt_memory(memory, config.eval.show_tips) if reads else None
-            player = roles.reader if reads else roles.explorer
-            groups = await run.play(phase, tasks, memory=tips, num_samples=config.eval.num_samples, policy=player)
+            groups = await run.play(phase, tasks, memory=tips, num_samples=config.eval.num_samples)
 
             episodes = select_usable([trajectory for group in groups for trajectory in group.trajectories])
             if config.algorithm.author == EXTRACT:
-                completions = extract_tips(roles.reader, episodes, config)
+                completions = extract_tips(run.policy, episodes, config)
             else:
-                requests = build_tip_requests(roles.author, episodes, config, seed=run.seed(phase, "notes"))
-                completions = await run.write(phase, requests, policy=roles.author)
-            written = parse_tips(roles.author, episodes, completions, config, step=max(0, trial))
+                requests = build_tip_requests(author, episodes, config, seed=run.seed(phase, "notes"))
+                completions = await run.write(phase, requests, policy=author)
+            written = parse_tips(author, episodes, completions, config, step=max(0, trial))
             memory.register_tasks(tasks)
             memory.add([tip for each in written for tip in each.tips], once=phase)
 

@@ -133,10 +133,9 @@ class ReplayPolicy:
 async def rebuild_with_tips(
     policy: Policy, groups: Sequence[TrajectoryGroup], config: Config, memory_of: Callable[[Trajectory], Memory | None]
 ) -> list[TrajectoryGroup]:
-    """Rebuild episodes as if they had been shown tips: same actions, same observations, other prompts.
+    """Rebuild episodes as if they had been shown tips of `memory_of(episode)`: same words, other prompts.
 
-    Tips are those of `memory_of(episode)` (None has none) that `rollout.episode.TipsActor` would have shown, found by
-    the conversation so far. A prompt that no longer fits the context with tips ends the copy there.
+    A prompt that no longer fits the context with tips ends the copy there.
     """
     episodes = [_rebuild_episode(policy, memory_of(t), t, config) for group in groups for t in group.trajectories]
     copies = iter(await gather_or_cancel(episodes))
@@ -260,11 +259,7 @@ def log_ratio(teacher: ArrayLike, student: ArrayLike) -> Array:
 
 
 def compute_gate(ratios: Array, advantages: Array, gate: str) -> Mask:
-    """Compute which tokens (n,) the reward leaves to the teacher.
-
-    "none" keeps none back; "agree" those where teacher and reward want opposite things; "positive" those of episodes
-    that were no better than their group.
-    """
+    """Compute which tokens (n,) the reward leaves to the teacher, see `OpsdConfig.gate`."""
     if gate == "agree":
         return ratios * advantages >= 0
     return advantages > 0 if gate == "positive" else np.ones(ratios.shape, dtype=bool)

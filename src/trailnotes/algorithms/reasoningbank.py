@@ -14,14 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trailnotes.algorithms._notebook import (
-    Ask,
-    NotebookConfig,
-    Question,
-    adapt_by_notebook,
-    describe_outcome,
-    read_lines,
-)
+from trailnotes.algorithms import _notebook as notebook
 from trailnotes.config.methods import Method
 from trailnotes.memory import Embedder, embedder_of
 from trailnotes.rollout.conversation import get_instruction
@@ -44,7 +37,7 @@ _WHY: Final = {
 
 
 async def reasoningbank(run: AdaptationRun) -> None:
-    await adapt_by_notebook(run, Bank(embedder_of(run.config)))
+    await notebook.adapt_by_notebook(run, Bank(embedder_of(run.config)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +68,12 @@ class Bank:
         nearest = int(np.lexsort((-np.arange(len(self.records)), -similarity))[0])
         return self.records[nearest].items
 
-    async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
+    async def update(self, groups: Sequence[TrajectoryGroup], ask: notebook.Ask) -> int:
         episodes = select_usable([t for group in groups for t in group.trajectories])
         questions = [
-            Question(
+            notebook.Question(
                 f"{t.task.id}/{t.member}",
-                _REQUEST.format(outcome=describe_outcome(t), why=_WHY[t.success], most=MAX_ITEMS), t,
+                _REQUEST.format(outcome=notebook.describe_outcome(t), why=_WHY[t.success], most=MAX_ITEMS), t,
             )
             for t in episodes
         ]  # fmt: skip
@@ -97,7 +90,7 @@ def parse_items(answer: str) -> tuple[str, ...]:
     A part begins with its label, on a line of its own or before the words, and goes on over the lines that follow.
     """
     items, part = [dict[str, str]()], ""
-    for line in read_lines(answer):
+    for line in notebook.read_lines(answer):
         if found := _PART.match(line):
             part = found[1].lower()
             if part == "title":
@@ -115,5 +108,5 @@ def parse_items(answer: str) -> tuple[str, ...]:
 
 METHOD = Method(
     "reasoningbank", "ReasoningBank", reasoningbank, trains=False, repeats=True, colour="#bc5090",
-    sections={"notebook": NotebookConfig},
+    sections={"notebook": notebook.NotebookConfig},
 )  # fmt: skip

@@ -6,7 +6,7 @@ docs/algorithms/reflexion.md for every metric, each settled choice, and departur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -176,11 +176,7 @@ def build_plan_messages(
     trajectory: Trajectory, plans: Sequence[Tip], rollout: RolloutConfig, memory: MemoryConfig,
     count_tokens: CountTokens, max_plan_tokens: int,
 ) -> list[Message]:  # fmt: skip
-    """Build the tip-free conversation of a failed episode, its end, two examples, the plans so far, and the request.
-
-    `plans` are those shown to the episode, oldest first; `Tip.step` is the trial that each was written after. A quoted
-    plan is cut at `max_plan_tokens` of the reflector.
-    """
+    """Build the tip-free conversation of a failed episode, its end, two examples, the plans so far, and the request."""
     (*_, conversation) = replay_conversation(trajectory, rollout, memory, count_tokens)
     words, style = _WORDS[rollout.style], rollout.style
     score, most = trajectory.score, trajectory.max_score
@@ -206,23 +202,15 @@ MAX_PLAN_WORDS: Final = 300  # of a plan: the released run's longest has 231
 
 
 class ReflectionMemory(StoreBackedMemory):
-    """Plans by task, in a memory file like any other, without retrieval by similarity and without eviction.
+    """Plans by task, in a memory file like any other, without eviction; prompts show the newest `window` plans."""
 
-    Without a `path` they stay in this process. Prompts show the newest `window` plans. `clock` gives `created`.
-    """
-
-    def __init__(self, path: Path | None, window: int, *, clock: Callable[[], str] | None = None) -> None:
+    def __init__(self, path: Path | None, window: int) -> None:
         self.embedder = HashingEmbedder()  # `trailnotes memory search` finds plans by their words
         self.store = TipStore(path, EmbedderIdentity(self.embedder.name, self.embedder.dim))
         self.window = window
-        self._clock = clock or utc_now
 
     def get_prompt_plans(self, namespace: str, show: TipSource = "own") -> list[Tip]:
-        """Return the plans that the task's next attempt begins with: its window, or a control instead.
-
-        "other" takes the newest plans of another task (`pick_other_namespace`), at most as many as there are own ones;
-        "empty" the own ones without words.
-        """
+        """Return the plans that the task's next attempt begins with: its window, or a control of as many instead."""
         own = self.search(namespace, "", self.window)
         if show == "empty":
             return blank_tips(own)
@@ -237,11 +225,8 @@ class ReflectionMemory(StoreBackedMemory):
         return plans[max(0, len(plans) - min(self.window, top_k)) :]
 
     def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
-        """Store plans in the order given, in one transaction; a repeated text is stored as another plan.
-
-        Texts are cleaned, and plans of which nothing is left are skipped. `once` as in `TipMemory.add`.
-        """
-        usable = [plan for tip in tips if (plan := normalize_tip(tip, self._clock, MAX_PLAN_WORDS))]
+        """Store plans in the order given, cleaned; a repeated text is stored as another plan. `TipMemory.add`."""
+        usable = [plan for tip in tips if (plan := normalize_tip(tip, utc_now, MAX_PLAN_WORDS))]
         vectors = self.embedder.embed([tip.text for tip in usable])
         with self.store.transaction():
             if once and not self.store.mark_first_time(once):

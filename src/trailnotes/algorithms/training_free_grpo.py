@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from trailnotes.algorithms._notebook import CAPACITY, Ask, NotebookConfig, Question, adapt_by_notebook, read_lines
+from trailnotes.algorithms import _notebook as notebook
 from trailnotes.config.methods import Method
 from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import get_instruction, quoted
@@ -32,7 +32,7 @@ async def training_free_grpo(run: AdaptationRun) -> None:
     if run.config.eval.num_samples < 2:
         raise ConfigError("training-free-grpo compares attempts at one task: set eval.num_samples to 2 or more "
                           "(release: 5)")  # fmt: skip
-    await adapt_by_notebook(run, Experiences(CAPACITY))
+    await notebook.adapt_by_notebook(run, Experiences(notebook.CAPACITY))
 
 
 class Experiences:
@@ -51,7 +51,7 @@ class Experiences:
         """Return all experiences, the newest first."""
         return self.texts[::-1]
 
-    async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
+    async def update(self, groups: Sequence[TrajectoryGroup], ask: notebook.Ask) -> int:
         """Compare each group of unequal scores, and carry out what the answers say, in the order of the groups.
 
         All answers are about the list as it was before the trial, so that its numbers mean one thing.
@@ -60,7 +60,7 @@ class Experiences:
         known = "".join(f"{number}. {text}\n" for number, text in enumerate(self.texts, 1))
         known = f"The experiences so far:\n{known}" if known else "There are no experiences yet.\n"
         questions = [
-            Question(
+            notebook.Question(
                 group.task.id,
                 _REQUEST.format(
                     task=quoted(get_instruction(group.trajectories[0])) or group.task.id, known=known,
@@ -72,7 +72,7 @@ class Experiences:
         unusable, texts, added = 0, dict(enumerate(self.texts, 1)), list[str]()
         for answer in await ask("comparisons", questions):
             before = len(added), dict(texts)
-            found = [match.groups() for line in read_lines(answer) if (match := _OPERATION.match(line))]
+            found = [match.groups() for line in notebook.read_lines(answer) if (match := _OPERATION.match(line))]
             for add, other, digits, words in found[:MAX_OPERATIONS]:
                 kind, number = (add or other).lower(), int(digits or 0)
                 if kind == "add" and words:
@@ -93,5 +93,5 @@ def describe_attempt(episode: Trajectory) -> str:
 
 METHOD = Method(
     "training-free-grpo", "Training-Free GRPO", training_free_grpo, trains=False, repeats=True, colour="#8c6d31",
-    sections={"notebook": NotebookConfig},
+    sections={"notebook": notebook.NotebookConfig},
 )  # fmt: skip

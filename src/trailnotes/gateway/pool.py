@@ -43,11 +43,7 @@ MAX_OUTPUT: Final = 2000  # characters of an agent's output that an error shows
 
 
 def import_function(key: str, target: str) -> Callable[..., Any]:
-    """Import the function of a setting; the working directory counts, as for ``python script.py``.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Import the function of a setting; the working directory counts, as for ``python script.py``."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -60,13 +56,7 @@ def import_function(key: str, target: str) -> Callable[..., Any]:
 
 
 class AgentProcess:
-    """An agent in a process group of its own, told its session in environment variables.
-
-    Args:
-        command: the path of the program and its arguments.
-        session: which hears of the agent's end.
-        url: of the session.
-    """
+    """An agent in a process group of its own, told its session in environment variables."""
 
     def __init__(self, command: Sequence[str], session: Session, url: str) -> None:
         self._session = session
@@ -148,11 +138,7 @@ class GatewayPool(AbstractContextManager["GatewayPool"]):
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Session]:
-        """Lend a session, whose agent starts when it is reset, and ends with the lease.
-
-        Raises:
-            ConfigError: the agent or the scorer cannot be found.
-        """
+        """Lend a session, whose agent starts when it is reset, and ends with the lease."""
         await self._open()
         session = Session(secrets.token_urlsafe(24), self._env.timeout, self._start, self._scorer)
         self._sessions[session.key] = session
@@ -163,13 +149,11 @@ class GatewayPool(AbstractContextManager["GatewayPool"]):
             del self._sessions[session.key]
 
     def find(self, key: str, task: str = "") -> Session:  # noqa: ARG002 (a serving gateway uses it)
-        """Find the session of a running agent, as `GatewayServer` asks for it."""
         if session := self._sessions.get(key):
             return session
         raise RequestRefused("there is no such session, or its episode is over", 404, "session_ended")
 
     def close(self) -> None:
-        """Stop the server. A second call is harmless."""
         if self._server:
             self._server.stop()
         self._server = None

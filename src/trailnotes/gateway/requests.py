@@ -139,13 +139,8 @@ class ChatPrompt(NamedTuple):
 def render_conversation(call: ModelCall, sampled: Mapping[tuple[tuple[ChatTurn, ...] | None, str], str]) -> ChatPrompt:
     """Render a request as a conversation.
 
-    Args:
-        call: the request.
-        sampled: what the model has said, by the turns before it and `identify` of the message that the agent was sent,
-            and by None and the latter: answers that look alike to the agent may differ in their thinking.
-
-    Raises:
-        RequestRefused: a message is not text, or the last one is the assistant's.
+    `sampled` holds the model's own texts, by the turns before each and `identify` of the message that the agent was
+    sent, and by None and the latter: answers that look alike to the agent may differ in their thinking.
     """
     head, newest, turns = "", "", list[ChatTurn]()
     for message in call.messages:
@@ -176,7 +171,7 @@ def render_conversation(call: ModelCall, sampled: Mapping[tuple[tuple[ChatTurn, 
 
 
 def identify(message: Mapping[str, Any]) -> str:
-    """Return what an assistant's message is known by when it comes back: the ids of its calls, else its text."""
+    """Return what identifies an assistant's message that comes back: the ids of its calls, else its text."""
     if calls := message.get("tool_calls"):
         return "\n".join(str(call.get("id")) for call in calls)
     return _read_text(message.get("content")).strip()
@@ -223,7 +218,7 @@ def _load_json(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """What the agent is sent of a completion."""
+    """The answer to an agent."""
 
     id: str
     created: int

@@ -79,14 +79,8 @@ class Session:
     def has_reported(self) -> bool:
         return self._report.done
 
-    # the agent's side
-
     async def ask(self, call: ModelCall, *, again: bool = False) -> ModelReply:
-        """Have the run answer a request; `again`: the client repeats one whose answer it may have missed.
-
-        Raises:
-            RequestRefused: the conversation is none, or the episode is over.
-        """
+        """Have the run answer a request; `again`: the client repeats one whose answer it may have missed."""
         said = requests.render_conversation(call, self._sampled)
         self._require_live()
         future = self._asked.get(said) if again else None
@@ -103,11 +97,7 @@ class Session:
         return reply
 
     def report(self, report: Report) -> None:
-        """Take a report; the first that is `done` ends the episode.
-
-        Raises:
-            RequestRefused: the episode is over.
-        """
+        """Take a report; the first that is `done` ends the episode, after which all are refused."""
         self._require_live()
         if self._scorer is not None:  # which alone says how it went
             report = Report(text=report.text, done=report.done, truncated=report.truncated)
@@ -118,7 +108,6 @@ class Session:
             self._finish()
 
     def _keep(self, report: Report, before: Report) -> None:
-        """Keep a report, with what it leaves out as it was `before`, and add its reward."""
         known, most = before.score or 0.0, report.max_score or before.max_score or 1.0
         score = known if report.score is None else report.score
         reward = self._reward + (score - known if report.reward is None else report.reward)
@@ -142,10 +131,8 @@ class Session:
         if self._over:
             raise RequestRefused("this session has reported its end", 409, "session_ended")
 
-    # the run's side
-
     async def reset(self, task: Task) -> Observation:
-        """Start the agent on `task`, and wait for its first request. Raises `EnvError` where none comes."""
+        """Start the agent on `task`, and wait for its first request; raises `EnvError` where none comes."""
         self.task = task
         try:
             self._agent = self._start(self) if self._start else None
@@ -154,7 +141,6 @@ class Session:
         return await self._observe()
 
     async def answer(self, completion: Completion) -> Observation:
-        """Answer the request, and wait for the next one or for the end. Raises `EnvError` where the agent fails."""
         assert self._now is not None, "a request is answered once"
         self._said.append(("assistant", completion.text))
         self.num_answered += 1
@@ -222,7 +208,6 @@ class Session:
         return self._make_observation(text=self._report.text[:MAX_REPORT_CHARS], terminated=not cut, truncated=cut)
 
     async def _score(self) -> None:
-        """Have the scorer say how it went, if there is one."""
         if self._scorer is None:
             return
         messages = [{"role": role, "content": text} for role, text in self._said]

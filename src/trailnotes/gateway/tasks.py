@@ -34,11 +34,7 @@ class GatewayEnv:
 
     @staticmethod
     def tasks(split: str, tasks: str) -> list[Task]:
-        """List the tasks of a split, in the order of the file.
-
-        Raises:
-            ConfigError: the file is missing, or a line is no task.
-        """
+        """List the tasks of a split, in the order of the file; raises `ConfigError` where a line is not a task."""
         path = Path(require_type(str, "tasks", tasks))
         if not path.is_file():
             raise ConfigError(f'env.options.tasks: there is no file {path}; give it a task a line, {{"id": ...}}')
@@ -50,11 +46,9 @@ class GatewayEnv:
         raise EnvError(f"{task.id}: an agent of the gateway plays by itself, in `trailnotes train`, eval or adapt")
 
     def step(self, action: str) -> Observation:
-        """Refuse, as `reset`."""
         raise EnvError(f"an agent of the gateway takes no action {action[:40]!r}")
 
-    def close(self) -> None:
-        """Hold nothing."""
+    def close(self) -> None: ...
 
 
 def _parse_task(record: Any, path: Path, number: int) -> Task:

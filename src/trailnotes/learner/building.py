@@ -20,11 +20,7 @@ from trailnotes.policies.hf.policy import load_model
 
 
 def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | None) -> Learner:
-    """Build a learner of `model`, in this process.
-
-    Raises:
-        ConfigError: `learner.packed` does not fit the model.
-    """
+    """Build a learner of `model`, in this process. Raises `ConfigError` for settings that do not fit the model."""
     return _make_learner(config, model, reference, dump_dir, _choose_packing(config, model))
 
 
@@ -32,10 +28,6 @@ def build_rank(group: LearnerGroup, config: Config, dump_dir: Path | None) -> Le
     """Build the learner of this rank's part of the model in `config`, with a reference model where one is needed.
 
     Every rank loads the whole model into its host's memory, and moves a block at a time to its device.
-
-    Raises:
-        ConfigError: as `build_single`; or a rank does not see the directory of the run, in which all save.
-        LearnerError: the ranks have loaded different weights.
     """
     on_host = config.model.model_copy(update={"device": "cpu", "attn_implementation": ""})
     torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
@@ -116,7 +108,7 @@ def _require_same_weights(ranks: ShardedRank, model: torch.nn.Module) -> None:
 
 
 def _require_shared_directory(ranks: ShardedRank, directory: Path) -> None:
-    """Refuse ranks that do not see the directory of the run: rank 0 leaves a file there, and all look for it."""
+    """Refuse ranks that do not see a file that rank 0 leaves in the directory of the run."""
     file = directory / f".seen-{ranks.gather(secrets.token_hex(8))[0]}"
     if ranks.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
@@ -127,6 +119,6 @@ def _require_shared_directory(ranks: ShardedRank, directory: Path) -> None:
         file.unlink()
     if not all(seen):
         raise ConfigError(
-            f"rank {seen.index(False)} of the learner does not see the run directory {directory}, and each rank saves "
-            "its part of the model there: put --run-dir on a file system that all machines share"
+            f"rank {seen.index(False)} of the learner does not see the run directory {directory}, in which each rank "
+            "saves its part of the model: put --run-dir on a file system that all machines share"
         )

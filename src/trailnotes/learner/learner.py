@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,10 @@ from torch import Tensor, nn
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
-from trailnotes.learner import losses
+from trailnotes.learner import losses, states
 from trailnotes.learner.logprobs import Batch, TokenScorer
-from trailnotes.learner.losses import UpdateMetrics, compute_advantage_metrics, compute_token_weights, is_trained
-from trailnotes.learner.samples import (
-    PackingMode,
-    Ranks,
-    dummy_sample,
-    iter_minibatches,
-    split_microbatches,
-)
-from trailnotes.learner.states import (
-    MasterAdamW,
-    export_model,
-    gather_trained_weights,
-    load_state,
-    raise_non_finite,
-    save_state,
-)
-from trailnotes.policies.hf.decoder import evaluation_mode, trim_heap, update_mode
+from trailnotes.learner.samples import PackingMode, Ranks, dummy_sample, iter_minibatches, split_microbatches
+from trailnotes.policies.hf.decoder import evaluation_mode, trim_heap
 from trailnotes.types import Sample
 
 
@@ -51,9 +36,6 @@ class Learner:
         dump_dir: for batches whose loss or gradient is not finite.
         ranks: the processes that share the update. Each has a learner of the same weights, calls the same methods with
             the same arguments, and gets the same answers; this one keeps its part of the weights only.
-
-    Raises:
-        ConfigError: `loss.kl` without a reference model.
     """
 
     packing: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `logprobs`
@@ -66,9 +48,7 @@ class Learner:
         self.ranks: Ranks = ranks if ranks is not None else Ranks()
         self.steps = 0  # optimizer steps so far
         if loss.kl and reference is None and not hasattr(model, "disable_adapter"):
-            raise ConfigError(
-                "loss.kl needs a model to stay close to: give the learner a reference, or set loss.kl = 0"
-            )
+            raise ConfigError("loss.kl needs a reference model: give the learner one, or set loss.kl = 0")
         self._score = TokenScorer(model, temperature, optim.logprob_chunk)
         self._score_reference = self._score
         if reference is not None:
@@ -79,23 +59,20 @@ class Learner:
         self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
         head = self._score.parts.head.parameters() if self._score.parts else ()
         self._adapts_head = any(parameter in self._start for parameter in head)
-        self._optimizer = MasterAdamW(model, lr=optim.lr)
+        self._optimizer = states.MasterAdamW(model, lr=optim.lr)
 
     @property
     def models(self) -> list[nn.Module]:
-        """Return the model, and the reference model where it is another."""
         return list(dict.fromkeys((self.model, self._score_reference.model)))
 
     @property
     def device(self) -> torch.device:
-        """Return the device that the learner computes on."""
         return self.ranks.device or next(self.model.parameters()).device
 
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
         """Score the trained tokens by the model as it is, or as it was at the start, at the sampling temperature.
 
-        Returns:
-            For each row (L,) natural logarithms; 0.0 where `loss_mask` is 0.
+        Returns natural logarithms (L,) for each row; 0.0 where `loss_mask` is 0.
         """
         score = self._score_reference if of_start else self._score
         with self.use_initial_adapters() if of_start else nullcontext():
@@ -115,67 +92,55 @@ class Learner:
                 draws from torch's generator as it finds it.
             lr_scale: factor on `optim.lr`, from the caller's schedule.
 
-        Returns:
-            Metrics, explained in docs/metrics.md.
-
-        Raises:
-            NonFiniteError: a loss or gradient is not finite; that mini-batch was not stepped, and lies in a dump.
+        Returns metrics, explained in docs/metrics.md. Raises `NonFiniteError` where a loss or gradient is not finite;
+        that mini-batch was not stepped, and lies in a dump.
         """
         started = time.perf_counter()
         if self.ranks.world > 1:
             torch.manual_seed(derive_seed(seed, "dropout", self.ranks.rank))  # of other rows, other masks
-        rows = [sample for sample in samples if is_trained(sample, self.loss)]
-        metrics = UpdateMetrics()
+        rows = [sample for sample in samples if losses.is_trained(sample, self.loss)]
+        metrics = losses.UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)
         if any(row.hold for row in rows) and self._score_reference is self._score and not self._start:
             raise ConfigError("rows are held to a reference model, and there is none: give the learner a reference")
-        reference = self._compute_reference_logprobs(rows)
+        compared = [i for i, row in enumerate(rows) if row.role == "episode" and self.loss.kl]
+        with self.use_initial_adapters():  # once for each update, not for each epoch
+            scored = self._score_samples([rows[i] for i in compared], self._score_reference)
+        reference = dict(zip(compared, scored, strict=True))
         seconds_reference = time.perf_counter() - started
-        rng = np.random.default_rng(seed)
+        batches = iter_minibatches(rows, self.optim.minibatch, np.random.default_rng(seed), self.optim.epochs)
         with update_mode(self.model):
-            for chosen in iter_minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
-                self._step([rows[i] for i in chosen], [reference[i] for i in chosen], metrics)
+            for chosen in batches:
+                self._step([rows[i] for i in chosen], [reference.get(i) for i in chosen], metrics)
         for model in self.models:
             self.ranks.reshard(model)
         found = metrics.result(self.ranks)
-        found |= compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
+        found |= losses.compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
         found |= {"lr": self.optim.lr * lr_scale, "seconds_reference": seconds_reference}
         return found | {"seconds": time.perf_counter() - started}
 
-    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return all that the next update depends on, trained weights included: tensors, and a JSON-able rest."""
-        return self._optimizer.state_dict(), {"steps": self.steps}
+    def weights(self) -> dict[str, Tensor]:
+        return states.gather_trained_weights(self.model, self.ranks)
 
-    def load_state_dict(self, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`; training continues bit for bit. Raises `ValueError` for another model."""
+    def export(self, path: Path, tokenizer: Any = None) -> None:
+        states.export_model(self.model, path, tokenizer, self.ranks)
+
+    def save(self, path: Path) -> None:
+        states.save_state(path, self._optimizer.live_tensors(), {"steps": self.steps}, self.ranks)
+
+    def load(self, path: Path) -> None:
+        """Restore a saved state on any number of ranks; on as many as saved it training continues bit for bit."""
+        tensors, rest = states.load_state(path, self._optimizer.make_blank_state, self.ranks)
         self._optimizer.load_state_dict(tensors)
         self.ranks.reshard(self.model)
         self.steps = int(rest["steps"])
 
-    def weights(self) -> dict[str, Tensor]:
-        """Collect the trained weights, whole, on the CPU; see `gather_trained_weights`."""
-        return gather_trained_weights(self.model, self.ranks)
-
-    def export(self, path: Path, tokenizer: Any = None) -> None:
-        """Write a Hugging Face directory that `load_model` loads; see `export_model`."""
-        export_model(self.model, path, tokenizer, self.ranks)
-
-    def save(self, path: Path) -> None:
-        """Write all that the next update depends on into the directory `path`; see `save_state`."""
-        save_state(path, self._optimizer.live_tensors(), {"steps": self.steps}, self.ranks)
-
-    def load(self, path: Path) -> None:
-        """Restore a saved state on any number of ranks; on as many as saved it training continues bit for bit.
-
-        Raises:
-            ValueError: the state belongs to another model.
-        """
-        self.load_state_dict(*load_state(path, self._optimizer.make_blank_state, self.ranks))
-
     def close(self) -> None:
-        """Close nothing: there are no other processes."""
+        pass
 
-    def _step(self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics) -> None:
+    def _step(
+        self, samples: Sequence[Sample], reference: Sequence[Tensor | None], metrics: losses.UpdateMetrics
+    ) -> None:
         """Take a step along the clipped gradient of one mini-batch: that of its episodes, and of its other rows."""
         self._optimizer.zero_grad()
         episodes = [i for i, sample in enumerate(samples) if sample.role == "episode"]
@@ -190,7 +155,7 @@ class Learner:
             self._optimizer.zero_grad()
             numbers = {"grad_norm_of_sum": norm, "policy_loss_sum": policy, "kl_sum": kl, "tokens": count}
             numbers["loss_of_other_rows"] = rest
-            raise_non_finite(self.dump_dir, self.steps + 1, samples, numbers, write=self.ranks.rank == 0)
+            states.raise_non_finite(self.dump_dir, self.steps + 1, samples, numbers, write=self.ranks.rank == 0)
         divisor = 1.0 if others else count
         if divisor == 0 or norm == 0:
             return
@@ -202,13 +167,12 @@ class Learner:
         metrics.add_step(policy + self.loss.kl * kl + rest, policy, kl, norm)
 
     def _backward_episodes(
-        self, samples: Sequence[Sample], reference: Sequence[Tensor], metrics: UpdateMetrics
+        self, samples: Sequence[Sample], reference: Sequence[Tensor | None], metrics: losses.UpdateMetrics
     ) -> Tensor:
-        """Add the gradient of the episodes' summed loss; its micro-batches do not show in it.
+        """Add the gradient of the episodes' summed loss, and return (4,) as `_backward_batch`.
 
-        The tokens to divide it by are those that the KL is a mean over. Where the policy loss is one over fewer, its
-        sum is weighted by the share of the two, so that either comes out as a mean over its own tokens. Returns (4,) as
-        `_backward_batch`.
+        The sum is later divided by the tokens that the KL is a mean over. Where the policy loss is one over fewer, its
+        sum is weighted by the share of the two, so that either comes out as a mean over its own tokens.
         """
         weight = self._compute_policy_weight(samples) if self.loss.kl and not self.loss.mask_kl else 1.0
         sums = torch.zeros(4, device=self.device)
@@ -217,67 +181,34 @@ class Learner:
                 nothing = 0.0 * self._score(batch.token_ids, batch.mask, batch.layout)[0].sum()
                 nothing.backward()  # type: ignore[no-untyped-call]
                 continue
-            padded = nn.utils.rnn.pad_sequence([reference[i] for i in indices], True) if self.loss.kl else None
+            scored = [row for i in indices if (row := reference[i]) is not None]
+            padded = nn.utils.rnn.pad_sequence(scored, batch_first=True) if scored else None
             sums += self._backward_batch(batch, padded, weight, metrics)
             self._optimizer.accumulate_grads()
         return self.ranks.sum(sums)
 
-    def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
-        """Yield the micro-batches of this rank: indices of rows, and these as tensors; a dummy batch where none."""
-        for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.packing):
-            trim_heap(self.device)
-            rows = [samples[i] for i in indices] or [dummy_sample(samples[0])]
-            yield indices, Batch.from_samples(rows, self.device, self.packing)
+    def _backward_batch(
+        self, batch: Batch, reference: Tensor | None, weight: float, metrics: losses.UpdateMetrics
+    ) -> Tensor:
+        """Add the gradient of the batch's summed loss, of which `weight` multiplies the policy's part.
 
-    def _backward_others(self, samples: Sequence[Sample], metrics: UpdateMetrics) -> Tensor:
-        """Add the gradient of the rows that are no episodes, and return () their loss; see `compute_token_weights`."""
-        weights = compute_token_weights(samples, self.loss.aggregation)
-        any_held = any(sample.hold for sample in samples)
-        total = torch.zeros((), device=self.device)
-        for indices, batch in self._iter_microbatches(samples):
-            rows = [samples[i] for i in indices]
-            # Where any rank asks the reference model in this mini-batch, all ask.
-            held = torch.tensor([row.hold > 0 for row in rows] or [any_held], device=self.device)  # (B,)
-            reference = self._compute_reference_states(batch, held) if any_held else torch.empty(0, device=self.device)
-            terms = self._score.within(self._compute_terms, batch, held, reference)
-            weight = torch.tensor([weights[i] for i in indices] or [[0.0] * 3], device=self.device)  # (B, 3)
-            loss = (terms * weight[:, None] * batch.mask[..., None]).sum()
-            loss.backward()
-            self._optimizer.accumulate_grads()
-            if rows:
-                metrics.add_non_episodes(rows, batch, terms.detach())
-                total += loss.detach()
-        return self.ranks.sum(total)
-
-    def _compute_terms(self, batch: Batch, held: Tensor, reference: Tensor) -> Tensor:  # (B, T, 3)
-        """Compute surrogate, KL(reference || model) and negative log-likelihood of each token, 0 off the mask."""
-        states = self._score.compute_states(batch.token_ids, batch.mask, batch.layout)
-        logprobs, _ = self._score.score_states(states, batch.token_ids, batch.mask)
-        surrogate = losses.compute_surrogate(self.loss, logprobs, batch).loss
-        where = held[batch.mask.nonzero()[:, 0]]  # (K,)
-        divergence = self._score.compute_kl(states[where], self._compute_reference_logits, reference)
-        kl = torch.zeros_like(logprobs)
-        kl[batch.mask] = torch.zeros(len(states), device=self.device).masked_scatter(where, divergence)
-        return torch.stack([surrogate, kl, -logprobs], dim=-1)
-
-    @torch.no_grad()
-    def _compute_reference_states(self, batch: Batch, held: Tensor) -> Tensor:  # (B,) of bool -> (K, H)
-        """Compute the states of the reference model; rows that are no episodes are used once an update."""
-        own = bool(held.any())
-        if not own and self.ranks.world == 1:
-            return torch.empty(0, device=self.device)
-        rows = held if own else torch.ones_like(held)  # of the others' pass
-        with self.use_initial_adapters(), evaluation_mode(self._score_reference.model):
-            ids, mask = batch.token_ids[rows], batch.mask[rows]
-            if batch.layout is not None:  # of all rows together
-                ids, mask = batch.token_ids, batch.mask & rows[:, None]
-            states: Tensor = self._score_reference.within(self._score_reference.compute_states, ids, mask, batch.layout)
-        return states if own else states[:0]
-
-    def _compute_reference_logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
-        """Compute the reference model's logits of its states; adapters may sit on the head, too."""
-        with self.use_initial_adapters() if self._adapts_head else nullcontext():
-            return self._score_reference.logits(states)
+        Returns:
+            (4,) the sum of the policy loss, without the weight, and its number of tokens or rows; the same of the KL.
+        """
+        logprobs, entropies = self._score(batch.token_ids, batch.mask, batch.layout)
+        kept = losses.find_kept(self.loss, logprobs.detach(), batch)
+        surrogate = losses.compute_surrogate(self.loss, logprobs, batch)
+        mean = self.loss.aggregation, self.loss.constant_length
+        policy, num_kept = losses.masked_sum(surrogate.loss, kept, *mean)
+        kl, num_held = torch.zeros_like(policy), num_kept
+        if reference is not None:
+            held = kept if self.loss.mask_kl else batch.mask
+            kl, num_held = losses.masked_sum(losses.k3_kl(logprobs, reference), held, *mean)
+        (weight * policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
+        metrics.add_batch(
+            batch, kept, logprobs.detach(), entropies, surrogate, losses.find_dropped(self.loss, logprobs, batch)
+        )
+        return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_held.to(policy.dtype)])
 
     @torch.no_grad()
     def _compute_policy_weight(self, samples: Sequence[Sample]) -> float:
@@ -298,42 +229,67 @@ class Learner:
         kept += sum(self.ranks.gather(own))
         return trained / kept if kept else 1.0
 
-    def _backward_batch(self, batch: Batch, reference: Tensor | None, weight: float, metrics: UpdateMetrics) -> Tensor:
-        """Add the gradient of the batch's summed loss, of which `weight` multiplies the policy's part.
+    def _backward_others(self, samples: Sequence[Sample], metrics: losses.UpdateMetrics) -> Tensor:
+        """Add the gradient of the rows that are no episodes, and return () their loss; see `compute_token_weights`."""
+        weights = losses.compute_token_weights(samples, self.loss.aggregation)
+        any_held = any(sample.hold for sample in samples)
+        total = torch.zeros((), device=self.device)
+        for indices, batch in self._iter_microbatches(samples):
+            rows = [samples[i] for i in indices]
+            # Where any rank asks the reference model in this mini-batch, all ask.
+            held = torch.tensor([row.hold > 0 for row in rows] or [any_held], device=self.device)  # (B,)
+            reference = self._compute_reference_states(batch, held) if any_held else torch.empty(0, device=self.device)
+            terms = self._score.within(self._compute_terms, batch, held, reference)
+            weight = torch.tensor([weights[i] for i in indices] or [[0.0] * 3], device=self.device)  # (B, 3)
+            loss = (terms * weight[:, None] * batch.mask[..., None]).sum()
+            loss.backward()
+            self._optimizer.accumulate_grads()
+            if rows:
+                metrics.add_non_episodes(rows, batch, terms.detach())
+                total += loss.detach()
+        return self.ranks.sum(total)
 
-        Returns:
-            (4,) the sum of the policy loss, without the weight, and its number of tokens or rows; the same of the KL.
-        """
-        logprobs, entropies = self._score(batch.token_ids, batch.mask, batch.layout)
-        kept = losses.find_kept(self.loss, logprobs.detach(), batch)
-        surrogate = losses.compute_surrogate(self.loss, logprobs, batch)
-        mean = self.loss.aggregation, self.loss.constant_length
-        policy, num_kept = losses.masked_sum(surrogate.loss, kept, *mean)
-        kl, num_held = torch.zeros_like(policy), num_kept
-        if reference is not None:
-            tokens_kl = losses.k3_kl(logprobs, reference)
-            held = kept if self.loss.mask_kl else batch.mask
-            kl, num_held = losses.masked_sum(tokens_kl, held, *mean)
-        (weight * policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
-        dropped = losses.find_dropped(self.loss, logprobs, batch)
-        metrics.add_batch(batch, kept, logprobs.detach(), entropies, surrogate, dropped)
-        return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_held.to(policy.dtype)])
+    def _compute_terms(self, batch: Batch, held: Tensor, reference: Tensor) -> Tensor:  # (B, T, 3)
+        """Compute surrogate, KL(reference || model) and negative log-likelihood of each token, 0 off the mask."""
+        hidden = self._score.compute_states(batch.token_ids, batch.mask, batch.layout)
+        logprobs, _ = self._score.score_states(hidden, batch.token_ids, batch.mask)
+        surrogate = losses.compute_surrogate(self.loss, logprobs, batch).loss
+        where = held[batch.mask.nonzero()[:, 0]]  # (K,)
 
-    def _compute_reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Score episodes by the reference model once for each update, not for each epoch. Empty without `loss.kl`."""
-        rows = [torch.empty(0, device=self.device)] * len(samples)
-        held = [i for i, sample in enumerate(samples) if sample.role == "episode" and self.loss.kl]
-        with self.use_initial_adapters():
-            scored = self._score_samples([samples[i] for i in held], self._score_reference)
-        for i, row in zip(held, scored, strict=True):
-            rows[i] = row
-        return rows
+        def compute_reference_logits(hidden: Tensor) -> Tensor:  # (K, H) -> (K, V); adapters may sit on the head
+            with self.use_initial_adapters() if self._adapts_head else nullcontext():
+                return self._score_reference.logits(hidden)
 
-    @contextmanager
-    def use_initial_adapters(self) -> Iterator[None]:
+        divergence = self._score.compute_kl(hidden[where], compute_reference_logits, reference)
+        kl = torch.zeros_like(logprobs)
+        kl[batch.mask] = torch.zeros(len(hidden), device=self.device).masked_scatter(where, divergence)
+        return torch.stack([surrogate, kl, -logprobs], dim=-1)
+
+    @torch.no_grad()
+    def _compute_reference_states(self, batch: Batch, held: Tensor) -> Tensor:  # (B,) of bool -> (K, H)
+        """Compute the states of the reference model; rows that are no episodes are used once an update."""
+        own = bool(held.any())
+        if not own and self.ranks.world == 1:
+            return torch.empty(0, device=self.device)
+        rows = held if own else torch.ones_like(held)  # of the others' pass
+        with self.use_initial_adapters(), evaluation_mode(self._score_reference.model):
+            ids, mask = batch.token_ids[rows], batch.mask[rows]
+            if batch.layout is not None:  # of all rows together
+                ids, mask = batch.token_ids, batch.mask & rows[:, None]
+            score = self._score_reference
+            hidden: Tensor = score.within(score.compute_states, ids, mask, batch.layout)
+        return hidden if own else hidden[:0]
+
+    def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
+        """Yield the micro-batches of this rank: indices of rows, and these as tensors; a dummy batch where none."""
+        for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.packing):
+            trim_heap(self.device)
+            rows = [samples[i] for i in indices] or [dummy_sample(samples[0])]
+            yield indices, Batch.from_samples(rows, self.device, self.packing)
+
+    def use_initial_adapters(self) -> AbstractContextManager[None]:
         """Put the adapters back to where this learner began, for the duration of the block."""
-        with self.ranks.swap_weights(self.model, self._start):
-            yield
+        return self.ranks.swap_weights(self.model, self._start)
 
     @torch.no_grad()
     def _score_samples(self, samples: Sequence[Sample], score: TokenScorer) -> list[Tensor]:
@@ -347,3 +303,37 @@ class Learner:
             parts = self.ranks.gather({i: row.cpu() for i, row in own.items()})
             own = {i: row.to(self.device) for part in parts for i, row in part.items()}
         return [own[i] for i in range(len(samples))]
+
+
+@contextmanager
+def update_mode(model: nn.Module) -> Iterator[None]:
+    """Put adapters' dropout and layers with gradient checkpointing into training mode for the duration of the block.
+
+    The model's own dropout stays off: it would keep the ratio from starting at 1. Modules inside a checkpointed layer
+    stay in evaluation mode, and rates that the layer itself would apply (OPT, Falcon) are 0.
+    """
+    before = model.training
+    model.eval()
+    active = [
+        module
+        for name, module in model.named_modules()
+        if getattr(module, "gradient_checkpointing", False)
+        or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
+    ]
+    holders = {id(holder): holder for module in active for holder in (module, getattr(module, "config", module))}
+    rates = [
+        (holder, name, rate)
+        for holder in holders.values()
+        for name, rate in vars(holder).items()
+        if "drop" in name and isinstance(rate, float)
+    ]
+    try:
+        for module in active:
+            module.training = True
+        for holder, name, _ in rates:
+            setattr(holder, name, 0.0)
+        yield
+    finally:
+        for holder, name, rate in rates:
+            setattr(holder, name, rate)
+        model.train(before)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import PackingMode, call_directly
 from trailnotes.policies.hf.attention import SharedRows, use_own_attention
-from trailnotes.policies.hf.decoder import evaluation_mode, get_attention_windows, in_float32, split_model
+from trailnotes.policies.hf.decoder import evaluation_mode, get_attention_windows, split_model
 from trailnotes.policies.prefixes import PrefixTree, order_rows
 from trailnotes.types import Sample
 
@@ -38,39 +38,30 @@ class JoinedRows:
     place: Tensor  # (B, T) int64, where each token stands among the N
 
     def make_inputs(self) -> dict[str, Any]:
-        """Make the keyword arguments of the model."""
         return {"position_ids": self.position_ids}
 
 
 PackedLayout = JoinedRows | SharedRows
 
 
-def join_rows(rows: Sequence[Sequence[int]], device: torch.device) -> JoinedRows:
-    """Join all rows to one sequence."""
-    read = [torch.tensor(row[:-1]) for row in rows]
+def build_layout(rows: Sequence[Sequence[int]], how: PackingMode, device: torch.device) -> PackedLayout | None:
+    """Lay rows out on a device; None where they are padded."""
+    if how == "padded":
+        return None
+    read = [row[:-1] for row in rows]
+    if how == "shared":
+        order, tree = order_rows(read, [0] * len(read)), PrefixTree()
+        for i in order:
+            tree.add(read[i])
+        return SharedRows.from_tree(tree, order, device)
+    ids = torch.tensor([token for row in read for token in row], device=device)
+    positions = torch.tensor([i for row in read for i in range(len(row))], device=device)
     place = torch.zeros(len(rows), max(map(len, read)), dtype=torch.int64)
     start = 0
     for i, row in enumerate(read):
         place[i, : len(row)] = torch.arange(start, start + len(row))
         start += len(row)
-    positions = torch.cat([torch.arange(len(row)) for row in read])
-    return JoinedRows(torch.cat(read)[None].to(device), positions[None].to(device), place.to(device))
-
-
-def share_prefixes(rows: Sequence[Sequence[int]], device: torch.device) -> SharedRows:
-    """Join all rows to a tree, in which tokens that rows begin with alike are computed once."""
-    read, tree = [row[:-1] for row in rows], PrefixTree()
-    order = order_rows(read, [0] * len(read))
-    for i in order:
-        tree.add(read[i])
-    return SharedRows.from_tree(tree, order, device)
-
-
-def build_layout(rows: Sequence[Sequence[int]], how: PackingMode, device: torch.device) -> PackedLayout | None:
-    """Lay rows out on a device; None where they are padded."""
-    if how == "padded":
-        return None
-    return join_rows(rows, device) if how == "joined" else share_prefixes(rows, device)
+    return JoinedRows(ids[None], positions[None], place.to(device))
 
 
 def is_padding_free(model: Any) -> bool:
@@ -96,8 +87,6 @@ class Batch:
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample], device: torch.device, how: PackingMode = "padded") -> Batch:
-        """Pad and stack `samples` on a device."""
-
         def stack(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
             tensors = [torch.tensor(row, dtype=dtype) for row in rows]
             return nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(device)
@@ -113,14 +102,10 @@ class Batch:
 
 
 class TokenScorer:
-    """Scorer of tokens under a causal language model, at the temperature that they were sampled with.
+    """Scorer of tokens under a causal LM or a peft model, at the `temperature` that they were sampled with.
 
-    Padding on the right needs no attention mask: in a causal model no token sees what comes after it.
-
-    Args:
-        model: a causal LM of transformers, or a peft model around one.
-        temperature: logits are divided by it, as they were when sampling.
-        chunk: positions whose logits exist at the same time.
+    Padding on the right needs no attention mask: in a causal model no token sees what comes after it. `chunk` is the
+    number of positions whose logits exist at the same time.
     """
 
     def __init__(self, model: nn.Module, temperature: float = 1.0, chunk: int = 1024) -> None:
@@ -140,10 +125,8 @@ class TokenScorer:
     def __call__(self, token_ids: Tensor, mask: Tensor, layout: PackedLayout | None = None) -> tuple[Tensor, Tensor]:
         """Score each token of the mask given all before it.
 
-        Args:
-            token_ids: (B, T) tokens, padded on the right with any valid id.
-            mask: (B, T) bool; the first token of a row has no context and must not be in it.
-            layout: how the model computes the rows, see `is_packing_supported`. None: padded.
+        `token_ids` (B, T) are padded on the right with any valid id. `mask` (B, T) leaves out the first token of a row,
+        which has no context. `layout` is how the model computes the rows, see `is_packing_supported`; None: padded.
 
         Returns:
             (B, T) float32 log-probabilities in nats, with gradient where it is enabled, and (B, T) entropies without;
@@ -156,7 +139,14 @@ class TokenScorer:
 
     def score_states(self, states: Tensor, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Score the mask's tokens from their (K, H) `states`, as `__call__`."""
-        parts = list(self._iter_chunks(states, token_ids[mask]))
+        targets, parts = token_ids[mask], []
+        # One chunk alone is the whole peak already: computing it again would cost time and save nothing.
+        again = torch.is_grad_enabled() and len(targets) > self.chunk
+        for start in range(0, len(targets), self.chunk):
+            chunk = states[start : start + self.chunk], targets[start : start + self.chunk]
+            parts.append(
+                checkpoint(self._score_chunk, *chunk, use_reentrant=False) if again else self._score_chunk(*chunk)
+            )
         rows, columns = mask.nonzero(as_tuple=True)
         blank = torch.zeros(mask.shape, device=mask.device)
         if not parts:
@@ -199,7 +189,6 @@ class TokenScorer:
         return (wanted.exp() * torch.where(wanted == -torch.inf, 0.0, apart)).sum(-1)
 
     def logits(self, states: Tensor) -> Tensor:  # (K, H) -> (K, V)
-        """Compute float32 logits at the temperature of sampling."""
         logits = (states if self.parts is None else self.parts.head(states)).float()
         return logits / self.temperature if self.temperature != 1.0 else logits
 
@@ -210,16 +199,6 @@ class TokenScorer:
         else:
             found = self.parts.body(input_ids=token_ids, use_cache=False, **given).last_hidden_state
         return found
-
-    def _iter_chunks(self, states: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        # One chunk alone is the whole peak already: computing it again would cost time and save nothing.
-        again = torch.is_grad_enabled() and len(targets) > self.chunk
-        for start in range(0, len(targets), self.chunk):
-            part, wanted = states[start : start + self.chunk], targets[start : start + self.chunk]
-            if again:
-                yield checkpoint(self._score_chunk, part, wanted, use_reentrant=False)
-            else:
-                yield self._score_chunk(part, wanted)
 
     def _score_chunk(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # (K, H), (K,) -> (K,), (K,)
         logprobs, entropies = _LogSoftmaxAt.apply(self.logits(states), targets)  # type: ignore[no-untyped-call]
@@ -252,6 +231,19 @@ def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) ->
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError, ConfigError):  # a model asked otherwise
         return False
     return bool((found - padded).abs().max() <= tolerance * padded.abs().max().clamp(min=1.0))
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Put the bfloat16 weights of `model` into float32 for the duration of the block; they come back bit for bit."""
+    before = [(weight, weight.dtype) for weight in model.parameters() if weight.dtype == torch.bfloat16]
+    try:
+        for weight, _ in before:
+            weight.data = weight.data.float()
+        yield
+    finally:
+        for weight, dtype in before:
+            weight.data = weight.data.to(dtype)
 
 
 class _LogSoftmaxAt(torch.autograd.Function):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from trailnotes.config.schema import Aggregation, LossConfig
 from trailnotes.learner.logprobs import Batch
-from trailnotes.learner.samples import Ranks, has_advantage
+from trailnotes.learner.samples import Ranks
 from trailnotes.types import RowRole, Sample
 
 LUFFY_GAMMA = 0.1  # of the shaping f(x) = x / (x + gamma)
@@ -42,15 +42,9 @@ def clipped_surrogate(
 ) -> Tensor:
     """Compute -min(rho A, clip(rho, 1 - low, 1 + high) A), bounded by -c A where A < 0.
 
-    Args:
-        ratio: importance ratio of each token.
-        advantages: advantage of each token.
-        clip_low: the ratio is clipped below 1 - clip_low.
-        clip_high: the ratio is clipped above 1 + clip_high.
-        dual_clip: c > 1, the largest ratio that a negative advantage may be multiplied by; 0 = no bound.
+    `dual_clip` is c > 1, the largest ratio that a negative advantage may be multiplied by; 0 = no bound.
 
-    Source:
-        PPO (arXiv 1707.06347, eq. 7), clip-higher (DAPO, arXiv 2503.14476), dual clip (arXiv 1912.09729, eq. 5).
+    Source: PPO (arXiv 1707.06347, eq. 7), clip-higher (DAPO, arXiv 2503.14476), dual clip (arXiv 1912.09729, eq. 5).
     """
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
     if dual_clip:
@@ -67,17 +61,6 @@ def shaped_surrogate(ratio: Tensor, advantages: Tensor) -> Tensor:
     return -ratio / (ratio + LUFFY_GAMMA) * advantages
 
 
-def clip_events(
-    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
-) -> tuple[Tensor, Tensor, Tensor]:  # bool
-    """Mark where the surrogate of `clipped_surrogate` is flat: clipped low, clipped high, clipped by the dual bound."""
-    negative = advantages < 0
-    low = negative & (ratio < 1.0 - clip_low)
-    high = (advantages > 0) & (ratio > 1.0 + clip_high)
-    dual = negative & (ratio > dual_clip) if dual_clip else torch.zeros_like(negative)
-    return low, high, dual
-
-
 def k3_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Estimate KL(pi || reference) for each token sampled from pi: exp(d) - d - 1 with d = log reference - log pi.
 
@@ -85,25 +68,6 @@ def k3_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """
     difference = (reference_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.expm1(difference) - difference
-
-
-def low_prob_mask(
-    logprobs: Tensor, mask: Tensor, threshold: float, unit: Literal["token", "response"] = "token"
-) -> Tensor:  # bool
-    """Drop improbable tokens, with a log-probability below `threshold`, from the trained ones (EMPO2, section 4.4).
-
-    Unit "token" drops that token; "response" drops the unbroken run of trained tokens that holds it. The first token of
-    a row is never trained.
-    """
-    improbable = mask & (logprobs < threshold)
-    if unit == "token":
-        return mask & ~improbable
-    starts = mask.clone()
-    starts[:, 1:] &= ~mask[:, :-1]
-    response = starts.flatten().cumsum(0)  # (B * T,) runs counted from 1; a row starts untrained, so no run spans two
-    doomed = torch.zeros(response.numel() + 1, dtype=torch.bool, device=mask.device)
-    doomed[response[improbable.flatten()]] = True
-    return mask & ~doomed[response].view_as(mask)
 
 
 class Surrogate(NamedTuple):
@@ -117,21 +81,14 @@ class Surrogate(NamedTuple):
 
 
 def ppo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
-    """Clip the ratio of each token: -min(rho A, clip(rho, 1 - low, 1 + high) A), bounded by -c A where A < 0.
-
-    Source:
-        PPO (arXiv 1707.06347, eq. 7); `clipped_surrogate` has the bounds' sources.
-    """
+    """Clip the ratio of each token, as `clipped_surrogate` says."""
     return _clip(loss, ratio(logprobs, batch.behavior_logprobs), batch)
 
 
 def gspo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
     """Clip as `ppo` does, with rho the geometric mean of the ratios of the row's tokens.
 
-    Its gradient is that of the token's own ratio.
-
-    Source:
-        GSPO (arXiv 2507.18071, eq. 7 in its form for tokens).
+    Its gradient is that of the token's own ratio. Source: GSPO (arXiv 2507.18071, eq. 7 in its form for tokens).
     """
     log_ratio = torch.where(batch.mask, logprobs - batch.behavior_logprobs, 0.0)
     mean = mean_over_rows(log_ratio, batch.mask).detach()
@@ -141,10 +98,8 @@ def gspo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
 def gmpo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
     """Weigh by a geometric mean of clipped ratios: -rho A, rho = exp(mean over the row of the clipped log-ratios).
 
-    A log-ratio is clipped to [-low, high] where the advantage drives it further.
-
-    Source:
-        GMPO (arXiv 2507.20673, eq. 4).
+    A log-ratio is clipped to [-low, high] where the advantage drives it further. Source: GMPO (arXiv 2507.20673, eq.
+    4).
     """
     log_ratio = torch.where(batch.mask, logprobs - batch.behavior_logprobs, 0.0)
     bounded = log_ratio.clamp(-loss.clip_low, loss.clip_high)
@@ -158,8 +113,7 @@ def gmpo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
 def cispo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
     """Bound the weight of each token, not its gradient: -sg(clip(rho, 1 - low, 1 + high)) A log pi.
 
-    Source:
-        CISPO (arXiv 2506.13585, eq. 4).
+    Source: CISPO (arXiv 2506.13585, eq. 4).
     """
     rho = ratio(logprobs, batch.behavior_logprobs)
     floor, ceiling = 1.0 - loss.clip_low, 1.0 + loss.clip_high
@@ -171,8 +125,7 @@ def cispo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
 def dppo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
     """Leave out tokens whose probability moved too far: -sg(min(rho, c)) A log pi, or 0 for these.
 
-    Source:
-        DPPO (arXiv 2602.04879, binary total variation).
+    Source: DPPO (arXiv 2602.04879, binary total variation).
     """
     rho = ratio(logprobs, batch.behavior_logprobs)
     low, high = find_outside(loss, logprobs.exp() - batch.behavior_logprobs.exp(), batch.advantages)
@@ -202,9 +155,11 @@ def compute_surrogate(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surro
 
 def _clip(loss: LossConfig, rho: Tensor, batch: Batch) -> Surrogate:
     bounds = loss.clip_low, loss.clip_high, loss.dual_clip
-    return Surrogate(
-        clipped_surrogate(rho, batch.advantages, *bounds), rho, *clip_events(rho, batch.advantages, *bounds)
-    )
+    negative = batch.advantages < 0
+    low = negative & (rho < 1.0 - loss.clip_low)
+    high = (batch.advantages > 0) & (rho > 1.0 + loss.clip_high)
+    dual = negative & (rho > loss.dual_clip) if loss.dual_clip else torch.zeros_like(negative)
+    return Surrogate(clipped_surrogate(rho, batch.advantages, *bounds), rho, low, high, dual)
 
 
 def mean_over_rows(values: Tensor, mask: Tensor) -> Tensor:
@@ -221,10 +176,9 @@ def find_outside(loss: LossConfig, moved: Tensor, advantages: Tensor) -> tuple[T
 
 @torch.no_grad()
 def find_dropped(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Tensor:  # bool
-    """Mark the tokens with a negative advantage in rows that have become improbable, by `loss.max_negative_kl`.
+    """Mark the tokens with a negative advantage in rows whose mean log(pi_old / pi) exceeds `loss.max_negative_kl`.
 
-    They are those of rows whose mean log(pi_old / pi) is above it: the off-policy mask of DeepSeek-V3.2 (arXiv
-    2512.02556, section 3.1), for each token's own advantage.
+    It is the off-policy mask of DeepSeek-V3.2 (arXiv 2512.02556, section 3.1), for each token's own advantage.
     """
     if loss.max_negative_kl is None:
         return torch.zeros_like(batch.mask)
@@ -233,11 +187,23 @@ def find_dropped(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Tensor:  #
 
 
 def find_kept(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Tensor:  # bool
-    """Mark the trained tokens that `loss.mask_logprob` leaves."""
+    """Mark the trained tokens that `loss.mask_logprob` leaves: it drops improbable ones (EMPO2, section 4.4).
+
+    `loss.mask_unit` "token" drops that token of an off-policy row; "response" drops the unbroken run of trained tokens
+    that holds it. The first token of a row is never trained.
+    """
+    mask = batch.mask
     if loss.mask_logprob is None:
-        return batch.mask
-    probable = low_prob_mask(logprobs, batch.mask, loss.mask_logprob, loss.mask_unit)
-    return torch.where(batch.off_policy[:, None], probable, batch.mask)
+        return mask
+    improbable = mask & batch.off_policy[:, None] & (logprobs < loss.mask_logprob)
+    if loss.mask_unit == "token":
+        return mask & ~improbable
+    starts = mask.clone()
+    starts[:, 1:] &= ~mask[:, :-1]
+    response = starts.flatten().cumsum(0)  # (B * T,) runs counted from 1; a row starts untrained, so no run spans two
+    doomed = torch.zeros(response.numel() + 1, dtype=torch.bool, device=mask.device)
+    doomed[response[improbable.flatten()]] = True
+    return mask & ~doomed[response].view_as(mask)
 
 
 def masked_sum(
@@ -263,7 +229,7 @@ def is_trained(sample: Sample, loss: LossConfig) -> bool:
         return any(sample.loss_mask) and bool(get_term_weights(sample))
     if loss.drop_negative_off_policy and sample.off_policy and min(sample.advantages) < 0 >= max(sample.advantages):
         return False
-    return any(sample.loss_mask) and (has_advantage(sample) or not loss.drop_zero_advantage)
+    return any(sample.loss_mask) and (any(sample.advantages) or not loss.drop_zero_advantage)
 
 
 def get_term_weights(sample: Sample) -> dict[str, float]:
@@ -275,13 +241,9 @@ def get_term_weights(sample: Sample) -> dict[str, float]:
 def compute_token_weights(samples: Sequence[Sample], aggregation: Aggregation) -> list[list[float]]:
     """Compute the factor of each of `TERMS` of a trained token, so that the sum over all rows is the loss.
 
-    Args:
-        samples: the rows of one mini-batch that are no episodes; all have a trained token.
-        aggregation: of the surrogate. "sequence": the mean runs over the rows' own means; otherwise over the tokens of
-            the role that have an advantage.
-
-    Returns:
-        For each row (3,) in the order of `TERMS`; 0 for a term that it does not have.
+    `samples` are the rows of one mini-batch that are no episodes; all have a trained token. With the aggregation
+    "sequence" the mean of the surrogate runs over the rows' own means, otherwise over the tokens of the role that have
+    an advantage. Returns for each row (3,) in the order of `TERMS`; 0 for a term that it does not have.
     """
     by_row = {term: term != "policy" or aggregation == "sequence" for term in TERMS}
     sizes: Counter[tuple[RowRole, str, float]] = Counter()
@@ -296,6 +258,21 @@ def compute_token_weights(samples: Sequence[Sample], aggregation: Aggregation) -
     return rows
 
 
+STEP_METRICS = ("loss", "policy_loss", "kl_to_reference", "grad_norm")
+MEANS = {  # name: a sum, what it is divided by, and the mean of nothing
+    "kl_to_behavior": ("kl_on", "on", 0.0),
+    "kl_to_behavior_off_policy": ("kl_off", "off", 0.0),
+    "ratio_mean": ("ratio", "kept", 1.0),
+    "ratio_mean_off_policy": ("ratio_off", "kept_off", 1.0),
+    "clip_fraction_low": ("low", "kept", 0.0),
+    "clip_fraction_high": ("high", "kept", 0.0),
+    "dual_clip_fraction": ("dual", "kept", 0.0),
+    "masked_fraction": ("masked", "off", 0.0),
+    "dropped_fraction": ("dropped", "trained", 0.0),
+    "entropy": ("entropy", "trained", 0.0),
+}
+
+
 class UpdateMetrics:
     """Sums over the micro-batches and steps of one update, on the device, read once.
 
@@ -304,22 +281,15 @@ class UpdateMetrics:
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._steps: dict[str, list[float]] = defaultdict(list)
+        self._steps: list[tuple[float, float, float, float]] = []
         self._ratio_max: list[Tensor] = []
         self._ratio_min: list[Tensor] = []
         self._computed = 0
 
     @torch.no_grad()
     def add_batch(
-        self,
-        batch: Batch,
-        kept: Tensor,
-        logprobs: Tensor,
-        entropies: Tensor,
-        surrogate: Surrogate,
-        dropped: Tensor,
+        self, batch: Batch, kept: Tensor, logprobs: Tensor, entropies: Tensor, surrogate: Surrogate, dropped: Tensor
     ) -> None:
-        """Add one micro-batch of one pass."""
         ratio = surrogate.ratio
         off = batch.mask & batch.off_policy[:, None]
         kl = k3_kl(batch.behavior_logprobs, logprobs)
@@ -372,57 +342,38 @@ class UpdateMetrics:
 
     def add_step(self, loss: float, policy: float, kl: float, grad_norm: float) -> None:
         """Add one optimizer step: its loss, two means of its episodes, and the gradient's norm before clipping."""
-        self._steps["loss"].append(loss)
-        self._steps["policy_loss"].append(policy)
-        self._steps["kl_to_reference"].append(kl)
-        self._steps["grad_norm"].append(grad_norm)
+        self._steps.append((loss, policy, kl, grad_norm))
 
     def result(self, ranks: Ranks | None = None) -> dict[str, float]:
         """Compute the metrics of all ranks; means over an empty set are 0, a ratio of nothing is 1."""
         sums: dict[str, float] = defaultdict(float)
-        parts = (ranks or Ranks()).gather(self._collect_local_sums())
+        values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
+        own = dict(zip(self._sums, values, strict=True)) | {"computed": float(self._computed)}
+        most = float(torch.stack(self._ratio_max).max()) if self._ratio_max else -math.inf
+        least = float(torch.stack(self._ratio_min).min()) if self._ratio_min else math.inf
+        parts = (ranks or Ranks()).gather((own, most, least))
         for part, _, _ in parts:
             for name, value in part.items():
                 sums[name] += value
         most, least = max(part[1] for part in parts), min(part[2] for part in parts)
-        on = sums["trained"] - sums["off"]
-        names = ("loss", "policy_loss", "kl_to_reference", "grad_norm")
+        sums["on"], sums["masked"] = sums["trained"] - sums["off"], sums["off"] - sums["kept_off"]
         others = {name: sums[name] for name in sorted(sums) if name.startswith("tokens_")}
-        mismatch = {}  # of the sampler's log-probabilities of on-policy rows, before the first step
-        if sums["fresh"]:
-            mismatch = {name: sums[f"fresh_{name}"] / sums["fresh"] for name in ("difference", "ratio")}
-        by_role: dict[str, float] = {}
+        means = {name: _divide(sums[total], sums[count], default) for name, (total, count, default) in MEANS.items()}
+        # The mismatch of the sampler's log-probabilities of on-policy rows, before the first step.
+        for name in ("difference", "ratio") if sums["fresh"] else ():
+            means[name] = sums[f"fresh_{name}"] / sums["fresh"]
         for metric, total, count in (("kl_to_reference", "kl", "held"), ("nll", "nll", "imitated")):
-            roles = [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]
-            by_role |= {f"{metric}_{role}": _divide(sums[f"{total}_{role}"], sums[f"{count}_{role}"]) for role in roles}
-        return {name: float(np.mean(self._steps[name])) if self._steps[name] else 0.0 for name in names} | {
-            "kl_to_behavior": _divide(sums["kl_on"], on),
-            "kl_to_behavior_off_policy": _divide(sums["kl_off"], sums["off"]),
-            "ratio_mean": _divide(sums["ratio"], sums["kept"], 1.0),
-            "ratio_mean_off_policy": _divide(sums["ratio_off"], sums["kept_off"], 1.0),
+            for role in [name.removeprefix(f"{count}_") for name in sums if name.startswith(f"{count}_")]:
+                means[f"{metric}_{role}"] = _divide(sums[f"{total}_{role}"], sums[f"{count}_{role}"])
+        steps = [float(np.mean(column)) for column in zip(*self._steps, strict=True)] or [0.0] * 4
+        return dict(zip(STEP_METRICS, steps, strict=True)) | means | others | {
             "ratio_max": most if math.isfinite(most) else 1.0,
             "ratio_min": least if math.isfinite(least) else 1.0,
-            "clip_fraction_low": _divide(sums["low"], sums["kept"]),
-            "clip_fraction_high": _divide(sums["high"], sums["kept"]),
-            "dual_clip_fraction": _divide(sums["dual"], sums["kept"]),
-            "masked_fraction": _divide(sums["off"] - sums["kept_off"], sums["off"]),
-            "dropped_fraction": _divide(sums["dropped"], sums["trained"]),
-            "entropy": _divide(sums["entropy"], sums["trained"]),
             "tokens_trained": sums["trained"] + sum(others.values()),
             "tokens_off_policy": sums["off"],
             "tokens_forward": sums["computed"],
-            "optimizer_steps": float(len(self._steps["loss"])),
-            **others,
-            **mismatch,
-            **by_role,
-        }
-
-    def _collect_local_sums(self) -> tuple[dict[str, float], float, float]:
-        values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
-        sums = dict(zip(self._sums, values, strict=True)) | {"computed": float(self._computed)}
-        most = float(torch.stack(self._ratio_max).max()) if self._ratio_max else -math.inf
-        least = float(torch.stack(self._ratio_min).min()) if self._ratio_min else math.inf
-        return sums, most, least
+            "optimizer_steps": float(len(self._steps)),
+        }  # fmt: skip
 
 
 def compute_advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:

@@ -37,35 +37,21 @@ class LearnerGroup:
     object_group: dist.ProcessGroup  # gloo, with the time limit of the learner
     calls: dist.ProcessGroup  # gloo, for the calls that rank 0 announces
 
-    def broadcast_call(self, call: Call | None) -> None:
-        """Have all other ranks call this method of their learner with these arguments; None ends them."""
-        dist.broadcast_object_list([call], src=0, group=self.calls)
-
-    def receive_call(self) -> Call | None:
-        """Wait for the next call of rank 0."""
-        box: list[Any] = [None]
+    def broadcast_call(self, call: Call | None = None) -> Call | None:
+        """Return the call of rank 0, which all others repeat on their learner; None ends them."""
+        box = [call]
         dist.broadcast_object_list(box, src=0, group=self.calls)
-        call: Call | None = box[0]
-        return call
+        return box[0]
 
 
 def init_process_group(
     rank: int, world: int, device_type: str, seconds: float, store: Store, *, interface: str = "",
     local_rank: int | None = None,
 ) -> LearnerGroup:  # fmt: skip
-    """Join the other ranks; return when all are there.
+    """Join the other ranks at `store`; return when all are there. Raises `RuntimeError` where one is missing.
 
-    Args:
-        rank: of this process among `world`.
-        world: number of processes.
-        device_type: cpu: they exchange tensors by gloo; cuda: by nccl.
-        seconds: that one may wait for another.
-        store: where they meet.
-        interface: of the network, which they keep to unless the environment names another; "" for any.
-        local_rank: index of this process's CUDA device; None for the current one.
-
-    Raises:
-        RuntimeError: a rank is missing.
+    One may wait for another for `seconds`. They keep to the network `interface` ("" for any), and exchange tensors by
+    gloo on a cpu, by nccl on cuda; `local_rank` is the index of this process's device, None for the current one.
     """
     if device_type == "cuda" and local_rank is not None:
         torch.cuda.set_device(local_rank)
@@ -96,10 +82,8 @@ def bind_interface(interface: str) -> Iterator[None]:
 
 def get_torchrun_rank() -> tuple[int, int] | None:
     """Read rank and world size, where torchrun (or a program with the same variables) started this process."""
-    values = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    if not all(value.isdigit() for value in values) or "MASTER_ADDR" not in os.environ:
-        return None
-    return int(values[0]), int(values[1])
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world)) if rank.isdigit() and world.isdigit() and "MASTER_ADDR" in os.environ else None
 
 
 def join_torchrun(seconds: float) -> tuple[Store, int]:
@@ -117,26 +101,23 @@ def resolve_device_type(config: Config) -> str:
     from trailnotes.policies.hf.policy import resolve_device
 
     device = resolve_device(config.model.device)
-    if device.index is not None and config.learner.world_size > 1:
+    if device.type not in ("cpu", "cuda") or (device.index is not None and config.learner.world_size > 1):
         raise ConfigError(
-            f"model.device = {config.model.device!r} is one device, and learner.world_size = "
-            f"{config.learner.world_size} takes one for each process: set model.device = {device.type!r}"
+            f"model.device = {config.model.device!r}, and learner.world_size = {config.learner.world_size} takes a "
+            "device for each process: set model.device = 'cuda' or 'cpu'"
         )
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"learner.world_size above 1 computes on cpu or cuda, not on {config.model.device!r}")
     return device.type
 
 
-def validate_world_size(config: Config) -> None:
-    """Raise `ConfigError` for more processes than devices, or another number than torchrun started."""
+def validate_world_size(config: Config) -> str:
+    """Return the kind of device. Raises `ConfigError` for too few devices, or another number than torchrun started."""
     world, device_type, started = config.learner.world_size, resolve_device_type(config), get_torchrun_rank()
     if started and started[1] != world:
-        raise ConfigError(
-            f"torchrun started {started[1]} processes: set learner.world_size = {started[1]}, not {world}"
-        )
+        raise ConfigError(f"torchrun started {started[1]} processes: set learner.world_size = {started[1]}")
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if started else world
-    if device_type == "cuda" and here > torch.cuda.device_count():
+    if device_type == "cuda" and here > (count := torch.cuda.device_count()):
         raise ConfigError(
-            f"learner.world_size = {world} needs {here} GPUs here, and there are {torch.cuda.device_count()}: set "
-            f"learner.world_size = {torch.cuda.device_count()}, or start one process a GPU on more machines by torchrun"
+            f"learner.world_size = {world} needs {here} GPUs here, and there are {count}: set it to {count}, or start "
+            "one process a GPU on more machines by torchrun"
         )
+    return device_type

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
     from trailnotes.config.schema import Config
-    from trailnotes.learner.process_group import LearnerGroup
 
 GRACE = 5.0  # seconds for a rank to report why it failed, or to end by itself
 STUCK_SECONDS = 60.0  # seconds after a rank's end in which rank 0 should have noticed by itself
@@ -46,9 +45,7 @@ SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
 class RankHandle(Protocol):
     """One rank above 0, as rank 0 sees it."""
 
-    @property
-    def where(self) -> str:
-        """Place to name after its number in messages, such as " on node 10.0.0.7"; "" for this machine."""
+    where: str  # such as " on node 10.0.0.7" in messages; "" for this machine
 
     def exit_reason(self) -> str | None:
         """Return how it died; None while it lives, "" if it ended by itself or raised an error."""
@@ -66,7 +63,7 @@ class RankMonitor:
     store: Store  # over which all meet
     interface: str = ""  # of the network, for gloo and nccl
     local_rank: int | None = None  # CUDA device of rank 0
-    clean_up: Callable[[], object] = lambda: None  # called when all have ended
+    directory: Path | None = None  # a private one, which goes with them
 
     def find_cause(self) -> str:
         """Describe in one line which rank failed, and why; "" while none has."""
@@ -87,10 +84,10 @@ class RankMonitor:
         while not (cause := self.find_cause()) and self.ranks and time.monotonic() < deadline:
             time.sleep(0.05)
         silent = [f"{rank}{handle.where}" for rank, handle in self.ranks.items() if handle.exit_reason() is None]
-        if cause or not silent:
-            return cause or f"the processes of the learner lost each other: {text}"
-        hangs = f"hangs: nothing from it for learner.timeout = {self.seconds:g} s ({text})"
-        return f"rank {', '.join(silent)} of the learner {hangs}"
+        if silent and not cause:
+            hangs = f"hangs: nothing from it for learner.timeout = {self.seconds:g} s ({text})"
+            return f"rank {', '.join(silent)} of the learner {hangs}"
+        return cause or f"the processes of the learner lost each other: {text}"
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -107,8 +104,7 @@ class RankMonitor:
     def _exit_if_stuck(self, done: threading.Event) -> None:
         while not done.wait(0.5):
             if (cause := self.find_cause()) and not done.wait(STUCK_SECONDS):
-                sys.stderr.write(f"trailnotes: {cause}; resume from the last checkpoint\n")
-                sys.stderr.flush()
+                print(f"trailnotes: {cause}; resume from the last checkpoint", file=sys.stderr, flush=True)
                 os._exit(1)
 
     def end(self, *, at_once: bool = False) -> None:
@@ -116,30 +112,27 @@ class RankMonitor:
         deadline = time.monotonic() + (0.0 if at_once else GRACE)
         for handle in self.ranks.values():
             handle.end(max(0.0, deadline - time.monotonic()))
-        self.clean_up()
+        if self.directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankProcess:
     """A rank of this machine; see `RankHandle`."""
 
     process: Process
     log: Path
-    where = ""
+    where: str = ""
 
     def exit_reason(self) -> str | None:
-        """Return how it died; None while it lives, "" if it ended by itself or lost another rank."""
         code = self.process.poll()
         if not code:
             return code if code is None else ""
-        if code < 0:
-            hint = " (the system kills so when memory is out)" if -code == signal.SIGKILL else ""
-            return describe_exit(code) + hint
-        last = last_line(self.log.read_bytes())[:MAX_TEXT_CHARS] if self.log.exists() else ""
-        return describe_exit(code) + (f": {last}" if last else "")
+        last = last_line(self.log.read_bytes())[:MAX_TEXT_CHARS] if code > 0 and self.log.exists() else ""
+        hint = " (the system kills so when memory is out)" if -code == signal.SIGKILL else ""
+        return describe_exit(code) + hint + (f": {last}" if last else "")
 
     def end(self, seconds: float) -> None:
-        """Kill it if it does not end by itself within so many seconds."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         kill_group(self.process)
@@ -148,30 +141,20 @@ class RankProcess:
 
 
 def start_ranks(config: Config) -> RankMonitor:
-    """Start ranks 1 to `learner.world_size` - 1 on this machine, unless torchrun has started them.
-
-    Raises:
-        ConfigError: there are more of them than devices, or torchrun has started another number.
-    """
+    """Start ranks 1 to `learner.world_size` - 1 on this machine, unless torchrun has started them."""
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-    from trailnotes.learner.process_group import (
-        get_torchrun_rank,
-        join_torchrun,
-        resolve_device_type,
-        validate_world_size,
-    )
+    from trailnotes.learner.process_group import get_torchrun_rank, join_torchrun, validate_world_size
 
-    validate_world_size(config)
+    device_type = validate_world_size(config)
     world, seconds = config.learner.world_size, config.learner.timeout
     if get_torchrun_rank():
         store, local_rank = join_torchrun(seconds)
         return RankMonitor({}, seconds, store, local_rank=local_rank)
     directory = Path(tempfile.mkdtemp(prefix="trailnotes-learner-"))  # nobody else may read it
-    arguments = [str(world), str(directory), resolve_device_type(config), str(seconds)]
+    arguments = [str(world), str(directory), device_type, str(seconds)]
     ranks = {rank: start_rank_process(rank, arguments, directory) for rank in range(1, world)}
-    store = FileStore(str(directory / STORE_FILE), world)
-    return RankMonitor(ranks, seconds, store, LOOPBACK, 0, lambda: shutil.rmtree(directory, ignore_errors=True))
+    return RankMonitor(ranks, seconds, FileStore(str(directory / STORE_FILE), world), LOOPBACK, 0, directory)
 
 
 def start_rank_process(rank: int, arguments: list[str], directory: Path) -> RankProcess:
@@ -184,18 +167,23 @@ def start_rank_process(rank: int, arguments: list[str], directory: Path) -> Rank
         return RankProcess(start_child(command, death_signal=signal.SIGCONT, **streams), path)
 
 
-def main(arguments: list[str]) -> None:
-    """Be a rank of this machine: RANK WORLD DIRECTORY DEVICE SECONDS."""
+def main(rank: int, world: int, directory: Path, device_type: str, seconds: float) -> None:
+    """Be a rank of this machine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    rank, world, directory = int(arguments[0]), int(arguments[1]), Path(arguments[2])
-    watch = threading.Thread(target=_exit_with_rank_0, args=(directory,), daemon=True)
+
+    def exit_with_rank_0() -> None:
+        while os.read(0, 1):  # until the pipe from rank 0 ends
+            pass
+        shutil.rmtree(directory, ignore_errors=True)  # rank 0 may not have had the time
+        os._exit(1)
+
+    watch = threading.Thread(target=exit_with_rank_0, daemon=True)
     watch.start()  # before torch, whose import takes seconds
     try:
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
         store = FileStore(str(directory / STORE_FILE), world)
-        where = {"interface": LOOPBACK, "local_rank": rank}
-        follow_rank_0(rank, world, arguments[3], float(arguments[4]), store, **where)
+        follow_rank_0(rank, world, device_type, seconds, store, interface=LOOPBACK, local_rank=rank)
     except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 reads the store and the log
         traceback.print_exc()
         watch.join(1.0)  # if rank 0 is gone, the watch removes the directory
@@ -203,50 +191,36 @@ def main(arguments: list[str]) -> None:
     os._exit(0)  # without the second that the interpreter takes to free torch
 
 
-def _exit_with_rank_0(directory: Path) -> None:
-    """Wait for the end of the pipe from rank 0; remove what rank 0 may not have had the time to remove, and exit."""
-    while os.read(0, 1):
-        pass
-    shutil.rmtree(directory, ignore_errors=True)
-    os._exit(1)
-
-
 def follow_rank_0(rank: int, world: int, device_type: str, seconds: float, store: Store, **where: Any) -> None:
     """Join the process group, and repeat the calls of rank 0 until it ends this rank.
 
     Arguments are those of `init_process_group`. A failure of this rank's own is in the store when this raises it.
     """
+    import torch
+
+    from trailnotes.learner.building import build_rank
     from trailnotes.learner.process_group import init_process_group
 
+    learner = None
     try:
-        run_call_loop(init_process_group(rank, world, device_type, seconds, store, **where))
+        group = init_process_group(rank, world, device_type, seconds, store, **where)
+        while call := group.broadcast_call():
+            name, arguments, keywords = call
+            try:
+                if learner is None:
+                    config: Config = arguments[0]
+                    torch.set_num_threads(config.run.threads or max(1, torch.get_num_threads() // world))
+                    learner = build_rank(group, *arguments)
+                else:
+                    getattr(learner, name)(*arguments, **keywords)
+            except SHARED_ERRORS:
+                if learner is None:
+                    raise
+        torch.distributed.destroy_process_group()
     except BaseException as error:
         if not is_communication_error(error):
             store.set(FAILURE_KEY.format(rank), f"failed: {describe_error(error)}")
         raise
-
-
-def run_call_loop(group: LearnerGroup) -> None:
-    """Repeat the calls of rank 0 until it ends this rank. Raises `RuntimeError` if a rank is gone."""
-    import torch
-
-    from trailnotes.learner.building import build_rank
-
-    learner = None
-    while (call := group.receive_call()) is not None:
-        name, arguments, keywords = call
-        try:
-            if name == "build":
-                config: Config = arguments[0]
-                threads = config.run.threads or max(1, torch.get_num_threads() // config.learner.world_size)
-                torch.set_num_threads(threads)
-                learner = build_rank(group, *arguments)
-            else:
-                getattr(learner, name)(*arguments, **keywords)
-        except SHARED_ERRORS:
-            if learner is None:
-                raise
-    torch.distributed.destroy_process_group()
 
 
 def is_torchrun_worker() -> bool:
@@ -255,29 +229,20 @@ def is_torchrun_worker() -> bool:
 
 
 def run_torchrun_rank(config: Config) -> None:
-    """Run a rank that torchrun started.
+    """Run a rank that torchrun started. Raises `LearnerError` where it failed, or another is gone."""
+    from trailnotes.learner.process_group import join_torchrun, validate_world_size
 
-    Raises:
-        ConfigError: torchrun started another number of processes than `learner.world_size`.
-        LearnerError: this rank failed, or another is gone.
-    """
-    from trailnotes.learner.process_group import join_torchrun, resolve_device_type, validate_world_size
-
-    validate_world_size(config)
-    rank, seconds = int(os.environ["RANK"]), config.learner.timeout
+    device_type, rank, seconds = validate_world_size(config), int(os.environ["RANK"]), config.learner.timeout
     try:
         store, local_rank = join_torchrun(seconds)
-        device_type = resolve_device_type(config)
         follow_rank_0(rank, config.learner.world_size, device_type, seconds, store, local_rank=local_rank)
     except RuntimeError as error:
         raise LearnerError(f"rank {rank} of the learner failed: {describe_error(error)}") from error
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an error in one line of at most 300 characters, with the name of its class."""
-    text, kind = " ".join(str(error).split()), type(error).__name__
-    text = text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 3] + "..."
-    return f"{kind}: {text}" if text else kind
+    """Describe an error in one line, with the name of its class."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_TEXT_CHARS].removesuffix(": ")
 
 
 def is_communication_error(error: BaseException) -> bool:
@@ -290,9 +255,9 @@ def is_communication_error(error: BaseException) -> bool:
         return False
     home = Path(torch.__file__).parent
     files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    innermost = [*takewhile(lambda file: file.is_relative_to(home), reversed(files))]
+    innermost = takewhile(lambda file: file.is_relative_to(home), reversed(files))
     return any(file.is_relative_to(home / "distributed") for file in innermost)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], float(sys.argv[5]))

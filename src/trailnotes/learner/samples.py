@@ -12,13 +12,13 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trailnotes.policies.prefixes import iter_trees
-from trailnotes.types import Completion, RowRole, Sample, Step, TokenIds, Trajectory, TrajectoryGroup
+from trailnotes.types import Completion, RowRole, Sample, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,10 @@ class _RowBuilder:
         self.loss_mask += [0 if logprobs is None else 1] * len(token_ids)
         self.behavior_logprobs += [0.0] * len(token_ids) if logprobs is None else logprobs
 
+    def build(self, **facts: Any) -> Sample:
+        ids, mask = tuple(self.token_ids), tuple(self.loss_mask)
+        return Sample(ids, mask, tuple(self.behavior_logprobs), tuple(self.advantages), **facts)
+
 
 def build_samples(
     groups: Sequence[TrajectoryGroup],
@@ -62,11 +66,7 @@ def build_samples(
         rows: "auto" makes one row of an episode as long as each prompt starts with the last prompt and the ids
             sampled for it, and forks a new row where not; "step" makes one row for each step.
 
-    Returns:
-        Rows; `Sample.trajectory` is the running index over all groups. Rows without a sampled token are left out.
-
-    Raises:
-        ValueError: the numbers do not match the groups, a trajectory ended in an error, or one has no token ids.
+    Returns rows; `Sample.trajectory` is the running index over all groups. Rows without a sampled token are left out.
     """
     if [len(group.trajectories) for group in groups] != [len(row) for row in advantages]:
         raise ValueError("advantages must hold one number for each trajectory of each group, or one for each step")
@@ -81,8 +81,8 @@ def build_samples(
         )
         shows_tips = trajectory.mode == "on_policy_tips" and any(step.tips for step in trajectory.steps)
         samples += [
-            _make_sample(row, off_policy=off_policy, shows_tips=shows_tips, trajectory=index)
-            for row in _build_rows(trajectory, _broadcast_to_steps(advantage, trajectory), merge=rows == "auto")
+            row.build(off_policy=off_policy, shows_tips=shows_tips, trajectory=index)
+            for row in _build_rows(trajectory, advantage, merge=rows == "auto")
             if any(row.loss_mask)
         ]
     return samples
@@ -92,14 +92,9 @@ def build_observation_samples(samples: Sequence[Sample], weight: float) -> list[
     """Build rows that learn what the environment answered: its tokens between the sampled ones, by their likelihood.
 
     Those before the first decision are the task's words, and those of a context with tips could be tips: neither is
-    learned. What the chat template puts between turns is among them.
+    learned. What the chat template puts between turns is among them. `weight` is of the mean negative log-likelihood.
 
-    Args:
-        samples: of `build_samples`.
-        weight: of the mean negative log-likelihood.
-
-    Source:
-        ECHO, as in prime-rl; any row of an episode teaches, whatever its advantage.
+    Source: ECHO, as in prime-rl; any row of an episode teaches, whatever its advantage.
     """
     rows = []
     for sample in samples:
@@ -128,14 +123,15 @@ def build_anchor_samples(
     any, each drawn by itself and rounded to whole rows; `ANCHOR_WEIGHT` and `ANCHOR_READING_WEIGHT` hold them.
     """
     written = [tip for tip in tips if tip.token_ids]
-    held = [
-        anchor_sample(tip, "tip", ANCHOR_WEIGHT)
-        for tip in _draw_share(written, algorithm.anchor_tips, random.Random(seed))
-    ]
+    drawn = _draw_share(written, algorithm.anchor_tips, random.Random(seed))
+    held = [anchor_sample(tip, "tip", ANCHOR_WEIGHT) for tip in drawn]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     read = [t for t in trajectories if t.mode == "off_policy" and any(step.tips for step in t.steps)]
-    acted = _draw_share(read, algorithm.anchor_reading, random.Random(seed))
-    return held + build_reading_samples(acted, ANCHOR_READING_WEIGHT, rows)
+    for trajectory in _draw_share(read, algorithm.anchor_reading, random.Random(seed)):
+        acted = replace(trajectory, mode="on_policy_tips")  # the context that it acted in
+        built = _build_rows(acted, [0.0] * len(acted.steps), merge=rows == "auto")
+        held += [row.build(role="reading", hold=ANCHOR_READING_WEIGHT) for row in built if any(row.loss_mask)]
+    return held
 
 
 def _draw_share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:
@@ -145,81 +141,36 @@ def _draw_share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:
 
 def anchor_sample(completion: Completion, role: RowRole, hold: float, advantage: float = 0.0) -> Sample:
     """Make a row of a tip, or of another completion apart from episodes, that is held by `hold`."""
-    prompt, written = completion.prompt_ids, completion.token_ids
     row = _RowBuilder()
-    row.extend(prompt)
-    row.extend(written, completion.logprobs, advantage)
-    return _make_sample(row, role=role, hold=hold)
+    row.extend(completion.prompt_ids)
+    row.extend(completion.token_ids, completion.logprobs, advantage)
+    return row.build(role=role, hold=hold)
 
 
-def build_reading_samples(
-    trajectories: Sequence[Trajectory], hold: float, rows: Literal["auto", "step"] = "auto"
-) -> list[Sample]:
-    """Build rows of episodes under the context that they acted in, without an advantage, held by `hold`."""
-    acted = (replace(trajectory, mode="on_policy_tips") for trajectory in trajectories)
-    return [
-        _make_sample(row, role="reading", hold=hold)
-        for trajectory in acted
-        for row in _build_rows(trajectory, [0.0] * len(trajectory.steps), merge=rows == "auto")
-        if any(row.loss_mask)
-    ]
-
-
-def _make_sample(row: _RowBuilder, **facts: Any) -> Sample:
-    return Sample(
-        token_ids=tuple(row.token_ids), loss_mask=tuple(row.loss_mask),
-        behavior_logprobs=tuple(row.behavior_logprobs), advantages=tuple(row.advantages), **facts,
-    )  # fmt: skip
-
-
-def _broadcast_to_steps(advantage: ArrayLike, trajectory: Trajectory) -> list[float]:
-    numbers, num_steps = np.asarray(advantage, dtype=np.float64), len(trajectory.steps)
-    if numbers.ndim and numbers.shape != (num_steps,):
-        raise ValueError(
-            f"trajectory {trajectory.member} of {trajectory.task.id} has {num_steps} steps but advantages of shape "
-            f"{numbers.shape}: give one number for each trajectory, or one for each step"
-        )
-    by_step: list[float] = np.broadcast_to(numbers, num_steps).tolist()
-    return by_step
-
-
-def _build_rows(trajectory: Trajectory, advantages: Sequence[float], merge: bool) -> list[_RowBuilder]:
+def _build_rows(trajectory: Trajectory, advantage: ArrayLike, merge: bool) -> list[_RowBuilder]:
+    name, steps = f"trajectory {trajectory.member} of {trajectory.task.id}", trajectory.steps
     if trajectory.outcome == "error":
-        raise ValueError(
-            f"trajectory {trajectory.member} of {trajectory.task.id} ended in an error ({trajectory.error}) and must "
-            "not be trained on: drop or replace it before build_samples"
-        )
+        raise ValueError(f"{name} ended in an error ({trajectory.error}): drop or replace it before build_samples")
+    if (shape := np.shape(advantage)) not in {(), (len(steps),)}:
+        raise ValueError(f"{name} has {len(steps)} steps but advantages of shape {shape}: give one number for each "
+                         "trajectory, or one for each step")  # fmt: skip
     rows: list[_RowBuilder] = []
-    for step, advantage in zip(trajectory.steps, advantages, strict=True):
-        prompt = _get_trained_prompt(step, trajectory)
-        if merge and rows and prompt[: len(rows[-1].token_ids)] == tuple(rows[-1].token_ids):
-            row = rows[-1]
-        else:
-            row = _RowBuilder()
-            rows.append(row)
-        row.extend(prompt[len(row.token_ids) :])
-        row.extend(step.completion.token_ids, step.completion.logprobs, advantage)
+    by_step = np.broadcast_to(np.asarray(advantage, dtype=np.float64), len(steps)).tolist()
+    for step, value in zip(steps, by_step, strict=True):
+        prompt = step.plain_prompt_ids if trajectory.mode == "off_policy" else step.completion.prompt_ids
+        if not prompt:
+            raise ValueError(f"{name} has no prompt token ids: train with a policy that returns them (hf, vllm); "
+                             "OpenAI-compatible endpoints serve evaluation and adaptation only")  # fmt: skip
+        if not (merge and rows and prompt[: len(rows[-1].token_ids)] == tuple(rows[-1].token_ids)):
+            rows.append(_RowBuilder())
+        rows[-1].extend(prompt[len(rows[-1].token_ids) :])
+        rows[-1].extend(step.completion.token_ids, step.completion.logprobs, value)
     return rows
-
-
-def _get_trained_prompt(step: Step, trajectory: Trajectory) -> TokenIds:
-    prompt = step.plain_prompt_ids if trajectory.mode == "off_policy" else step.completion.prompt_ids
-    if not prompt:
-        raise ValueError(
-            f"a step of {trajectory.task.id} has no prompt token ids: train with a policy that returns them "
-            "(hf, vllm); OpenAI-compatible endpoints serve evaluation and adaptation only"
-        )
-    return prompt
 
 
 def replace_behavior_logprobs(samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[Sample]:
     """Replace the denominators of rows, e.g. by those of the tip-free context (`old_logprobs = "tip_free"`)."""
     return [replace(s, behavior_logprobs=tuple(row)) for s, row in zip(samples, logprobs, strict=True)]
-
-
-def has_advantage(sample: Sample) -> bool:
-    """Return whether any token of an episode's row has an advantage other than zero."""
-    return any(sample.advantages)
 
 
 def dummy_sample(sample: Sample) -> Sample:
@@ -234,12 +185,8 @@ def iter_minibatches(
 ) -> Iterator[list[int]]:
     """Yield random mini-batches of `num_trajectories` trajectories (0: all), each with all its rows, in so many passes.
 
-    The last one of a pass may be smaller. Rows that are no episodes are used once, and do not change the order of the
-    episodes: those of each role are spread evenly over all mini-batches of all passes. `samples` has no rows that were
-    left out for their zero advantage, so the count is of trajectories that teach something.
-
-    Yields:
-        Indices into `samples`, ascending.
+    They are ascending indices into `samples`; the last one of a pass may be smaller. Rows that are no episodes are used
+    once, and do not change the order of the episodes: those of each role are spread evenly over all mini-batches.
     """
     trajectories = sorted({sample.trajectory for sample in samples if sample.role == "episode"})
     size = max(1, num_trajectories or len(trajectories))
@@ -257,36 +204,21 @@ def iter_minibatches(
         yield [i for i, s in enumerate(samples) if (s.trajectory in chosen if s.role == "episode" else i in others)]
 
 
-class HasTokenIds(Protocol):
-    """A row with token ids: a `Sample`, or a row of supervised training."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """All token ids of the row."""
-
-
 def make_microbatches(
-    samples: Sequence[HasTokenIds], max_tokens: int, packing: PackingMode = "padded"
+    rows: Sequence[Sequence[int]], max_tokens: int, packing: PackingMode = "padded"
 ) -> list[list[int]]:
-    """Cut rows into batches of similar length that fit a budget.
+    """Cut rows, given by their token ids, into batches of similar length that fit a budget.
 
-    Args:
-        samples: rows.
-        max_tokens: largest number of rows times longest row, or of the tokens computed where they are not padded; a row
-            longer than that goes alone.
-        packing: how the rows of a batch are laid out; "shared" cuts them in the order of their tokens, and counts
-            those that rows begin with alike once.
-
-    Returns:
-        Indices into `samples`, each once; shortest rows first, where none are shared.
+    `max_tokens` is the largest number of rows times longest row, or of the tokens computed where they are not padded; a
+    row longer than that goes alone. The packing "shared" cuts rows in the order of their tokens, and counts those that
+    rows begin with alike once. Returns indices into `rows`, each once; shortest rows first, where none are shared.
     """
     if packing == "shared":
-        trees = iter_trees([sample.token_ids for sample in samples], [0] * len(samples), max_tokens)
-        return [indices for indices, _ in trees]
+        return [indices for indices, _ in iter_trees(rows, [0] * len(rows), max_tokens)]
     batches: list[list[int]] = []
     filled = 0  # tokens of the last batch
-    for index in sorted(range(len(samples)), key=lambda i: len(samples[i].token_ids)):
-        length = len(samples[index].token_ids)
+    for index in sorted(range(len(rows)), key=lambda i: len(rows[i])):
+        length = len(rows[index])
         size = (len(batches[-1]) + 1 if batches else 1) * length if packing == "padded" else filled + length
         if batches and size <= max_tokens:
             batches[-1].append(index)
@@ -306,7 +238,6 @@ class Ranks:
     dtype: torch.dtype | None = None  # trained weights are rounded to it when they are handed out; None: not at all
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over all ranks."""
         return tensor
 
     def gather(self, value: T) -> list[T]:
@@ -334,42 +265,28 @@ class Ranks:
 
 
 def call_directly(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function with its arguments."""
     return function(*arguments)
 
 
-def distribute_rows(samples: Sequence[HasTokenIds], world: int) -> list[list[int]]:
-    """Share rows out so that each rank has as many, and as long ones.
-
-    From the longest to the shortest, forth and back (0 1 2 2 1 0 0 1 ...), rows that are computed at the same time have
-    similar lengths.
-
-    Returns:
-        For each rank indices into `samples`, ascending; [] where there are fewer rows than ranks.
-    """
-    shares: list[list[int]] = [[] for _ in range(world)]
-    for place, i in enumerate(sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))):
-        turn, seat = divmod(place, world)
-        shares[world - 1 - seat if turn % 2 else seat].append(i)
-    return [sorted(share) for share in shares]
-
-
 def split_microbatches(
-    samples: Sequence[HasTokenIds], max_tokens: int, ranks: Ranks, packing: PackingMode = "padded"
+    samples: Sequence[Sample], max_tokens: int, ranks: Ranks, packing: PackingMode = "padded"
 ) -> list[list[int]]:
     """Cut rows, the same on every rank, into the micro-batches of this rank, as many as of any other.
 
-    A pass through a sharded model is one of all ranks, so ranks with fewer micro-batches get empty ones, and must then
-    pass a dummy batch through the model.
-
-    Returns:
-        Indices into `samples`. Over all ranks each is in exactly one micro-batch.
+    Each rank has as many rows, and as long ones: they are dealt out from the longest to the shortest, forth and back. A
+    pass through a sharded model is one of all ranks, so ranks with fewer micro-batches get empty ones, and must then
+    pass a dummy batch through the model. Over all ranks each index is in one micro-batch.
     """
+    rows = [sample.token_ids for sample in samples]
     if ranks.world == 1:
-        return make_microbatches(samples, max_tokens, packing)
+        return make_microbatches(rows, max_tokens, packing)
+    shares: list[list[int]] = [[] for _ in range(ranks.world)]
+    for place, i in enumerate(sorted(range(len(rows)), key=lambda i: -len(rows[i]))):
+        turn, offset = divmod(place, ranks.world)
+        shares[ranks.world - 1 - offset if turn % 2 else offset].append(i)
     cuts = []
-    for share in distribute_rows(samples, ranks.world):
-        batches = make_microbatches([samples[i] for i in share], max_tokens, packing)
+    for share in map(sorted, shares):
+        batches = make_microbatches([rows[i] for i in share], max_tokens, packing)
         cuts.append([[share[i] for i in batch] for batch in batches])
     own = cuts[ranks.rank]
     return own + [[] for _ in range(max(map(len, cuts)) - len(own))]

@@ -37,7 +37,7 @@ def make_learner(
 ) -> Learner | ShardedLearner:
     """Make what updates the model of a run: this process alone, or `learner.world_size` of them.
 
-    Args are those of `ShardedLearner`; `reference` is the reference model, of which several processes load their own.
+    `reference` is the reference model, of which several processes load their own; the rest is as in `ShardedLearner`.
     """
     if config.learner.world_size == 1:
         return build_single(config, model, reference, dump_dir)
@@ -47,18 +47,14 @@ def make_learner(
 class ShardedLearner:
     """A `Learner` whose model is split over `learner.world_size` processes, of which this is rank 0.
 
-    It announces each call to the other ranks, and does the same itself. A failure of any rank ends all: the call under
-    way raises `LearnerError` with the reason.
+    It announces each call to the other ranks, does the same itself, and copies new weights to the model that acts. A
+    failure of any rank ends all: the call under way raises `LearnerError` with the reason.
 
     Args:
         config: of the run.
-        model: the one that acts here, which gets the new weights after each update. None: it acts elsewhere.
+        model: the one that acts here. None: it acts elsewhere.
         dump_dir: for batches whose loss or gradient is not finite; beside the checkpoints.
         start: starts the other ranks on other machines; None: on this one, unless torchrun has started them.
-
-    Raises:
-        ConfigError: more processes than devices, or settings that do not fit the model.
-        LearnerError: a process did not start.
     """
 
     def __init__(
@@ -88,46 +84,37 @@ class ShardedLearner:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps so far."""
         return self._learner.steps
 
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
-        """Score trained tokens on all ranks, as `Learner.logprobs`."""
         rows: list[tuple[float, ...]] = self._call("logprobs", list(samples), of_start=of_start)
         return rows
 
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
-        """Update on all ranks, as `Learner.update`, and copy the weights to the model that acts."""
         metrics: dict[str, float] = self._call("update", list(samples), seed, lr_scale)
         self._copy_to_policy()
         return metrics
 
     def weights(self) -> dict[str, Tensor]:
-        """Collect the trained weights of all ranks, as `Learner.weights`."""
         tensors: dict[str, Tensor] = self._call("weights")
         return tensors
 
     def export(self, path: Path, tokenizer: Any = None) -> None:
-        """Write the model of all ranks, as `Learner.export`."""
         self._call("export", path.absolute(), tokenizer)
 
     def save(self, path: Path) -> None:
-        """Write the state of all ranks, as `Learner.save`; all must see `path`."""
-        self._call("save", path.absolute())
+        self._call("save", path.absolute())  # all ranks must see it
 
     def load(self, path: Path) -> None:
-        """Restore the state of all ranks, as `Learner.load`."""
         self._call("load", path.absolute())
         self._copy_to_policy()
 
     @contextmanager
     def use_initial_adapters(self) -> Iterator[None]:
-        """Put the adapters of the model that acts back to where the run began, for the duration of the block."""
         with Ranks().swap_weights(self.model, self._start):
             yield
 
     def close(self) -> None:
-        """End the other ranks, and kill those that do not end."""
         atexit.unregister(self.close)
         group, self._group = self._group, None
         if group is not None:

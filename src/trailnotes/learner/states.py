@@ -7,9 +7,11 @@ Any number of ranks reads either. Beside it lies ``learner.json``.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +22,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
@@ -30,6 +31,7 @@ from trailnotes.errors import NonFiniteError
 from trailnotes.learner.samples import Ranks
 from trailnotes.policies.hf.adapters import get_adapter_state_dict, save_adapters
 from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
+from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import Sample
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -45,9 +47,6 @@ class MasterAdamW:
     A step of 1e-6 is lost when it is added to a bfloat16 weight (8 bits of mantissa). So parameters of a lower
     precision get a float32 master copy: gradients are summed and clipped there, the moments live there, and the model's
     weights are the rounded masters. Float32 parameters are their own masters and cost nothing more.
-
-    Raises:
-        ValueError: nothing is trainable.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class MasterAdamW:
         )
 
     def zero_grad(self) -> None:
-        """Forget all gradients, also of the masters."""
         for name, parameter in self.parameters.items():
             parameter.grad = self.masters[name].grad = None
 
@@ -88,18 +86,15 @@ class MasterAdamW:
         return norm
 
     def scale_grads(self, factor: float) -> None:
-        """Multiply the gradients so far by a factor."""
         for master in self.masters.values():
             if master.grad is not None:
                 master.grad.mul_(factor)
 
     def set_lr(self, lr: float) -> None:
-        """Change the learning rate of the steps to come."""
         for group in self._adamw.param_groups:
             group["lr"] = lr
 
     def step(self, scale: float) -> None:
-        """Multiply the gradients by `scale` and take one step."""
         self.scale_grads(scale)
         self._adamw.step()
         self._round_weights()
@@ -119,11 +114,7 @@ class MasterAdamW:
         return tensors
 
     def make_blank_state(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Make a tensor of the right shape for each of `names` of a saved state, to be filled and loaded.
-
-        Raises:
-            ValueError: it is the state of another model.
-        """
+        """Make a tensor of the right shape for each of `names`. Raises `ValueError` for another model's."""
         self._validate_names(names)
         blanks = {f"weights.{name}": torch.zeros_like(master.detach()) for name, master in self.masters.items()}
         for name, master in self.masters.items():
@@ -133,8 +124,7 @@ class MasterAdamW:
         return blanks
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copy the `live_tensors` to the CPU, ready for safetensors."""
-        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in self.live_tensors().items()}
+        return copy_to_cpu(self.live_tensors())
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -160,41 +150,22 @@ class MasterAdamW:
 def raise_non_finite(
     directory: Path | None, step: int, samples: Sequence[Sample], numbers: Mapping[str, float], *, write: bool = True
 ) -> NoReturn:
-    """Stop before optimizer step `step` (counted from 1); dump the batch if there is a directory, and `write`.
+    """Raise `NonFiniteError` before optimizer step `step` (counted from 1).
 
-    Raises:
-        NonFiniteError: always.
+    `write` puts the rows, and the numbers computed from them, into a file of `directory`, if there is one.
     """
     text = f"loss or gradient is not finite at optimizer step {step}: the weights were left as they were"
     if directory is None:
         raise NonFiniteError(f"{text} (no dump: the learner was given no dump_dir)")
-    path = directory / f"nonfinite-{step:06d}"
+    path = directory / f"nonfinite-{step:06d}.json"
     if write:
-        dump_batch(path, samples, numbers)
-    raise NonFiniteError(f"{text}; the batch is in {path}.safetensors")
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(path, json.dumps({**numbers, "rows": [asdict(sample) for sample in samples]}))
+    raise NonFiniteError(f"{text}; the batch is in {path}")
 
 
-def dump_batch(path: Path, samples: Sequence[Sample], numbers: Mapping[str, float]) -> Path:
-    """Write rows end to end as ``<path>.safetensors`` and the `numbers` computed from them as ``<path>.json``.
-
-    Returns:
-        The ``.safetensors`` file: ``token_ids``, ``loss_mask``, ``behavior_logprobs``, ``advantages`` (of all rows
-        joined), ``lengths``, ``off_policy``, ``trajectory``, ``hold`` and ``imitate`` (one for each row).
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    real = torch.float64
-    joined = {"token_ids": torch.int64, "loss_mask": torch.uint8, "behavior_logprobs": real, "advantages": real}
-    tensors = {
-        name: torch.tensor([value for sample in samples for value in getattr(sample, name)], dtype=dtype)
-        for name, dtype in joined.items()
-    } | {"lengths": torch.tensor([len(sample.token_ids) for sample in samples])}
-    for name, dtype in {"off_policy": None, "trajectory": None, "hold": real, "imitate": real}.items():
-        tensors[name] = torch.tensor([getattr(sample, name) for sample in samples], dtype=dtype)
-    file = path.with_name(path.name + ".safetensors")
-    save_file(tensors, file)
-    about = {name: str(value) for name, value in numbers.items()}
-    write_json(path.with_name(path.name + ".json"), {**about, "roles": [sample.role for sample in samples]})
-    return file
+def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
 def to_full_tensor(tensor: Tensor) -> Tensor:
@@ -256,8 +227,7 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any
     cannot write, for want of space or of permission.
     """
     if ranks.world == 1:
-        copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        save_file(copies, path / FILE)
+        save_file(copy_to_cpu(tensors), path / FILE)
     else:
         with _suppress_warnings(), _raise_first_failure(OSError):
             writer = HuggingFaceStorageWriter(str(path / SHARDS), save_distributed=True)
@@ -269,56 +239,38 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any
 def load_state(path: Path, blank: MakeBlank, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Load a state that any number of processes saved in the directory `path`, for as many as there are now.
 
-    `blank` makes the tensors to fill, by the names that were saved: whole, or this rank's parts.
-
-    Returns:
-        Tensors and the rest, as `save_state` was given them.
-
-    Raises:
-        ValueError: they are another model's, or a rank cannot read them.
+    `blank` makes the tensors to fill, by the names that were saved: whole, or this rank's parts. Returns tensors and
+    the rest, as `save_state` was given them. Raises `ValueError` if they are another model's, or a rank cannot read
+    them.
     """
     rest = read_json(path / REST)
-    read = _read_shards if (path / SHARDS).is_dir() else _read_file
-    return read(path, blank, ranks), rest
-
-
-def _read_file(path: Path, blank: MakeBlank, _ranks: Ranks) -> dict[str, Tensor]:
+    if (path / SHARDS).is_dir():
+        reader = HuggingFaceStorageReader(str(path / SHARDS))
+        parts: Any = reader.read_metadata().state_dict_metadata
+        tensors = blank(parts)
+        for name, tensor in tensors.items():
+            _validate_shape(name, parts[name].size, tensor)
+        with _suppress_warnings(), _raise_first_failure(ValueError):
+            load_shards(tensors, storage_reader=reader, process_group=ranks.object_group, no_dist=ranks.world == 1)
+        return tensors, rest
     with safe_open(path / FILE, framework="pt") as file:
         tensors = blank(set(file.keys()))
         for name, tensor in tensors.items():
             saved = file.get_slice(name)
             _validate_shape(name, saved.get_shape(), tensor)
-            if isinstance(tensor, DTensor):
-                _copy_shard(tensor, saved)
-            else:
+            if not isinstance(tensor, DTensor):
                 tensor.copy_(file.get_tensor(name))
-    return tensors
-
-
-def _copy_shard(tensor: DTensor, saved: Any) -> None:
-    """Copy this rank's part of a tensor that is sharded along its first dimension."""
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    if (local := tensor.to_local()).numel():
-        local.copy_(saved[offset[0] : offset[0] + shape[0]])
-
-
-def _read_shards(path: Path, blank: MakeBlank, ranks: Ranks) -> dict[str, Tensor]:
-    reader = HuggingFaceStorageReader(str(path / SHARDS))
-    parts = reader.read_metadata().state_dict_metadata
-    found = {name: part for name, part in parts.items() if isinstance(part, TensorStorageMetadata)}
-    tensors = blank(found)
-    for name, tensor in tensors.items():
-        _validate_shape(name, found[name].size, tensor)
-    with _suppress_warnings(), _raise_first_failure(ValueError):
-        reader = HuggingFaceStorageReader(str(path / SHARDS))
-        load_shards(tensors, storage_reader=reader, process_group=ranks.object_group, no_dist=ranks.world == 1)
-    return tensors
+                continue
+            # This rank's part of a tensor that is sharded along its first dimension.
+            shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+            if (local := tensor.to_local()).numel():
+                local.copy_(saved[offset[0] : offset[0] + shape[0]])
+    return tensors, rest
 
 
 def _validate_shape(name: str, saved: Sequence[int], tensor: Tensor) -> None:
     if tuple(saved) != tuple(tensor.shape):
-        sizes = f"{tuple(saved)} instead of {tuple(tensor.shape)}"
-        raise ValueError(f"the saved weights are another model's: {name} has the shape {sizes}")
+        raise ValueError(f"the saved weights are another model's: {name} is {tuple(saved)}, not {tuple(tensor.shape)}")
 
 
 @contextmanager

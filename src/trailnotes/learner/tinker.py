@@ -48,15 +48,12 @@ SERVER_ALPHA: Final = 32.0  # of all adapters of the API
 PPO_CLIP: Final = 0.2  # of its "ppo" without thresholds
 WEIGHTS_TTL: Final = 14 * 24 * 3600  # seconds that a server may keep weights that only sample
 MOST_ADAPTER_BYTES: Final = 16 << 30
-UNKNOWN_METRICS: Final = ("entropy", "grad_norm")  # the API tells neither
 _NAME = re.compile(r"tinker://([\w:.-]+)/(?:weights/|sampler_weights/)?([\w.-]+)")
 _ADAPTER_NAME = re.compile(r"[\w.]+\.lora_[AB]\.weight")
 _ADAPTER_FILE: Final = "adapter_model.safetensors"
 
 
 class _Step(NamedTuple):
-    """A step that is under way at the server."""
-
     rows: Sequence[Sample]
     batch: Batch
     reference: Tensor | None  # (B, T), of the start model
@@ -66,17 +63,9 @@ class _Step(NamedTuple):
 
 
 class TinkerLearner:
-    """A `ModelLearner` whose model is adapters on a server.
+    """A `ModelLearner` whose model is adapters on a server that has the base model `model.path`.
 
-    Args:
-        config: of the run.
-        server: that has the base model `model.path`.
-        end_ids: tokens that end a turn, where the start model is sampled.
-        dump_dir: for batches whose loss is not finite.
-
-    Raises:
-        ConfigError: a setting that this server cannot follow.
-        ServerError: it makes no adapters.
+    `end_ids` end a turn, where the start model is sampled; `dump_dir` is for batches whose loss is not finite.
     """
 
     def __init__(
@@ -88,7 +77,13 @@ class TinkerLearner:
         if config.optim.grad_clip and not server.dialect.clips_gradients:
             raise ConfigError(f"{server.url} clips no gradient: set optim.grad_clip = 0")
         self._end_ids = list(end_ids)
-        self._client = self._make_adapters()
+        seed = derive_seed(config.run.seed, "weights") % 2**31
+        self._client = server.call(
+            lambda: server.service.create_lora_training_client(
+                base_model=config.model.path, rank=config.model.lora.rank, seed=seed, train_unembed=False
+            ),
+            "making adapters",
+        )
         self._start = server.call(
             lambda: server.service.create_sampling_client(base_model=config.model.path), "opening the start model"
         )
@@ -97,15 +92,7 @@ class TinkerLearner:
         self._named = (-1, "")  # steps, and the name of the weights then
 
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
-        """Score the trained tokens by the model as it is, or by the base model, in float32 at temperature 1.
-
-        Returns:
-            For each row (L,) natural logarithms; 0.0 where `loss_mask` is 0.
-
-        Raises:
-            ServerError: the server does not answer.
-            BudgetError: a limit of the run.
-        """
+        """Score the trained tokens by the model as it is, or by the base model, in float32 at temperature 1."""
         found = self._score_by_start(samples) if of_start else self._score(samples)
         return [
             tuple(value if trained else 0.0 for value, trained in zip(row, sample.loss_mask, strict=True))
@@ -116,16 +103,16 @@ class TinkerLearner:
         """Update the adapters on one batch of rows, as `Learner.update`.
 
         All passes and steps are submitted before any is waited for, except that a loss sent by its gradient waits for
-        its forward pass. Without `entropy` and `grad_norm`, which the API does not tell.
-
-        Raises:
-            NonFiniteError: a loss is not finite.
-            ServerError: the server does not answer; part of the steps may have been taken.
-            BudgetError: a limit of the run.
+        its forward pass. Where the server does not answer, part of the steps may have been taken. The API tells neither
+        `entropy` nor `grad_norm`.
         """
         started = time.perf_counter()
         rows = self._replace_anchors([row for row in samples if is_trained(row, self.loss)], seed)
-        reference = self._score_episodes_by_start(rows)
+        reference = []
+        if self.loss.kl:
+            compared = [i for i, row in enumerate(rows) if row.role == "episode"]
+            scored = dict(zip(compared, self._score_by_start([rows[i] for i in compared]), strict=True))
+            reference = [torch.tensor(scored.get(i, [0.0] * len(row.token_ids))) for i, row in enumerate(rows)]
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
         metrics, under_way, waited = UpdateMetrics(), [], 0.0
@@ -137,7 +124,7 @@ class TinkerLearner:
             waited += time.perf_counter() - began
         for step in under_way:
             self._finish_step(step, metrics)
-        found = {name: value for name, value in metrics.result().items() if name not in UNKNOWN_METRICS}
+        found = {name: value for name, value in metrics.result().items() if name not in {"entropy", "grad_norm"}}
         found |= compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
         found |= {"lr": self.optim.lr * lr_scale, "seconds_reference": seconds_reference, "seconds_forward": waited}
         return found | {"seconds": time.perf_counter() - started}
@@ -177,18 +164,12 @@ class TinkerLearner:
                 tokenizer.save_pretrained(aside)
 
     def save(self, path: Path) -> None:
-        """Have the server save weights and optimizer, and write the name of both into the directory `path`."""
         saved = self.server.wait(self._client.save_state(next(self._names)), "saving the state")
         kept = {"steps": self.steps, "base": self.config.model.path, "state": saved.path}
         write_json(path / REST, kept)
 
     def load(self, path: Path) -> None:
-        """Restore a saved state, by the same server.
-
-        Raises:
-            ValueError: it is of another model, or not of a server.
-            RunError: the server has it no more.
-        """
+        """Restore a saved state. Raises `ValueError` for another model's, `RunError` for one that the server lost."""
         kept = read_json(path / REST)
         if kept.get("base") != self.config.model.path or not _NAME.fullmatch(str(kept.get("state"))):
             raise ValueError(f"it was not saved by a server of the Tinker API with {self.config.model.path}")
@@ -207,18 +188,8 @@ class TinkerLearner:
         self.steps, self._named = int(kept["steps"]), (-1, "")
 
     def close(self) -> None:
-        """Give the adapters' room at a server of one's own back."""
         for client in (self._client, *self._twins):
             self.server.release(client.model_id)
-
-    def _make_adapters(self) -> Any:
-        seed = derive_seed(self.config.run.seed, "weights") % 2**31
-        return self.server.call(
-            lambda: self.server.service.create_lora_training_client(
-                base_model=self.config.model.path, rank=self.config.model.lora.rank, seed=seed, train_unembed=False
-            ),
-            "making adapters",
-        )
 
     def _make_twin(self) -> Any:
         """Make other adapters with the present weights; those before the last may still be sampled from."""
@@ -229,8 +200,6 @@ class TinkerLearner:
         if len(self._twins) > 2 + kept:
             self.server.release(self._twins.pop(kept).model_id)
         return self._twins[-1]
-
-    # -- passes
 
     def _submit(self, kind: str, rows: Sequence[Sample], *given: Any) -> Any:
         """Submit a pass over rows, `given` being the arguments of the SDK's method, and count its tokens."""
@@ -255,26 +224,17 @@ class TinkerLearner:
         # A server may leave out the first token, which has no context.
         return [[0.0, *found[i][1 - len(row.token_ids) :]] for i, row in enumerate(rows)]
 
-    def _score_episodes_by_start(self, rows: Sequence[Sample]) -> list[Tensor]:
-        """Score episodes by the start model once for each update. Empty without `loss.kl`."""
-        if not self.loss.kl:
-            return []
-        episodes = [i for i, row in enumerate(rows) if row.role == "episode"]
-        found = dict(zip(episodes, self._score_by_start([rows[i] for i in episodes]), strict=True))
-        return [torch.tensor(found.get(i, [0.0] * len(row.token_ids))) for i, row in enumerate(rows)]
-
-    # -- steps
-
     def _submit_step(self, rows: Sequence[Sample], reference: Sequence[Tensor] | None, lr: float) -> _Step | None:
-        """Submit the passes of a mini-batch and its step; None where it has no gradient, and takes none."""
         batch = Batch.from_samples(rows, torch.device("cpu"))
         held = nn.utils.rnn.pad_sequence(list(reference), batch_first=True) if reference else None
-        logprobs = None
+        dialect, logprobs = self.server.dialect, None
         if self._is_plain_ppo(rows):
-            advantages = batch.advantages * self._compute_shares(batch)
+            shares = batch.mask / batch.mask.sum()  # of each token in the mean over a mini-batch
+            if self.loss.aggregation != "token":
+                shares = batch.mask / batch.mask.sum(-1, keepdim=True) / len(batch.mask)
             thresholds = {"clip_low_threshold": 1 - self.loss.clip_low, "clip_high_threshold": 1 + self.loss.clip_high}
-            settings = thresholds if self.server.dialect.clips_ratios else None
-            data = [*self._iter_data(rows, batch.behavior_logprobs, advantages)]
+            settings = thresholds if dialect.clips_ratios else None
+            data = [*self._iter_data(rows, batch.behavior_logprobs, batch.advantages * shares)]
             passes = self._submit("forward_backward", rows, data, "ppo", settings)
         else:
             scored = [torch.tensor(row) for row in self._score(rows)]
@@ -289,22 +249,21 @@ class TinkerLearner:
             logprobs = logprobs.detach()
             data = [*self._iter_data(rows, logprobs, -gradient)]
             passes = self._submit("forward_backward", rows, data, "importance_sampling")
-        if not self.server.dialect.keeps_order:
+        if not dialect.keeps_order:
             answer = self.server.wait(passes, "computing gradients")
-            if answer.metrics and self.server.dialect.averages_rows:
+            if answer.metrics and dialect.averages_rows:
                 raise ConfigError(f"{self.server.url} is SkyRL with another backend than JAX, which sums losses: serve "
                                   "the model by JAX")  # fmt: skip
         step = self._client.optim_step(tinker.AdamParams(
             learning_rate=lr, beta1=BETAS[0], beta2=BETAS[1], eps=ADAM_EPSILON, weight_decay=0.0,
             grad_clip_norm=self.optim.grad_clip,
         ))  # fmt: skip
-        if not self.server.dialect.keeps_order:
+        if not dialect.keeps_order:
             self.server.wait(step, "taking a step")
         self.steps += 1
         return _Step(rows, batch, held, logprobs, passes, step)
 
     def _finish_step(self, step: _Step, metrics: UpdateMetrics) -> None:
-        """Wait for a step, and add its figures."""
         answer = self.server.wait(step.passes, "computing gradients")
         self.server.wait(step.step, "taking a step")
         logprobs = step.logprobs
@@ -317,24 +276,18 @@ class TinkerLearner:
 
     def _is_plain_ppo(self, rows: Sequence[Sample]) -> bool:
         """Tell whether the server's own "ppo" is the loss of these rows."""
-        loss = self.loss
-        special = not loss.is_plain_ppo or any(row.role != "episode" for row in rows)
-        of_off_policy = loss.shaping != "none" or loss.mask_logprob is not None
-        special = special or (of_off_policy and any(row.off_policy for row in rows))
-        return not special and (self.server.dialect.clips_ratios or loss.clip_low == loss.clip_high == PPO_CLIP)
-
-    def _compute_shares(self, batch: Batch) -> Tensor:  # (B, T)
-        """Compute the share of each token in the mean over a mini-batch."""
-        if self.loss.aggregation == "token":
-            return batch.mask / batch.mask.sum()
-        return batch.mask / batch.mask.sum(-1, keepdim=True) / len(batch.mask)
+        loss, special = self.loss, self.loss.shaping != "none" or self.loss.mask_logprob is not None
+        clips = self.server.dialect.clips_ratios or loss.clip_low == loss.clip_high == PPO_CLIP
+        is_plain = all(row.role == "episode" and not (row.off_policy and special) for row in rows)
+        return clips and loss.is_plain_ppo and is_plain
 
     def _iter_data(self, rows: Sequence[Sample], denominators: Tensor, advantages: Tensor) -> Iterator[tinker.Datum]:
         """Yield rows with sums as their loss, whatever the server divides by. Both tensors are (B, T)."""
         for i, row in enumerate(rows):
             length = len(row.token_ids)
             scale = (length - 1) * len(rows) if self.server.dialect.averages_rows else 1
-            yield _make_datum(row, denominators[i, 1:length].tolist(), (advantages[i, 1:length] * scale).tolist())
+            scaled = (advantages[i, 1:length] * scale).tolist()
+            yield _make_datum(row, logprobs=denominators[i, 1:length].tolist(), advantages=scaled)
 
     def _compute_loss(
         self, rows: Sequence[Sample], batch: Batch, logprobs: Tensor, reference: Tensor | None,
@@ -392,9 +345,9 @@ class TinkerLearner:
         """
         kept = [replace(row, hold=0.0) for row in rows if not row.hold or is_trained(replace(row, hold=0.0), self.loss)]
         asked: list[tuple[Sample, int, Any]] = []
-        self.server.ledger.require(sum(end for row in rows if row.hold for _, end in _find_spans(row.loss_mask)))
+        self.server.ledger.require(sum(end for row in rows for _, end in _find_spans(row)))
         for row in rows:
-            for start, end in _find_spans(row.loss_mask) if row.hold else ():
+            for start, end in _find_spans(row):
                 params = tinker.SamplingParams(
                     max_tokens=end - start, temperature=1.0, stop=self._end_ids,
                     seed=derive_seed(seed, "anchor", len(asked)) % 2**31,
@@ -430,24 +383,20 @@ class TinkerLearner:
                     tensors: dict[str, Tensor] = load_tensors(opened.read(MOST_ADAPTER_BYTES))
             except (tarfile.TarError, zlib.error, SafetensorError, StopIteration, EOFError, OSError) as error:
                 raise ServerError(f"{self.server.url} gives no adapters of peft ({error or 'other files'})") from error
-        for name, tensor in tensors.items():
-            if not _ADAPTER_NAME.fullmatch(name) or tensor.ndim != 2:
-                raise ServerError(f"{self.server.url} gives other adapters than were asked for: {name[:100]}")
+        if strange := [name for name in tensors if not _ADAPTER_NAME.fullmatch(name)]:
+            raise ServerError(f"{self.server.url} gives other adapters than were asked for: {strange[0][:100]}")
         return tensors
 
 
-def _make_datum(row: Sample, logprobs: list[float] | None = None, advantages: list[float] | None = None) -> Any:
+def _make_datum(row: Sample, **inputs: list[float]) -> Any:
     """Make a row of the API, whose targets are the next tokens: all its lists have one number fewer than the row."""
     ids = list(row.token_ids)
-    inputs: dict[str, Any] = {"target_tokens": ids[1:]}
-    if advantages is None:
-        inputs |= {"weights": [0.0] * len(ids[1:])}
-    else:
-        inputs |= {"logprobs": logprobs, "advantages": advantages}
-    return tinker.Datum(model_input=tinker.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs)
+    given = {"target_tokens": ids[1:], **(inputs or {"weights": [0.0] * len(ids[1:])})}
+    return tinker.Datum(model_input=tinker.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=given)
 
 
-def _find_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Find the unbroken runs of trained tokens: first, and one past the last."""
+def _find_spans(row: Sample) -> list[tuple[int, int]]:
+    """Find the unbroken runs of trained tokens of a held row: first, and one past the last."""
+    mask = row.loss_mask if row.hold else (0,)
     edges = [i for i in range(1, len(mask) + 1) if (i < len(mask) and mask[i]) != bool(mask[i - 1])]
     return [*zip(edges[::2], edges[1::2], strict=True)]

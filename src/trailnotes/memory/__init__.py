@@ -1,7 +1,7 @@
 """Tips that outlive the episode, retrieved by what they are about.
 
-Rules (`tips`, `scope`, `tip_stats`, `sessions`, `controls`), store (`schema`, `store`, `owner`), search (`retrieval`,
-`remote`, `index`), and share (`tipfile`, `exchange`, `merging`, `mcp`, `langgraph`); `base` is the contract.
+Rules: `tips`, `tip_stats`, `controls`, and the contract in `base`. Store: `schema`, `scope`, `store`. Search:
+`retrieval`, `index`. Share: `tipfile`, `exchange`, `mcp`, `langgraph`.
 """
 
 from trailnotes.memory.base import Memory

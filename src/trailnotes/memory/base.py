@@ -14,26 +14,21 @@ class Memory(Protocol):
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Return at most `top_k` enabled tips for `query`, the best first by the implementation's own rule."""
-        ...
 
     def add(self, tips: Sequence[Tip]) -> int:
         """Store `tips` in the given order, in one transaction; return the number of rows that are new or changed.
 
         The texts arrive as their author wrote them: clean what you keep (`clean_tip`).
         """
-        ...
 
     def snapshot(self, path: Path) -> None:
         """Write a consistent copy to `path`, atomically, while others may read and write."""
-        ...
 
     def restore(self, path: Path) -> None:
         """Replace the content by that of a snapshot."""
-        ...
 
     def stats(self) -> dict[str, float]:
         """Return counts for logs and people: tips, namespaces, bytes."""
-        ...
 
 
 @runtime_checkable
@@ -42,7 +37,6 @@ class AsyncMemory(Memory, Protocol):
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Return what `search` returns, without blocking the event loop."""
-        ...
 
 
 @runtime_checkable
@@ -56,4 +50,3 @@ class FeedbackMemory(Memory, Protocol):
 
         `once` names the batch: a batch of that name that was reported before, perhaps before a restart, is skipped.
         """
-        ...

@@ -29,12 +29,9 @@ TipSource = Literal["own"] | ControlKind
 class ControlMemory(TipMemory):
     """A view of `memory` on the same rows that retrieves something else, and never more tips than `memory` would.
 
-    Args:
-        memory: receives all writes; the view only searches.
-        show: "other" retrieves the best tips of another task, of another family where one has any: always the same
-            task until a better drawn one appears. With a scope beyond the task (`memory.scope`) these are the best
-            of another family's tasks. "empty" retrieves the tips of `memory` with their scores, without words and
-            action. A turn shows a text once, so that is one line: the first.
+    "other" retrieves the best tips of another task, of another family where one has any, always the same; with a scope
+    beyond the task, those of another family's tasks. "empty" retrieves the tips of `memory` with their scores, without
+    words and action: a turn shows a text once, so that is one line.
     """
 
     def __init__(self, memory: TipMemory, show: ControlKind) -> None:
@@ -42,11 +39,9 @@ class ControlMemory(TipMemory):
         self.show = show
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """Return as many tips as `TipMemory.search`, or fewer."""
         return self._substitute(namespace, super().search(namespace, query, top_k))
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """Search without blocking the event loop; substituting twice changes nothing."""
         return self._substitute(namespace, await super().search_async(namespace, query, top_k))
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
@@ -57,8 +52,7 @@ class ControlMemory(TipMemory):
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Count no readers: their results say nothing about the tips that were substituted."""
 
-    def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """Record no effects, for the same reason."""
+    def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None: ...
 
     def _substitute(self, namespace: str, own: Sequence[Tip]) -> list[Tip]:
         if self.show == "empty":
@@ -71,20 +65,16 @@ class ControlMemory(TipMemory):
             other = pick_other_filter(self.store, namespace, self.config.shared_split)
         if other is None:
             return []
-        page = self._load_sorted_page(other)
+        page = self.store.load_page(other, self._stored_sort_keys)
         return self.store.fetch(page, range(min(len(own), len(page.ids))))
 
 
 def blank_tips(tips: Sequence[Tip]) -> list[Tip]:
-    """Return `tips` with their scores, without words and action."""
     return [replace(tip, text=EMPTY_TEXT, action="") for tip in tips]
 
 
 def pick_other_namespace(store: TipStore, namespace: str) -> str | None:
-    """Pick the task whose tips replace those of `namespace`, of another family where one has any; None for no other.
-
-    The family of an unknown task is its id before the last "/".
-    """
+    """Pick the task whose tips replace those of `namespace`, of another family where one has any."""
     others = [name for name in store.sizes() if name != namespace]  # of enabled tips
     own = _get_family(store, namespace)
     foreign = [name for name in others if _get_family(store, name) != own] or others
@@ -92,10 +82,7 @@ def pick_other_namespace(store: TipStore, namespace: str) -> str | None:
 
 
 def pick_other_filter(store: TipStore, namespace: str, shared_split: str) -> str | TipFilter | None:
-    """Pick the family whose tips replace those of the scope of `namespace`; another task where there is no other.
-
-    None for neither: it may read no other task, or is unknown itself.
-    """
+    """Pick the family whose tips replace those of the scope of `namespace`; another task where there is no other."""
     place, own = store.get_search_filter(namespace, "all", shared_split), store.get_task_info(namespace)
     if place is None or own is None:
         return None
@@ -113,11 +100,10 @@ def _get_family(store: TipStore, namespace: str) -> str:
 
 
 def require_own_tips(config: Config) -> None:
-    """Require eval.show_tips = "own" of a method without tips; raises `ConfigError`."""
+    """Require `eval.show_tips = "own"` of a method without tips; raises `ConfigError`."""
     if config.eval.show_tips != "own":
         raise ConfigError(f'{config.algorithm.name} shows no tips: set eval.show_tips = "own"')
 
 
 def make_prompt_memory(memory: TipMemory, show: TipSource) -> TipMemory:
-    """Return the memory that prompts show: `memory` itself, or a control."""
     return memory if show == "own" else ControlMemory(memory, show)

@@ -1,13 +1,12 @@
-"""The owner's operations on a memory file: list, search, add, edit, switch, export, import.
+"""The owner's operations on a memory file (list, search, add, edit, switch, export, import), and rewinding a run.
 
-Tips belong to their owner, readable without this program (`tipfile`). Every change is recorded with the file
-(`TipStore.record_owner_change`), so that a run that rewinds to a checkpoint replays it (`owner.rewind_to_snapshot`).
+Every change of the owner is recorded with the file (`TipStore.record_owner_change`). A resumed run repeats everything
+after its checkpoint, so it drops the tips that it wrote since, and replays these changes on those of the checkpoint.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -16,14 +15,15 @@ from typing import Any, Literal, NamedTuple
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
+from trailnotes.memory import schema
 from trailnotes.memory.retrieval import Embedder, load_file_embedder, make_embedder
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.scope import Scope
-from trailnotes.memory.store import OwnerChange, TipStore
+from trailnotes.memory.store import OwnerChange, TipStore, build_addition
 from trailnotes.memory.tipfile import is_memory_file, iter_tips, resolve_memory_file, write_tips
 from trailnotes.memory.tips import SearchHit, TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
-from trailnotes.types import StrPath, Tip
+from trailnotes.types import MAX_MAGNITUDE, StrPath, Tip
 
 MAX_NAMED_NAMESPACES = 10  # namespaces that an error spells out
 REEMBED_BATCH = 256
@@ -40,22 +40,17 @@ class ImportResult(NamedTuple):
 
 
 def open_store(path: StrPath, identity: EmbedderIdentity | None = None) -> TipStore:
-    """Open the memory file `path`, or that of the run directory `path`; with `identity` it is made if it is missing.
-
-    A memory file in a checkpoint is refused, since opening would change it.
-    """
+    """Open the memory file `path`, or that of the run directory `path`; with `identity` it is made if it is missing."""
     file = resolve_memory_file(path)
-    if (file.parent / META).is_file():
-        raise MemoryStoreError(
-            f"{file.parent} is a checkpoint, which must not change: name the run directory, or a copy"
-        )
+    if (file.parent / META).is_file():  # opening it would change it
+        raise MemoryStoreError(f"{file.parent} is a checkpoint: name the run directory, or a copy")
     if file.exists() and not is_memory_file(file):
         raise MemoryStoreError(f"{file} is no memory file: `trailnotes memory import` adds a file of tips to one")
     return TipStore(file, identity)
 
 
 def create_store(path: StrPath, embedder: str) -> TipStore:
-    """Make a new memory file without tips, for vectors of the embedder of this name."""
+    """Make a new memory file without tips."""
     if Path(path).exists():
         raise MemoryStoreError(f"{path} exists: name a new file")
     made = make_embedder(embedder)
@@ -65,10 +60,9 @@ def create_store(path: StrPath, embedder: str) -> TipStore:
 def list_tips(
     store: TipStore, namespace: str | None = None, *, limit: int = 0, by: TipOrder = "recency", retired: bool = False
 ) -> list[Tip]:
-    """List tips, the newest first, or the best `by` score, number of readers, or gain of readers.
-
-    Tips that are not retired, or with `retired` those that are; `limit` 0 gives all.
-    """
+    """List tips, or with `retired` the retired ones, by a key of `LIST_ORDERS`; `limit` 0 gives all."""
+    if limit < 0:
+        raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
         require_namespace(store, namespace)
     return store.list_sorted(namespace, by, limit, retired=retired)
@@ -83,7 +77,6 @@ def require_namespace(store: TipStore, namespace: str) -> None:
 
 
 def find_similar_names(names: Iterable[str], wanted: str) -> list[str]:
-    """Return the few of `names` that are most like `wanted`."""
     return difflib.get_close_matches(wanted, list(names), MAX_NAMED_NAMESPACES, 0.0)
 
 
@@ -98,10 +91,9 @@ def search_tips(
     store: TipStore, namespace: str, query: str, top_k: int = 10, threshold: float = -1.0, scope: Scope = "task",
     *, embedder: str = "",
 ) -> list[SearchHit]:  # fmt: skip
-    """Search the enabled tips most similar to `query`, by the embedder of the file, in the scope of a task.
-
-    `embedder` is as `named` of `load_file_embedder`.
-    """
+    """Search the enabled tips most similar to `query`, by the embedder of the file, in the scope of a task."""
+    if top_k < 1:
+        raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
     if scope == "task" or store.get_task_info(namespace) is None:
         require_namespace(store, namespace)
     memory = _make_memory(store, MemoryConfig(threshold=threshold, scope=scope), embedder)
@@ -117,32 +109,25 @@ def add_tip(
     Args:
         store: the memory file.
         namespace: id of the task that it belongs to.
-        text: the advice.
+        text: the advice; the memory must not have it under this key.
         key: its retrieval key; by default its own text.
-        score: a score above the highest known becomes the highest; by default that of the best tip of the namespace,
-            or 1 for the first.
+        score: by default that of the best tip of the namespace, or 1 for the first.
         enabled: whether it is shown.
-        config: rules of eviction, and in `embedder` the one that the user names, as for `load_file_embedder`; default
-            settings if None.
-
-    Raises:
-        MemoryStoreError: a text without any letter or digit, or that the memory has under this key.
+        config: rules of eviction, and in `embedder` the one that the user names.
     """
     if not clean_tip(text):
         raise MemoryStoreError("a tip needs a letter or digit: write what the agent should know")
     likely, most = store.get_best_score(namespace)
     score = likely if score is None else _require_finite(score)
-    tip = Tip(
-        namespace, text, text if key is None else key, score, max(score, most),
-        model="by hand", enabled=enabled,
-    )  # fmt: skip
+    key = text if key is None else key
+    tip = Tip(namespace, text, key, score, max(score, most), model="by hand", enabled=enabled)
     return add_new_tip(_make_memory(store, config), tip)
 
 
 def add_new_tip(memory: TipMemory, tip: Tip) -> Tip:
     """Add one tip as `add_imported` does, and return it as it is stored; raises where the memory has it."""
     before = memory.store.sequence
-    if not add_imported(memory, [replace(tip, created=utc_now())]).added:
+    if not add_imported(memory, [replace(tip, created=utc_now())]):
         raise MemoryStoreError(f"{tip.namespace} has this tip already, under the same key: nothing was added")
     return memory.store.load_tips(after=before)[-1]
 
@@ -158,10 +143,7 @@ def delete_tips(store: TipStore, ids: Iterable[int]) -> int:
 
 
 def edit_tip(store: TipStore, tip_id: int, text: str | None = None, *, score: float | None = None) -> Tip:
-    """Replace a tip's text, its score, or both; its retrieval key stays.
-
-    A score above the highest known becomes the highest.
-    """
+    """Replace a tip's text, its score, or both; a score above the highest known becomes the highest."""
     fields: dict[str, Any] = {}
     if text is not None:
         fields["text"] = clean_tip(text)
@@ -194,7 +176,7 @@ def enable_tips(store: TipStore, ids: Iterable[int], *, enabled: bool = True) ->
 
 
 def enable_all(store: TipStore, *, enabled: bool = True) -> int:
-    """Enable or disable all tips that are not retired, in two statements however many there are."""
+    """Enable or disable all tips that are not retired; return how many changed."""
     with store.transaction():
         return store.set_all_enabled(enabled=enabled)
 
@@ -220,18 +202,11 @@ def import_tips(
 ) -> ImportResult:
     """Add the tips of a file or memory, marked as imported.
 
-    The whole file is checked before the first tip is added. Each transaction adds `IMPORT_BATCH` tips, so that other
-    writers need not wait for all of them, and after an interruption the same call continues.
-
-    Args:
-        store: the memory file.
-        path: as for `read_tips`; `id`, `imported` and `enabled` of its tips are set anew.
-        enable: retrieve them at once; otherwise they wait for `enable_tips`.
-        config: as for `add_tip`.
+    The whole file is checked before the first tip is added; each transaction adds `IMPORT_BATCH` tips. Unless `enable`
+    is set they wait for `enable_tips`; `config` is as for `add_tip`.
 
     Raises:
-        MemoryStoreError: the file cannot be read, is the memory itself, or has malformed lines, which are named;
-            nothing is added then.
+        MemoryStoreError: the file cannot be read, is the memory itself, or has malformed lines; nothing is added then.
     """
     file = resolve_memory_file(path)
     if store.path is not None and file.exists() and file.samefile(store.path):
@@ -240,19 +215,18 @@ def import_tips(
     total, added = sum(1 for _ in iter_tips(file)), 0
     tips = (replace(tip, enabled=enable) for tip in iter_tips(file))
     while batch := list(islice(tips, IMPORT_BATCH)):
-        added += add_imported(memory, batch).added
+        added += add_imported(memory, batch)
     return ImportResult(added, total - added)
 
 
-def add_imported(memory: TipMemory, tips: Sequence[Tip]) -> ImportResult:
-    """Add tips that no policy of this memory wrote, marked as imported.
+def add_imported(memory: TipMemory, tips: Sequence[Tip]) -> int:
+    """Add tips that no policy of this memory wrote, marked as imported; return how many were new.
 
     The same text under the same key is added once only, and not at all where the memory has its own tip like it.
     """
     config = memory.config.model_copy(update={"duplicates": "reject", "entries": "step"})
     own = TipMemory(memory.store, memory.embedder, config, clock=lambda: "")
-    added = own.add([replace(tip, id=None, imported=True) for tip in tips], by_owner=True)
-    return ImportResult(added, len(tips) - added)
+    return own.add([replace(tip, id=None, imported=True) for tip in tips], by_owner=True)
 
 
 def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_embedder) -> int:
@@ -266,9 +240,95 @@ def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_
     return len(tips)
 
 
+def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
+    """Bring a run's memory to where the run continues; return whether the file is new to the run and so takes `tips`.
+
+    The tips that the run wrote after the snapshot `saved` in its last checkpoint move to the JSONL file `aside`; before
+    the first checkpoint it rewinds to `start`, a copy of the memory as the run first found it. A file that the run has
+    not seen before (a first start, or another file in its place) stays as it is.
+    """
+    store = memory.store
+    for snapshot in (saved, start):
+        if snapshot is not None and snapshot.is_file():
+            with schema.open_snapshot(snapshot) as source:
+                is_copy = schema.read_meta(source, "lineage") == store.lineage
+            if is_copy:
+                rewind_to_snapshot(memory, snapshot, aside)
+                return False
+    if saved is not None and saved.is_file() and not store.sequence:
+        memory.restore(saved)  # the file was lost, and made anew a moment ago
+        return False
+    add_imported(memory, tips)
+    memory.snapshot(start)
+    return True
+
+
+def discard_empty_start(live: Path, start: Path) -> None:
+    """Remove what a failed start left in `live` and `start`, so that the next start may choose any embedder."""
+    start.unlink(missing_ok=True)
+    if live.is_file():
+        with TipStore(live) as store:
+            empty = not store.sequence
+        if empty:
+            for file in live.parent.glob(f"{live.name}*"):  # the file, and those that SQLite keeps next to it
+                file.unlink()
+
+
+def rewind_to_snapshot(memory: TipMemory, snapshot: Path, aside: Path) -> int:
+    """Rewind to a snapshot, replay the owner's changes since, and save the run's own tips since as JSONL in `aside`.
+
+    Returns the number of tips set aside; at 0 no file is written. Raises `MemoryStoreError` where the snapshot cannot
+    be read or has another embedder; nothing has changed then.
+    """
+    store = memory.store
+    with schema.open_snapshot(snapshot) as source, store.transaction():
+        after = int(schema.read_meta(source, "sequence"))
+        (last,) = source.execute("SELECT COALESCE(MAX(number), 0) FROM owner_changes").fetchone()
+        changes = store.load_owner_changes(after=last)
+        by_hand = {change.tip_id for change in changes if change.is_addition}
+        if store.sequence == after + len(by_hand):
+            return 0  # the run wrote nothing since
+        schema.require_identity(schema.read_identity(source), store.identity, snapshot)
+        touched = {change.tip_id for change in changes}
+        written, retired = store.load_tips(after=after), store.load_retirements()
+        late = [tip for tip in written if tip.id not in touched]
+        if late:
+            write_tips(aside, late, memory=store.lineage)
+        # A tip that was retired since is judged again: the run plays anew what its mark is about.
+        kept = {tip.id: replace(tip, enabled=tip.enabled or tip.id in retired) for tip in written if tip.id in touched}
+        store.replace_rows(source)
+        for change in changes:
+            _replay_change(memory, change, kept.get(change.tip_id))
+    return len(late)
+
+
+def _replay_change(memory: TipMemory, change: OwnerChange, late: Tip | None) -> None:
+    """`late`: the tip before the rewind, where the run wrote it after the snapshot."""
+    store, fields = memory.store, change.fields
+    tip = store.get_tip(change.tip_id)
+    if fields is None:
+        if store.delete([change.tip_id]):
+            store.record_owner_change(change)
+        return
+    if tip is not None:
+        if fields.keys() == {"enabled"}:
+            set_tip_enabled(store, tip, **fields)
+        else:
+            store.update(replace(tip, **fields), refresh=change.is_addition)  # added again, it is as new as it was
+        if change.is_addition:
+            memory.evict([tip.namespace])
+        store.record_owner_change(change)
+        return
+    tip = Tip(id=change.tip_id, **fields) if change.is_addition else late
+    if tip is not None:  # else it was deleted afterwards
+        store.insert(tip, memory.embed_keys([tip])[0], change.tip_id)
+        memory.evict([tip.namespace])
+        store.record_owner_change(build_addition(tip))
+
+
 def _require_finite(score: float) -> float:
-    if not math.isfinite(score):
-        raise MemoryStoreError(f"a tip's score must be a finite number, got {score}")
+    if not abs(score) <= MAX_MAGNITUDE:
+        raise MemoryStoreError(f"a tip's score must be a finite number of at most {MAX_MAGNITUDE:g}, got {score}")
     return score
 
 

@@ -1,9 +1,9 @@
-"""The index beside a large memory file: approximate nearest neighbours, in milliseconds among a million tips.
+"""Search: exact by vectors, by words (BM25), and by an approximate index beside a large memory file.
 
-An inverted file with product quantisation (faiss) stores each vector, at two bits a number, in the list of its nearest
-centroid; a query visits the nearest lists, and the caller compares the full vectors of the results. SQLite remains the
-truth: the index catches up with the file at every query, and a result counts only if the file still has it, enabled.
-The index file is faiss's own. Its stamp, a row of the memory file, says which rows it covers; an index without a stamp
+The approximate index is an inverted file with product quantisation (faiss): it stores each vector, at two bits a
+number, in the list of its nearest centroid; a query visits the nearest lists, and the caller compares the full vectors
+of the results. SQLite remains the truth: the index catches up with the file at every query, and a result counts only if
+the file still has it, enabled. Its stamp, a row of the memory file, says which rows it covers; an index without a stamp
 that fits is rebuilt. docs/results/memory-scale.md has the measurements behind this choice.
 """
 
@@ -15,24 +15,29 @@ import json
 import logging
 import random
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from math import ceil, log2
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
-from trailnotes.memory.retrieval import Floats
+from trailnotes.memory.retrieval import DECIMALS, Floats, split_words
 from trailnotes.memory.schema import EmbedderIdentity, MemoryFile, translate_errors
 from trailnotes.memory.scope import TipFilter, make_tip_filter
 from trailnotes.storage.files import write_bytes_atomic
 from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
+Ints = npt.NDArray[np.intp]
+Doubles = npt.NDArray[np.float64]
 
+K1, B = 1.2, 0.75  # saturation of repeated words, and weight of a text's length, as Lucene has them
+RANK_OFFSET = 60  # reciprocal ranks: how little the very first places count more than the next
 SAMPLE_PER_LIST = 40  # vectors that place a centroid
 MIN_CENTROID_SAMPLE = 64  # the fewest that the library accepts for any centroids
 MAX_GROWTH = 4  # times the planned tips: from there on the index is rebuilt
@@ -49,6 +54,60 @@ SELECT_STAMP = """
 """
 
 
+class ExactIndex:
+    """An exact index of unit vectors (rows, dim), fast for some ten thousand rows."""
+
+    def __init__(self, vectors: Floats) -> None:
+        self.vectors = vectors
+
+    def find_within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
+        """Return rows (n,) with a cosine of at least `threshold` to `query` (dim,), ascending, and these (n,)."""
+        similarities = np.round(self.vectors @ query, DECIMALS)
+        rows = np.flatnonzero(similarities >= np.float32(threshold))
+        return rows, similarities[rows]
+
+
+class BM25Index:
+    """BM25 over texts.
+
+    score(t) = sum over the query's distinct words w of idf(w) * f / (f + K1 * (1 - B + B * |t| / mean |t|)), f the
+    count of w in t, idf(w) = ln(1 + (N - n + 1/2) / (n + 1/2)), n of the N texts hold w (Robertson and Zaragoza 2009,
+    doi 10.1561/1500000019, in Lucene's form).
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        counts = [Counter(split_words(text)) for text in texts]
+        self._lengths = np.array([words.total() for words in counts], float)
+        self._holders: dict[str, list[tuple[int, int]]] = {}  # word -> (row of a text, count)
+        for row, words in enumerate(counts):
+            for word, count in words.items():
+                self._holders.setdefault(word, []).append((row, count))
+
+    def score(self, query: str) -> Doubles:
+        """Score all texts: (n,), 0 where no word is shared."""
+        scores = np.zeros(len(self._lengths))
+        mean = self._lengths.sum() / max(1, len(scores)) or 1.0
+        for word in sorted(set(split_words(query)) & self._holders.keys()):
+            rows, counts = np.array(self._holders[word]).T
+            damping = K1 * (1 - B + B * self._lengths[rows] / mean)
+            idf = np.log1p((len(scores) - len(rows) + 0.5) / (len(rows) + 0.5))
+            scores[rows] += idf * counts / (counts + damping)
+        return scores
+
+
+def fuse_reciprocal_ranks(num_rows: int, *lists: tuple[Ints, npt.NDArray[Any]]) -> Doubles:
+    """Fuse rankings, each rows (n,) and scores (n,), by reciprocal rank: the sum of 1 / (60 + rank) over them.
+
+    Equal scores share a rank; the result is (num_rows,), 0 where no list holds the row. Source: Cormack et al. 2009,
+    doi 10.1145/1571941.1572114.
+    """
+    fused = np.zeros(num_rows)
+    for rows, scores in lists:
+        better = np.searchsorted(np.sort(-scores), -scores, side="left")
+        fused[rows] += 1.0 / (RANK_OFFSET + 1 + better)
+    return fused
+
+
 class IndexStamp(NamedTuple):
     """The rows of a memory file that an index covers."""
 
@@ -57,15 +116,13 @@ class IndexStamp(NamedTuple):
     changed: int = 0  # number of the owner's last change that it has seen
 
     def is_ancestor_of(self, later: IndexStamp) -> bool:
-        """Return whether an index of this stamp lacks only what was written since."""
         return self.era == later.era and self.written <= later.written and self.changed <= later.changed
 
 
 class TipIndex:
     """An approximate index (faiss's `lists`) of tip ids by their vectors, made for `planned` tips.
 
-    Nothing is removed from it, and the old vector of an id that comes again stays. The caller knows which ids exist,
-    and rebuilds the index once it is much larger than that.
+    Nothing is removed from it: the caller knows which ids exist, and rebuilds it once it is much larger than that.
     """
 
     def __init__(self, stamp: IndexStamp, lists: Any, planned: int) -> None:
@@ -89,30 +146,24 @@ class TipIndex:
         return int(self.lists.ntotal)
 
     def is_suitable_for(self, size: int) -> bool:
-        """Return whether it fits `size` tips: neither outgrown nor full of those that are gone."""
         return size <= MAX_GROWTH * self.planned and len(self) <= 1.25 * size + SAMPLE_PER_LIST * self.lists.nlist
 
     def insert(self, ids: Sequence[int], vectors: Floats) -> None:
-        """Insert tips with their vectors (len(ids), dim)."""
         _load_faiss()
         self.lists.add_with_ids(vectors, np.array(ids, np.int64))
         self.unsaved += len(ids)
 
     def search(self, vector: Floats, count: int, *, everywhere: bool = False) -> list[int]:
-        """Return ids of the `count` vectors nearest to `vector` (dim,), approximately, the nearest first.
-
-        There may be fewer, where the visited lists hold fewer, and an id may come twice. `everywhere` visits all lists.
-        """
+        """Return ids of about the `count` vectors nearest to `vector` (dim,), the nearest first; one may come twice."""
         faiss = _load_faiss()
         options = faiss.SearchParametersIVF(nprobe=self.lists.nlist if everywhere else self.lists.nprobe)
         _, ids = self.lists.search(vector[None], min(count, len(self)), params=options)
         return [tip_id for tip_id in ids[0].tolist() if tip_id >= 0]
 
     def tune(self, sample: Floats) -> None:
-        """Visit as few lists as find `TARGET_RECALL` of what all of them would, measured on some vectors (n, dim).
+        """Visit as few lists as find `TARGET_RECALL` of what all lists would, measured on vectors (n, dim) of tips.
 
-        But visit lists of at least `MIN_SCANNED_VECTORS`: a query that is no tip lies further from its neighbours, and
-        finds fewer of them than these tips do.
+        But visit lists of at least `MIN_SCANNED_VECTORS`, since other queries lie further from their neighbours.
         """
         least = self.lists.nlist * MIN_SCANNED_VECTORS / max(1, len(self))
         queries = sample[:: max(1, len(sample) // TUNING_QUERIES)][:TUNING_QUERIES]
@@ -129,7 +180,6 @@ class TipIndex:
 
 @functools.cache
 def is_faiss_installed() -> bool:
-    """Return whether the library behind the index is installed."""
     return importlib.util.find_spec("faiss") is not None
 
 
@@ -173,8 +223,7 @@ class IndexedFile(MemoryFile):
     def find_nearest(self, place: TipFilter, vector: Floats, count: int, select: str) -> list[Any]:
         """Return rows of about the `count` enabled tips in `place` whose vectors are nearest to `vector` (dim,).
 
-        `select` is a query of tips with the condition `build_id_condition(place)`. Fewer rows mean that there are no
-        more.
+        `select` is a query of tips with `ID_CONDITION` and that of `place`. Fewer rows mean that there are no more.
         """
         with self._lock:
             if not (size := self.size(place)):
@@ -192,7 +241,6 @@ class IndexedFile(MemoryFile):
                     wanted *= 4
 
     def close(self) -> None:
-        """Close the file, and save the index if it has many new rows. Twice is fine."""
         index, self._index = self._index, None
         if index is not None and index.unsaved >= MAX_UNSAVED:
             self._save_index(index)
@@ -238,17 +286,14 @@ class IndexedFile(MemoryFile):
         index.stamp = now
 
     def _load_index(self, now: IndexStamp) -> TipIndex | None:
-        """Load the index file; None where it is missing, does not load, or its stamp does not lead to the state `now`.
-
-        The stamp names the file by its checksum, since a backup may have taken the place of either of the two.
-        """
+        """Load the index file; None where it does not load, or its stamp, with its checksum, does not fit `now`."""
         stamp = self._query("SELECT value FROM meta WHERE name = 'index'")
         if self.path is None or not stamp:
             return None
         era, written, changed, planned, checksum = json.loads(stamp[0][0])
         if not IndexStamp(era, written, changed).is_ancestor_of(now):
             return None
-        path = _get_index_path(self.path)
+        path = self.path.with_name(f"{self.path.name}-index")
         try:
             content = np.fromfile(path, np.uint8)
             if zlib.crc32(content.data) != checksum:
@@ -264,7 +309,7 @@ class IndexedFile(MemoryFile):
         """Write the index file and its stamp; a full disk costs only time later."""
         if self.path is None:
             return
-        index.unsaved, path = 0, _get_index_path(self.path)
+        index.unsaved, path = 0, self.path.with_name(f"{self.path.name}-index")
         content = _load_faiss().serialize_index(index.lists)
         stamp = json.dumps([*index.stamp, index.planned, zlib.crc32(content.data)])
         try:
@@ -296,16 +341,5 @@ class IndexedFile(MemoryFile):
                 yield [row[0] for row in rows], decode_vectors([row[1] for row in rows], dim)
 
 
-def build_id_condition(place: TipFilter) -> str:
-    """Return the SQL condition of the enabled tips in `place` whose ids are listed."""
-    # the plus keeps SQLite from going through the whole place
-    return f"{ID_CONDITION} AND +{place.condition} AND enabled"
-
-
 def decode_vectors(blobs: Sequence[bytes], dim: int) -> Floats:
-    """Decode stored vectors as float32 (len(blobs), dim)."""
     return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dim).astype(np.float32, copy=False)
-
-
-def _get_index_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}-index")

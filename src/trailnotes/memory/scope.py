@@ -34,7 +34,6 @@ ALL_TIPS = TipFilter("TRUE", ())
 
 
 def make_tip_filter(namespace: str | TipFilter) -> TipFilter:
-    """Return the filter of one task's tips; a filter is returned as it is."""
     return namespace if isinstance(namespace, TipFilter) else TipFilter("namespace = ?", (namespace,))
 
 
@@ -56,7 +55,6 @@ class TaskTable(MemoryFile):
         self._places: dict[tuple[TaskInfo, Scope, str], TipFilter] = {}
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """Record where `tasks` belong; return whether anything was new."""
         rows = {_make_task_row(task) for task in tasks}
         sql = "SELECT * FROM tasks WHERE namespace = ?"
         known = {row for namespace in {row[0] for row in rows} for row in self._query(sql, (namespace,))}
@@ -70,21 +68,19 @@ class TaskTable(MemoryFile):
         return True
 
     def get_task_info(self, namespace: str) -> TaskInfo | None:
-        """Return where a task belongs; None if it is unknown, or has several splits."""
         rows = self._query("SELECT env, family, split FROM tasks WHERE namespace = ?", (namespace,))
         return TaskInfo(*rows[0]) if len(rows) == 1 else None
 
     def list_families(self, place: TipFilter) -> list[tuple[str, str]]:
-        """Return environment and family of the tasks in `place` that have an enabled tip, each once."""
+        """List environment and family of the tasks in `place` that have an enabled tip."""
         with_tips = "namespace IN (SELECT namespace FROM tips WHERE enabled)"
         sql = f"SELECT DISTINCT env, family FROM tasks WHERE {place.condition} AND {with_tips}"  # noqa: S608 (constants)
         return self._query(sql, place.values)
 
     def get_search_filter(self, namespace: str, scope: Scope, shared_split: str) -> TipFilter | None:
-        """Return the filter of what a task searches in `scope` (family, env or all), its own tips included.
+        """Return the filter of what a task searches in `scope`, its own tips included; None: these alone.
 
-        All splits may read the tips of `shared_split`. None where the task is unknown, or its own tips are not
-        readable: it then searches these alone.
+        All splits may read the tips of `shared_split`.
         """
         task = self.get_task_info(namespace) if scope != "task" else None
         if task is None or namespace not in self._load_readable_tasks(task.split, shared_split):
@@ -102,10 +98,7 @@ class TaskTable(MemoryFile):
         return self._places[slot]
 
     def get_capacity_pool(self, namespace: str, scope: Scope) -> TipFilter:
-        """Return the filter of the tips that share one capacity with a task's: in `scope`, of its split, readable.
-
-        So tips about held-out games never displace tips that training reads.
-        """
+        """Return the filter of the tips that share a capacity with a task's: in `scope`, of its split, readable."""
         task = self.get_task_info(namespace) if scope != "task" else None
         return (task and self.get_search_filter(namespace, scope, task.split)) or make_tip_filter(namespace)
 
@@ -114,10 +107,7 @@ class TaskTable(MemoryFile):
         super()._on_rollback()
 
     def _load_readable_tasks(self, split: str, shared_split: str) -> dict[str, TaskInfo]:
-        """Load the tasks that a split may read: every id of their game is of that split or the shared one.
-
-        A game that several tasks of one split have in common identifies none of them; then the id is the game.
-        """
+        """Load the tasks that a split may read: every id of their game is of that split or the shared one."""
         sql = "SELECT name, value FROM meta WHERE name IN ('era', 'met') ORDER BY name"
         with self._lock:
             if (state := self._query(sql)) != self._tasks_of:
@@ -127,7 +117,7 @@ class TaskTable(MemoryFile):
             if (split, shared_split) not in self._readers:
                 rows = self._query("SELECT namespace, split, env, family, game FROM tasks")
                 counts = Counter((game, split) for _, split, _, _, game in rows)
-                common = {game for (game, _), count in counts.items() if count > 1}
+                common = {game for (game, _), count in counts.items() if count > 1}  # these identify no task
                 held_out = [row for row in rows if row[1] not in {split, shared_split}]
                 held_names, held_games = {row[0] for row in held_out}, {row[4] for row in held_out} - common
                 self._readers[split, shared_split] = {
@@ -159,7 +149,6 @@ class RetiredTips(MemoryFile):
     """The marks of retirement on rows of tips. Enabled tips have none, and nothing is deleted."""
 
     def load_retirements(self, tip_id: int | None = None) -> dict[int, Retirement]:
-        """Return all retirements by id, or that of one tip."""
         where, values = ("id = ?", (tip_id,)) if tip_id is not None else ("retired_at > 0", ())
         sql = f"SELECT id, {', '.join(RETIREMENT_COLUMNS)} FROM tips WHERE {where}"  # noqa: S608 (constants)
         return {tip: Retirement(*mark) for tip, *mark in self._query(f"{sql} AND retired <> '' ORDER BY id", values)}
@@ -178,10 +167,7 @@ class RetiredTips(MemoryFile):
     # writing, inside `with store.transaction():`
 
     def retire(self, ids: Iterable[int], rule: str, by: str, *, on: str = "") -> int:
-        """Stop searching these enabled tips, and mark them; return their number.
-
-        It is a numbered write, so that a run that rewinds to a snapshot notices it.
-        """
+        """Stop searching these enabled tips, and mark them, as a numbered write; return their number."""
         sql = (
             "UPDATE tips SET enabled = 0, retired = ?, retired_at = ?, retired_on = ?, retired_by = ? "
             "WHERE id = ? AND enabled RETURNING namespace"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trailnotes.memory import schema
-from trailnotes.memory.index import IndexedFile, build_id_condition, decode_vectors
-from trailnotes.memory.retrieval import BM25Index, Doubles, ExactIndex, Floats
+from trailnotes.memory.index import ID_CONDITION, BM25Index, Doubles, ExactIndex, IndexedFile, decode_vectors
+from trailnotes.memory.retrieval import Floats
 from trailnotes.memory.schema import Closeable, EmbedderIdentity, translate_errors
 from trailnotes.memory.scope import ALL_TIPS, CLEAR_RETIREMENT, RetiredTips, TaskTable, TipFilter, make_tip_filter
 from trailnotes.memory.tip_stats import ReaderStats, TipExposure
@@ -72,14 +73,12 @@ class OwnerChange(NamedTuple):
 
 
 class TipStore(IndexedFile, TaskTable, RetiredTips):
-    """The rows of tips with their vectors, in one memory file (`MemoryFile`)."""
+    """The rows of tips with their vectors, in one memory file."""
 
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         super().__init__(path, identity)
         self._pages: OrderedDict[tuple[str | TipFilter, tuple[str, ...]], TipPage] = OrderedDict()
         self._data_version = -1
-
-    # reading
 
     def load_tips(self, namespace: str | None = None, *, after: int = 0) -> list[Tip]:
         """Return the tips, oldest first: of all namespaces or one, and only those written since `after`."""
@@ -103,16 +102,12 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return (best.score, best.max_score) if best else (1.0, 1.0)
 
     def load_reader_stats(self, tip_id: int | None = None) -> dict[int, ReaderStats]:
-        """Return the reader statistics of each tip, or of one, by id."""
         where, values = ("WHERE id = ?", (tip_id,)) if tip_id is not None else ("", ())
         rows = self._query(f"SELECT id, {', '.join(READER_COLUMNS)} FROM tips {where} ORDER BY id", values)  # noqa: S608 (constants)
         return {tip: ReaderStats(*counts) for tip, *counts in rows}
 
     def count_by_namespace(self, place: TipFilter = ALL_TIPS) -> dict[str, int]:
-        """Count the tips that are not retired in each namespace, or each in `place`, sorted by name.
-
-        An index counts all; only the rows of retired ones are read, and subtracted.
-        """
+        """Count the tips that are not retired in each namespace, sorted by name: all, less the few retired ones."""
         all_of, retired = (
             f"SELECT namespace, {number} AS tips FROM {rows} AND {place.condition} GROUP BY namespace"  # noqa: S608
             for number, rows in (
@@ -129,10 +124,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return [OwnerChange(tip, fields and json.loads(fields)) for tip, fields in rows]
 
     def find_duplicate(self, tip: Tip, *, same_key: bool, among_own: bool = False) -> int | None:
-        """Return the id of the row with the same text in the same namespace, imported or own as `tip` is.
-
-        With `among_own` an own row that is not retired also matches an imported tip.
-        """
+        """Return the row with the same text in the same namespace, imported or own as `tip` is, or `among_own` rows."""
         whose = "(imported = ? OR retired = '')" if among_own else "imported = ?"
         sql = f"SELECT id FROM tips WHERE namespace = ? AND text = ? AND {whose}"  # noqa: S608 (constants)
         values: tuple[Any, ...] = (tip.namespace, tip.text, tip.imported)
@@ -142,10 +134,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return int(rows[0][0]) if rows else None
 
     def load_page(self, namespace: str | TipFilter, order: Sequence[str]) -> TipPage:
-        """Return the enabled tips of a namespace or filter, by `order` (keys of `ORDERS`), then the newest.
-
-        Cached until any process writes.
-        """
+        """Return the enabled tips by `order` (keys of `ORDERS`), then the newest; cached until any process writes."""
         with self._lock:
             version = self._query("PRAGMA data_version")[0][0]  # changes when another connection has written
             if version != self._data_version:
@@ -164,12 +153,10 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     def load_nearest_page(
         self, namespace: str | TipFilter, order: Sequence[str], vector: Floats, count: int
     ) -> TipPage:
-        """Return about the `count` enabled tips most similar to `vector` (dim,), sorted as by `load_page`.
-
-        The index finds them (`find_nearest`); the search compares their full vectors.
-        """
+        """Return about the `count` enabled tips that the index finds nearest to `vector` (dim,), as `load_page`."""
         place = make_tip_filter(namespace)
-        query = _build_page_query(build_id_condition(place), order)
+        # The plus keeps SQLite from going through the whole place.
+        query = _build_page_query(f"{ID_CONDITION} AND +{place.condition} AND enabled", order)
         with self._lock:
             return self._build_page(self.find_nearest(place, vector, count, query))
 
@@ -183,7 +170,6 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
 
     def score_words(self, page: TipPage, query: str) -> Doubles:
-        """Score the keys of a page by BM25: float64 (n,)."""
         if page.words is None:
             sql = "SELECT id, key FROM tips WHERE id IN (SELECT value FROM json_each(?))"
             keys = dict(self._query(sql, (json.dumps(page.ids),)))
@@ -191,10 +177,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return page.words.score(query)
 
     def stats(self) -> dict[str, float]:
-        """Return counts: tips, enabled, imported, namespaces, support (writes with repeats), retired, bytes in use.
-
-        Retired tips count as such alone.
-        """
+        """Return counts, of which `support` is of writes with repeats; retired tips count as such alone."""
         ((total, *counts),) = self._query(
             "SELECT COUNT(*), COUNT(NULLIF(retired_at = 0, 0)), COALESCE(SUM(enabled), 0), "
             "COALESCE(SUM(imported AND retired_at = 0), 0), "
@@ -209,7 +192,6 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     # writing, inside `with store.transaction():`
 
     def insert(self, tip: Tip, vector: Floats, tip_id: int | None = None) -> int:
-        """Insert a row, under a new id or its earlier one; return the id."""
         values = [getattr(tip, name) for name in COLUMNS]
         columns = ("id", *COLUMNS, "vector", "age")
         sql = f"INSERT INTO tips ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
@@ -220,8 +202,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
     def update(self, tip: Tip, vector: Floats | None = None, *, refresh: bool = False, settled: bool = False) -> None:
         """Write all fields of `tip` to the row of its id; `refresh` makes it the newest.
 
-        Reader statistics stay for the same text alone. An enabled tip loses its mark of retirement, and so does one
-        that its owner has switched (`settled`).
+        Reader statistics stay for the same text. An enabled tip, or a `settled` one, loses its mark of retirement.
         """
         assignments = ", ".join(f"{name} = ?" for name in COLUMNS)
         values: list[Any] = [getattr(tip, name) for name in COLUMNS]
@@ -237,10 +218,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._touched.add(tip.namespace)
 
     def record_exposures(self, readings: Iterable[TipExposure]) -> None:
-        """Count readers of the tips that still exist.
-
-        It is a numbered write, so that a run that rewinds to a snapshot notices it.
-        """
+        """Count readers of the tips that still exist, as a numbered write, which a run that rewinds notices."""
         sql = (
             "UPDATE tips SET shown = shown + 1, earned = earned + ?, compared = compared + ?, gained = gained + ?, "
             "used = ? WHERE id = ? RETURNING namespace"
@@ -273,31 +251,23 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return [(set(json.loads(tips)), earned) for tips, earned in self._query(sql, (namespace, without, limit))]
 
     def load_items(self, namespace: str | None = None, key: str = "") -> list[ItemRow]:
-        """Return all items, the oldest first, or the one of a namespace and key."""
         where, values = ("WHERE namespace = ? AND key = ?", (namespace, key)) if namespace is not None else ("", ())
         sql = f"SELECT namespace, key, value, tip, created, updated FROM items {where} ORDER BY rowid"  # noqa: S608
         return [ItemRow(*row) for row in self._query(sql, values)]
 
-    def is_item_tip(self, tip: int) -> bool:
-        return bool(self._query("SELECT 1 FROM items WHERE tip = ? LIMIT 1", (tip,)))
-
-    def put_item(self, namespace: str, key: str, value: str, tip: int | None, now: float) -> None:
-        """Insert an item, or replace its value and tip."""
+    def put_item(self, namespace: str, key: str, value: str | None, tip: int | None) -> None:
+        """Insert an item, or replace its value and tip; delete it where the value is None."""
+        if value is None:
+            self._write("DELETE FROM items WHERE namespace = ? AND key = ?", (namespace, key))
+            return
         sql = (
             "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value, "
             "tip = excluded.tip, updated = excluded.updated"
         )
-        self._write(sql, (namespace, key, value, tip, now, now))
-
-    def delete_item(self, namespace: str, key: str) -> None:
-        self._write("DELETE FROM items WHERE namespace = ? AND key = ?", (namespace, key))
+        self._write(sql, (namespace, key, value, tip, time.time(), time.time()))
 
     def record_effects(self, leads: Iterable[tuple[int, float]], window: int) -> None:
-        """Record by how many nats tips made the actions of a successful reader likelier, for each tip that it read.
-
-        lead_k = lead_(k-1) + (new - lead_(k-1)) / min(k, window): the mean of the first `window` readers, and then a
-        moving average, since the policy learns.
-        """
+        """Record by how many nats tips made actions likelier: a mean of `window` readers, then a moving average."""
         sql = (
             "UPDATE tips SET measured = measured + 1, lead = lead + (? - lead) / MIN(measured + 1, ?) WHERE id = ? "
             "RETURNING namespace"
@@ -308,20 +278,13 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._touched.update(namespaces)
 
     def delete(self, ids: Iterable[int]) -> int:
-        """Delete rows; return how many there were."""
-        deleted = 0
-        for tip_id in ids:
-            namespaces = self._query("DELETE FROM tips WHERE id = ? RETURNING namespace", (tip_id,))
-            self._touched.update(row[0] for row in namespaces)
-            deleted += len(namespaces)
-        return deleted
+        sql = "DELETE FROM tips WHERE id = ? RETURNING namespace"
+        namespaces = [namespace for tip_id in ids for (namespace,) in self._query(sql, (tip_id,))]
+        self._touched.update(namespaces)
+        return len(namespaces)
 
     def mark_first_time(self, name: str) -> bool:
-        """Return whether `name` is new, and mark it as part of the transaction.
-
-        Marks travel with snapshots, so a batch that a restored memory lacks is not marked either. Marks of requests
-        (`REQUEST`) are kept for the `REQUESTS_KEPT` newest: only requests under way are repeated.
-        """
+        """Return whether `name` is new, and mark it; of requests the `REQUESTS_KEPT` newest marks are kept."""
         is_first = super().mark_first_time(name)
         if is_first and REQUEST in name:
             of_requests = f"name GLOB 'once/*{REQUEST}*'"
@@ -336,26 +299,18 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._write("INSERT INTO owner_changes (tip, fields) VALUES (?, ?)", (change.tip_id, fields))
 
     def replace_rows(self, source: sqlite3.Connection) -> None:
-        """Replace all rows by those of another memory file, marks and counters included."""
         schema.copy_rows(source, self._connection)
         self._pages.clear()
 
     def set_vectors(self, identity: EmbedderIdentity, tips: Sequence[Tip], vectors: Sequence[Floats]) -> None:
-        """Replace the vectors of `tips`, and the embedder of the file."""
         for tip, vector in zip(tips, vectors, strict=True):
             self._write("UPDATE tips SET vector = ? WHERE id = ?", (_encode_vector(vector), tip.id))
             self._touched.add(tip.namespace)
         schema.write_identity(self._connection, identity)
         self._write(schema.NEW_ERA)
 
-    # whole files
-
     def restore(self, path: StrPath) -> None:
-        """Replace the content by that of a snapshot, in one transaction.
-
-        Raises:
-            MemoryStoreError: the snapshot is missing, damaged, or of another embedder; nothing has changed then.
-        """
+        """Replace the content by that of a snapshot, in one transaction, or raise `MemoryStoreError`."""
         with self._lock, schema.open_snapshot(Path(path)) as source:
             schema.require_identity(schema.read_identity(source), self.identity, Path(path))
             with translate_errors(self.path):
@@ -363,8 +318,6 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
                 schema.migrate(self._connection)
                 self._connection.execute(schema.NEW_ERA)
             self._pages.clear()
-
-    # details
 
     def _on_transaction_end(self) -> None:
         for slot in [slot for slot in self._pages if slot[0] in self._touched or isinstance(slot[0], TipFilter)]:
@@ -385,15 +338,12 @@ class StoreBackedMemory(Closeable):
     store: TipStore
 
     def snapshot(self, path: StrPath) -> None:
-        """Write a consistent copy to `path`, atomically."""
         self.store.snapshot(path)
 
     def restore(self, path: StrPath) -> None:
-        """Replace the content by that of a snapshot."""
         self.store.restore(path)
 
     def stats(self) -> dict[str, float]:
-        """Return the counts of `TipStore.stats`."""
         return self.store.stats()
 
     def close(self) -> None:
@@ -401,7 +351,6 @@ class StoreBackedMemory(Closeable):
 
 
 def build_addition(tip: Tip) -> OwnerChange:
-    """Return the owner change that adds a tip, which has its id."""
     assert tip.id is not None, "stored tips have an id"
     return OwnerChange(tip.id, {name: getattr(tip, name) for name in COLUMNS})
 
@@ -413,7 +362,6 @@ def _build_page_query(condition: str, order: Sequence[str]) -> str:
 
 
 def parse_tip_row(row: Sequence[Any]) -> Tip:
-    """Make a tip of a row of `SELECT_TIP`."""
     fields = dict(zip(("id", *COLUMNS), row, strict=True))
     return Tip(**fields | {name: bool(fields[name]) for name in ("imported", "enabled")})
 

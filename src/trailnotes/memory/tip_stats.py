@@ -45,7 +45,6 @@ class ReaderStats(NamedTuple):
 
     @property
     def worth(self) -> float:
-        """Return the score of `mean_gain` for this tip."""
         return float(mean_gain(np.array(self.compared), np.array(self.gained)))
 
     @property
@@ -78,7 +77,6 @@ def compare_reader(
 
 
 def normalize_score(episode: Trajectory) -> float:
-    """Return an episode's credit for its tips; see `compute_credit`."""
     return compute_credit(episode.score, episode.max_score, success=episode.success)
 
 
@@ -94,10 +92,8 @@ def estimate_tip_effects(
 ) -> list[TipEffect]:
     """Estimate the effect of each tip in each successful episode that read it, in the order of the episodes.
 
-    log p(actions since the tip was shown | with all tips) - log p(the same | without any), in nats. Where the actions
-    were sampled with the tips, its expected value is KL(with || without), which is never negative: 0 says that the
-    policy acts the same without them. All tips of an episode share it, so that no tip counts as learned while another
-    one of the episode does not.
+    log p(actions since the tip was shown | with all tips) - log p(the same | without any), in nats: 0 says that the
+    policy acts the same without them. All tips of an episode share it.
 
     Args:
         groups: the episodes of an iteration.
@@ -118,10 +114,9 @@ def estimate_tip_effects(
 
 
 def estimate_reliance(off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]) -> float:
-    """Estimate how far the policy with tips is from itself without; arguments as of `estimate_tip_effects`.
+    """Estimate KL(with tips || without) from the sampled tokens by k3, in nats a token, 0 of none.
 
-    Returns:
-        KL(with || without), estimated from the sampled tokens by k3: nats a token, 0 of none.
+    Arguments are as of `estimate_tip_effects`.
     """
     further: list[float] = []
     for row, alone in zip(off_policy, tip_free, strict=True):

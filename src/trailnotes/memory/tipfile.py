@@ -41,9 +41,6 @@ def write_tips(path: StrPath, tips: Sequence[Tip], *, memory: str = "") -> None:
     """Write `tips` as JSONL behind a header, atomically; `memory` is the `lineage` of their file.
 
     The same tips give the same bytes.
-
-    Raises:
-        MemoryStoreError: the file cannot be written.
     """
     program = f"trailnotes {__version__}"
     header = {"format": FORMAT, "version": VERSION, "tips": len(tips), "program": program, "memory": memory}

@@ -20,21 +20,13 @@ import numpy as np
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
-from trailnotes.memory import retrieval
-from trailnotes.memory.index import is_faiss_installed
-from trailnotes.memory.retrieval import Embedder, Floats, Ints
+from trailnotes.memory import retrieval, tip_stats
+from trailnotes.memory.index import Ints, fuse_reciprocal_ranks, is_faiss_installed
+from trailnotes.memory.retrieval import Embedder, Floats
 from trailnotes.memory.schema import EmbedderIdentity, require_identity
 from trailnotes.memory.scope import DISTILLED, TipFilter
 from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
-from trailnotes.memory.tip_stats import (
-    Numbers,
-    TipEffect,
-    compare_reader,
-    compute_credit,
-    compute_exposures,
-    compute_ucb_scores,
-    mean_gain,
-)
+from trailnotes.memory.tip_stats import Numbers, TipEffect
 from trailnotes.types import StrPath, Task, Tip, Trajectory, replace_surrogates, strip_thinking, to_finite_float
 
 MAX_TIP_WORDS = 100
@@ -90,13 +82,9 @@ class TipSession:
     def report(
         self, score: float, *, max_score: float = 1.0, success: bool | None = None, transcript: str = ""
     ) -> None:
-        """Report the outcome, once; with a transcript the session's author then writes a tip.
+        """Report the outcome, once; with a transcript, in words, the session's author then writes a tip.
 
-        Args:
-            score: at most `max_score`.
-            max_score: above 0.
-            success: whether the goal is reached; None: whether the score is the highest.
-            transcript: what happened, in words.
+        `success` says whether the goal is reached; None: whether the score is the highest.
 
         Raises:
             MemoryStoreError: it has been reported before.
@@ -112,16 +100,9 @@ class TipSession:
 
 
 class TipMemory(StoreBackedMemory):
-    """Tips by namespace, in one store, found through one embedder.
+    """Tips by namespace, in one store, found through one embedder, whose vectors the store must hold.
 
-    Args:
-        store: the rows; its vectors must be those of `embedder`.
-        embedder: turns keys and queries into unit vectors.
-        config: capacity, threshold, order and rule for duplicates.
-        clock: gives `created` to tips that have none. Information only: age is counted in writes, not in seconds.
-
-    Raises:
-        MemoryStoreError: the store holds vectors of another embedder.
+    `clock` gives `created` to tips that have none, for information only: age is counted in writes.
     """
 
     def __init__(
@@ -135,9 +116,8 @@ class TipMemory(StoreBackedMemory):
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Return enabled tips whose key is at least `config.threshold` similar to `query`, the best first.
 
-        The order is `config.ranking`, then the newest. With threshold -1 every tip is a candidate. With a scope beyond
-        the task (`config.scope`) the tips of all tasks that this one may read are candidates; where these are so many
-        that the index is asked, the `config.candidates` nearest.
+        The order is `config.ranking`, then the newest. Candidates are the tips of `config.scope`; where these are so
+        many that the index is asked, the `config.candidates` nearest.
         """
         place, by_index = self._resolve_place(namespace)
         vector = self._embed([query])[0] if top_k > 0 and self._needs_vector(place, by_index) else None
@@ -153,10 +133,7 @@ class TipMemory(StoreBackedMemory):
         return await asyncio.to_thread(self._search_place, place, by_index, query, vector, top_k)
 
     def search_nearest(self, namespace: str, query: str, top_k: int, threshold: float | None = None) -> list[SearchHit]:
-        """Return the candidates with their cosine similarity, the most similar first, whatever `config.order` is.
-
-        `threshold` is by default that of the config.
-        """
+        """Return the candidates with their cosine similarity, the most similar first, whatever `config.order` is."""
         vector = self._embed([query])[0]
         page = self._load_page(*self._resolve_place(namespace), vector, top_k)
         least = self.config.threshold if threshold is None else threshold
@@ -178,13 +155,12 @@ class TipMemory(StoreBackedMemory):
         """Store `tips` in the given order, in one transaction; return the number of rows that are new or changed.
 
         `once` names the batch: a batch of that name that was stored before, perhaps before a restart, is skipped.
-        Tips of the owner (`by_owner`) are recorded as such, and survive when a run rewinds to a checkpoint.
+        Tips of the owner (`by_owner`) survive when a run rewinds to a checkpoint.
 
-        Texts are cleaned (`clean_tip`); tips without usable text are skipped. The same text again in a namespace (with
-        entries = "step": under the same key) is a duplicate: it is rejected, or counts as support, so that the row
-        becomes the newest, takes the new key and action, and keeps its highest score and its first author. Beyond
-        `config.capacity` enabled tips some are retired (`evict`). An evicted tip that is written again comes back, with
-        its readers; a distilled one does not.
+        Texts are cleaned; tips without usable text are skipped. The same text again in a namespace (with entries =
+        "step": under the same key) is rejected, or counts as support, so that the row becomes the newest, takes the new
+        key and action, and keeps its highest score and its first author. An evicted tip that is written again comes
+        back, with its readers; a distilled one does not.
         """
         usable = [clean for tip in tips if (clean := normalize_tip(tip, self._clock))]
         vectors = self.embed_keys(usable)
@@ -201,8 +177,8 @@ class TipMemory(StoreBackedMemory):
     def evict(self, namespaces: Iterable[str]) -> None:
         """Retire tips of these tasks, or of their scopes, beyond `config.capacity`; within a transaction.
 
-        By use and by worth (`schema.WORTH_SQL`) the newest quarter is exempt: a tip just written has had no reader yet,
-        and would go at once (the window of W-TinyLFU, arXiv 1512.00727, for the same reason).
+        By use and by worth the newest quarter is exempt, since nobody has read it yet (as in W-TinyLFU, arXiv
+        1512.00727).
         """
         config, on = self.config, self._clock()
         for pool in dict.fromkeys(self.store.get_capacity_pool(namespace, config.scope) for namespace in namespaces):
@@ -213,8 +189,8 @@ class TipMemory(StoreBackedMemory):
                 self.store.retire(victims, config.retire, f"memory.capacity = {config.capacity}", on=on)
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
-        """Count the readers of each tip, and their gains over members without it; see `FeedbackMemory.report`."""
-        if readings := list(compute_exposures(episodes)):
+        """Count the readers of each tip, and their gains over members without it."""
+        if readings := list(tip_stats.compute_exposures(episodes)):
             with self.store.transaction():
                 if not once or self.store.mark_first_time(f"read/{once}"):
                     self.store.record_exposures(readings)
@@ -226,7 +202,7 @@ class TipMemory(StoreBackedMemory):
 
         Args:
             task: the id under which attempts share their tips.
-            query: the state that tips are found for, as in `search`.
+            query: the state that tips are found for.
             top_k: tips at most; None: `config.top_k`.
             show_tips: False for an attempt without tips, which the others are compared with.
             author: writes a tip from the transcript of the report.
@@ -249,14 +225,14 @@ class TipMemory(StoreBackedMemory):
         score, max_score = to_finite_float("score", score), to_finite_float("max_score", max_score)
         if max_score <= 0:
             raise ValueError(f"max_score must be above 0, is {max_score}")
-        store, earned = self.store, compute_credit(score, max_score, success=bool(success))
+        store, earned = self.store, tip_stats.compute_credit(score, max_score, success=bool(success))
         with store.transaction():
             finished = store.finish_attempt(attempt, earned)
             if finished is None:
                 raise MemoryStoreError(f"there is no session {attempt[:40]!r} that waits for its report")
             task, tips = finished
             others = store.load_attempts(task, COMPARED_ATTEMPTS, without=attempt)
-            store.record_exposures(compare_reader(tips, earned, others))
+            store.record_exposures(tip_stats.compare_reader(tips, earned, others))
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
         """Record tip effects; with `config.distilled` a tip that no longer changes anything is retired."""
@@ -295,7 +271,6 @@ class TipMemory(StoreBackedMemory):
         return 1
 
     def embed_keys(self, tips: Sequence[Tip]) -> Floats:
-        """Embed the retrieval keys of `tips`: float32 (len(tips), dim)."""
         return self._embed([tip.key for tip in tips])
 
     def _resolve_place(self, namespace: str) -> tuple[str | TipFilter, bool]:
@@ -308,12 +283,9 @@ class TipMemory(StoreBackedMemory):
 
     def _load_page(self, place: str | TipFilter, by_index: bool, vector: Floats | None, top_k: int) -> TipPage:
         if vector is None or not by_index:
-            return self._load_sorted_page(place)
+            return self.store.load_page(place, self._stored_sort_keys)
         count = max(8 * top_k, self.config.candidates)
         return self.store.load_nearest_page(place, self._stored_sort_keys, vector, count)
-
-    def _load_sorted_page(self, place: str | TipFilter) -> TipPage:
-        return self.store.load_page(place, self._stored_sort_keys)
 
     @property
     def _stored_sort_keys(self) -> list[str]:
@@ -325,7 +297,7 @@ class TipMemory(StoreBackedMemory):
         if by_index or config.retrieval == "sparse":
             return by_index
         ranks_all = config.threshold <= -1 and "similarity" not in config.ranking
-        return not ranks_all and bool(self._load_sorted_page(place).ids)
+        return not ranks_all and bool(self.store.load_page(place, self._stored_sort_keys).ids)
 
     def _search_place(
         self, place: str | TipFilter, by_index: bool, query: str, vector: Floats | None, top_k: int
@@ -346,7 +318,7 @@ class TipMemory(StoreBackedMemory):
         scores = self.store.score_words(page, _truncate_for_embedding(query))
         rows = np.flatnonzero(scores)
         if dense is not None:
-            scores = retrieval.fuse_reciprocal_ranks(len(page.ids), dense, (rows, scores[rows]))
+            scores = fuse_reciprocal_ranks(len(page.ids), dense, (rows, scores[rows]))
             rows = np.flatnonzero(scores)
         return rows, scores[rows]
 
@@ -356,9 +328,9 @@ class TipMemory(StoreBackedMemory):
         order, columns = self.config.ranking, page.columns
         computed: dict[str, Numbers] = {} if similarities is None else {"similarity": similarities}
         if "ucb" in order:
-            computed["ucb"] = compute_ucb_scores(columns["shown"], columns["earned"], self.config.ucb)[rows]
+            computed["ucb"] = tip_stats.compute_ucb_scores(columns["shown"], columns["earned"], self.config.ucb)[rows]
         if "worth" in order:
-            computed["worth"] = mean_gain(columns["compared"], columns["gained"])[rows]
+            computed["worth"] = tip_stats.mean_gain(columns["compared"], columns["gained"])[rows]
         if COMPUTED_KEYS & set(order):  # else the store has sorted the page
             rows = _sort_rows(page, rows, computed, order)
         return self.store.fetch(page, rows[:top_k].tolist())
@@ -372,7 +344,7 @@ def _truncate_for_embedding(text: str) -> str:
 
 
 def _sort_rows(page: TipPage, rows: Ints, computed: Mapping[str, Numbers], order: Sequence[str]) -> Ints:
-    """Sort `rows` by `order`, all keys descending, the newest first among equals; `computed` holds one number a row."""
+    """Sort `rows` by `order`, all keys descending, then the newest first; `computed` holds one number a row."""
     keys = [computed[name] if name in computed else page.columns[name][rows] for name in (*order, "recency")]
     return rows[np.lexsort([-key for key in reversed(keys)])]
 
@@ -383,7 +355,7 @@ def open_memory(
 ) -> TipMemory:  # fmt: skip
     """Open the memory in the file `path`, which is made if it is missing; None keeps it in this process only.
 
-    Without a `config` every setting is the default. Without an `embedder` it is that of `config.embedder`, on the CPU.
+    Without an `embedder` it is that of `config.embedder`, on the CPU.
 
     Raises:
         MemoryStoreError: the file is damaged, of a newer version, or belongs to another embedder.
@@ -472,5 +444,4 @@ def _clean_once(text: str, max_words: int) -> str:
 
 
 def utc_now() -> str:
-    """Return the time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -43,18 +43,25 @@ class Policy(Protocol):
 
 
 class OwnedPolicy(Policy, Protocol):
-    """A policy with the methods of its owner."""
+    """A policy with the methods of its owner; by default it has nothing to end."""
 
     def close(self) -> None:
         """End what belongs to the policy alone, such as processes. Twice is fine."""
+        return
 
 
 class TrainedPolicy(OwnedPolicy, Protocol):
-    """A policy that acts with the weights of a learner."""
+    """A policy that acts with the weights of a learner; by default it shares no device and has no figures."""
 
     tokenizer: Any  # of transformers
     format: ChatFormat
-    probes: Sequence[Completion]  # what the learner is to score whenever its weights are handed over
+    probes: Sequence[Completion] = ()  # what the learner is to score whenever its weights are handed over
+
+    def encode(self, messages: Sequence[Message]) -> TokenIds:
+        return self.format.encode(messages)
+
+    def count_tokens(self, text: str) -> int:
+        return self.format.count_tokens(text)
 
     async def load(self, weights: Any, version: int, said: Sequence[Sequence[float]] = ()) -> float:
         """Take over weights while no completion is under way.
@@ -66,19 +73,18 @@ class TrainedPolicy(OwnedPolicy, Protocol):
             said: the learner's log-probabilities of the sampled tokens of each probe under these weights, in nats at
                 the sampling temperature of training.
 
-        Returns:
-            Mean absolute difference between the policy and the learner on the probes, in nats.
-
-        Raises:
-            PolicyError: a completion is under way, the weights are another model's, or the policy scores the probes
-                otherwise.
+        Returns the mean absolute difference between policy and learner on the probes, in nats. Raises `PolicyError`
+        where the weights are another model's, or the policy scores the probes otherwise.
         """
 
     async def sleep(self) -> None:
         """Leave a shared device to the learner."""
+        return
 
     async def wake(self) -> None:
         """Get ready to sample again after `sleep`."""
+        return
 
     def report(self) -> dict[str, float]:
         """Return figures about what was sampled since the last call; {} for none."""
+        return {}

@@ -16,12 +16,15 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, groupby, product
+from itertools import chain, groupby, pairwise, product
 from typing import Any, NamedTuple
 
 from trailnotes.errors import PolicyError
 from trailnotes.types import THINK, Message, Role, TokenIds, replace_surrogates
 
+logger = logging.getLogger(__name__)
+CACHE_SIZE = 16384  # texts and layouts remembered
+WORD_START = "\u2581"  # how tokens of sentencepiece's kind spell one
 TAG = re.compile(f"({'|'.join(THINK)})")
 MARK = re.compile(r"Zq(\d+)qZ")
 
@@ -41,12 +44,10 @@ class ContentPart(NamedTuple):
 
 
 def make_mark(index: int) -> str:
-    """Make the text that takes the place of content `index`; no template contains it."""
-    return f"Zq{index}qZ"
+    return f"Zq{index}qZ"  # takes the place of content `index`; no template contains it
 
 
 def split_at_marks(text: str) -> TemplateLayout:
-    """Cut a rendered text at its marks."""
     parts = MARK.split(text)
     return TemplateLayout(tuple(parts[::2]), tuple(int(index) for index in parts[1::2]))
 
@@ -88,8 +89,7 @@ PLAIN_TEMPLATE = (
 )
 
 RoleSequence = tuple[Role, ...]
-RolePair = tuple[Role | None, Role | None]
-LayoutRules = dict[RolePair, str]  # text between two neighbouring roles (None: the ends)
+LayoutRules = dict[tuple[Role | None, Role | None], str]  # text between two neighbouring roles (None: the ends)
 
 TURN: RoleSequence = ("user", "assistant")
 NO_HEAD: RoleSequence = ()
@@ -106,14 +106,7 @@ class Template:
     whether thinking is changed. `prompt` is the text between a user's message and the assistant's turn. `trims` says
     for each role whether the left and the right end of its contents are stripped. `blanks` surround an answer in the
     history alone, and so belong to its words. A system message that the template has no place for opens the first user
-    message.
-
-    Args:
-        tokenizer: of transformers.
-        options: variables of the template (`model.template_options`).
-
-    Raises:
-        PolicyError: the template refuses every conversation, or changes or drops what messages say.
+    message. `options` are variables of the template (`model.template_options`).
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
@@ -127,14 +120,14 @@ class Template:
         self._options = {**plain, **options}
         self._reason = ""  # why the template refused a conversation, the last time that it did
         self._folds = False
-        text = self._try_render(SYSTEM_HEAD + TURN[:1], [make_mark(0), make_mark(1)])
+        text = self._render_marks(SYSTEM_HEAD + TURN[:1])
         refused = text is None or make_mark(0) not in text  # a system message, or left out without a word
-        self._folds = refused and self._try_render(TURN[:1], [make_mark(0)]) is not None
+        self._folds = refused and self._render_marks(TURN[:1]) is not None
         for roles in (TURN[:1], TURN, SYSTEM_HEAD + TURN[:1]):
             self._require_contents(roles)
         self.blanks = self._find_blanks()
         self.trims = {role: self._find_trimming(role) for role in SYSTEM_HEAD + TURN}
-        self.rules = self.learn_rules(HEADS)
+        self.rules = self.learn_rules()
         self.reads_thinking = self._find_thinking()
         self.prompt = self.render_layout(TURN[:1]).pieces[-1]
 
@@ -159,25 +152,27 @@ class Template:
         """Render and cut a conversation with marks as its contents; raises `PolicyError` as `render`."""
         return self.split_rendered(self.render(roles, [make_mark(index) for index in range(len(roles))]), roles)
 
-    def learn_rules(self, heads: Sequence[RoleSequence]) -> LayoutRules | None:
-        """Learn the rules for conversations that begin with any of `heads`; None if there are none."""
+    def learn_rules(self) -> LayoutRules | None:
+        """Learn the text between neighbouring roles; None where that depends on more than the two."""
         rules: LayoutRules = {}
-        for turns, head in product(PROBED_TURNS, heads):
+        for turns, head in product(PROBED_TURNS, HEADS):
             roles: RoleSequence = (*head, *alternate_roles(2 * turns - 1))
-            text = self._try_render(roles, [make_mark(index) for index in range(len(roles))])
+            text = self._render_marks(roles)
             if text is None and head:
                 continue
             pieces, order = self.split_rendered(text or "", roles)
             if order != tuple(range(len(roles))):
                 return None
-            for pair, piece in zip(pair_roles(roles), pieces, strict=True):
+            for pair, piece in zip(pairwise((None, *roles, None)), pieces, strict=True):
                 if rules.setdefault(pair, piece) != piece:
                     return None
         if rules["user", "assistant"] != rules["user", None]:  # what prompts the assistant is not what stays
             return None
-        closed = self._try_render(TURN, [make_mark(0), make_mark(1)])
-        rules["assistant", None] = self.split_rendered(closed or "", TURN).pieces[-1]
+        rules["assistant", None] = self.split_rendered(self._render_marks(TURN) or "", TURN).pieces[-1]
         return rules
+
+    def _render_marks(self, roles: RoleSequence) -> str | None:
+        return self._try_render(roles, [make_mark(index) for index in range(len(roles))])
 
     def _try_render(self, roles: RoleSequence, contents: Sequence[str]) -> str | None:
         if self._folds and roles[0] == "system":
@@ -194,7 +189,7 @@ class Template:
 
     def _require_contents(self, roles: RoleSequence) -> None:
         """Refuse a template that changes or drops a content, as one does that knows only lists of parts."""
-        text = self._try_render(roles, [make_mark(index) for index in range(len(roles))])
+        text = self._render_marks(roles)
         for index, role in enumerate(roles if text is not None else ()):
             mark = make_mark(index)
             if mark not in str(text):
@@ -206,8 +201,8 @@ class Template:
 
     def _find_blanks(self) -> tuple[str, str]:
         """Blanks before and after an answer in the history that the prompt for it, and the end of it, do not have."""
-        asked, told = (self._try_render(alternate_roles(num), [make_mark(i) for i in range(num)]) for num in (1, 3))
-        before, pieces = split_at_marks(asked or "").pieces[-1], split_at_marks(told or "").pieces
+        prompt, history = (split_at_marks(self._render_marks(alternate_roles(num)) or "") for num in (1, 3))
+        before, pieces = prompt.pieces[-1], history.pieces
         _, given, after, *_ = (*pieces, "", "", "")
         left = given.removeprefix(before) if given.startswith(before) else ""
         right = after[: len(after) - len(after.lstrip(" "))]
@@ -215,7 +210,6 @@ class Template:
         return left if not left.strip(" ") else "", right if closes else ""
 
     def _find_thinking(self) -> bool:
-        """Whether the template does anything to the thinking of a turn, be it the newest or an earlier one."""
         opened, closed = THINK
         thought, answer = make_mark(0), make_mark(1)
         for content in (
@@ -232,7 +226,6 @@ class Template:
         return False
 
     def _find_trimming(self, role: Role) -> tuple[bool, bool]:
-        """Whether the template strips the left and the right end of such a content."""
         roles = (SYSTEM_HEAD if role == "system" else NO_HEAD) + alternate_roles(3)
         text = self._try_render(roles, [f" {make_mark(0)} " if each == role else "x" for each in roles])
         if text is None or make_mark(0) not in text:
@@ -241,19 +234,7 @@ class Template:
 
 
 def alternate_roles(num: int) -> RoleSequence:
-    """Repeat user, assistant, user, ... up to `num` roles."""
     return (TURN * num)[:num]
-
-
-def pair_roles(roles: RoleSequence) -> Iterator[RolePair]:
-    """Pair each two neighbours, the ends of the conversation included."""
-    return zip((None, *roles), (*roles, None), strict=True)
-
-
-logger = logging.getLogger(__name__)
-
-CACHE_SIZE = 16384  # texts and layouts remembered
-WORD_START = "\u2581"  # how tokens of sentencepiece's kind spell one
 
 
 class Segment(NamedTuple):
@@ -289,16 +270,8 @@ class ChatFormat:
         self._warn_about_template(options or {})
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
-        """Encode the conversation up to where the assistant speaks.
-
-        Raises:
-            ValueError: the conversation is empty, or its roles do not alternate.
-        """
+        """Encode the conversation up to where the assistant speaks; roles must alternate."""
         return tuple(chain.from_iterable(ids for ids, _ in self._iter_segments(messages)))
-
-    def encode_segments(self, messages: Sequence[Message]) -> list[Segment]:
-        """Encode the conversation, cut where the speaker changes: fine-tuning trains the segments that are `spoken`."""
-        return [segment for segment in self._iter_segments(messages) if segment.token_ids]
 
     def encode_with_mask(self, messages: Sequence[Message], turns: Container[int]) -> tuple[list[int], list[int]]:
         """Encode a conversation, and mask the tokens of the assistant's messages whose indices are in `turns`.
@@ -317,8 +290,8 @@ class ChatFormat:
 
     def encode_reply(self, messages: Sequence[Message], text: str) -> TokenIds:
         """Encode `text` as the assistant's next turn, with its end; () for an empty text."""
-        last = self.encode_segments([*messages, Message("assistant", text)])
-        return next(segment.token_ids for segment in reversed(last) if segment.spoken) if text.strip() else ()
+        segments = self._iter_segments([*messages, Message("assistant", text)])
+        return [ids for ids, spoken in segments if spoken and ids][-1] if text.strip() else ()
 
     def _drop_foreign_ids(self, message: Message) -> Message:
         if message.token_ids is None:
@@ -339,13 +312,12 @@ class ChatFormat:
         )
 
     def count_tokens(self, text: str) -> int:
-        """Count the tokens of `text` as the content of a message."""
         return len(self._content(text))
 
     def _iter_segments(self, messages: Sequence[Message]) -> Iterator[Segment]:
         pieces, parts = self._find_parts(messages)
         spoken: TokenIds = ()
-        for text, after, part in zip(pieces[:-1], pieces[1:], parts, strict=True):
+        for (text, after), part in zip(pairwise(pieces), parts, strict=True):
             message = messages[part.message]
             is_spoken = message.role == "assistant"
             blanks = "" if is_spoken else text[len(text.rstrip(" ")) :]  # are the beginning of a word
@@ -367,7 +339,7 @@ class ChatFormat:
         rules = self._template.rules
         if rules is None:
             return self._template.render_layout(roles)
-        return TemplateLayout(tuple(rules[pair] for pair in pair_roles(roles)), tuple(range(len(roles))))
+        return TemplateLayout(tuple(rules[pair] for pair in pairwise((None, *roles, None))), tuple(range(len(roles))))
 
     def _find_parts_with_thinking(
         self, roles: RoleSequence, messages: Sequence[Message]
@@ -457,23 +429,12 @@ class ChatFormat:
         return frozenset(self._end_mark) | (frozenset() if eos is None else frozenset({int(eos)}))
 
     def _warn_about_template(self, options: Mapping[str, Any]) -> None:
-        if self._template.rules is None and self._template.learn_rules([NO_HEAD]) is not None:
+        if not self.append_only:
             logger.warning(
-                "this chat template moves what the system says from turn to turn: each step is computed and trained as "
-                'a row of its own (as with optim.rows = "step"), which costs time and tokens that grow with the square '
-                'of the number of turns; with rollout.system_prompt = "" it leaves earlier turns alone'
-            )
-        elif self._template.rules is None:
-            logger.warning(
-                "this chat template rewrites earlier turns: each step is rendered, computed and trained as a row of "
-                'its own (as with optim.rows = "step"), which costs time and tokens that grow with the square of the '
-                "number of turns"
-            )
-        elif self._template.reads_thinking:
-            logger.warning(
-                "this chat template rewrites the thinking of earlier turns: a step after one with thinking is trained "
-                'as a row of its own (as with optim.rows = "step"), which costs tokens that grow with the square of '
-                "the number of turns"
+                "this chat template rewrites %s: each step is computed and trained as a row of its own (as with "
+                'optim.rows = "step"), which costs time and tokens that grow with the square of the number of turns; '
+                'where it moves the system message, rollout.system_prompt = "" helps',
+                "earlier turns" if self._template.rules is None else "the thinking of earlier turns",
             )
         known = str(self.tokenizer.chat_template or "")
         if unknown := [name for name in options if name not in known]:
@@ -487,12 +448,7 @@ def _has_thinking(message: Message) -> bool:
 def encode_replies(
     chat: ChatFormat, messages: Sequence[Message], replies: Sequence[str | TokenIds], context_length: int
 ) -> tuple[TokenIds, list[TokenIds]]:
-    """Encode a prompt, and each reply to it: a text with the end of its turn, or ids as they are.
-
-    Raises:
-        PolicyError: prompt and longest reply exceed the context.
-        ValueError: a reply is empty.
-    """
+    """Encode a prompt, and each reply to it: a text with the end of its turn, or ids as they are."""
     prompt = chat.encode(messages)
     rows = [chat.encode_reply(messages, reply) if isinstance(reply, str) else reply for reply in replies]
     if not all(rows):
@@ -506,9 +462,7 @@ def encode_replies(
 def _validate_roles(roles: RoleSequence) -> None:
     turns = roles[1:] if roles[:1] == SYSTEM_HEAD else roles
     if not turns or turns != (TURN * len(turns))[: len(turns)]:
-        raise ValueError(
-            f"a conversation is (system,) user, assistant, user, ...: got {', '.join(roles) or 'no message'}"
-        )
+        raise ValueError(f"a conversation is (system,) user, assistant, user, ...: got {list(roles)}")
 
 
 def _strip_overlap(spoken: TokenIds, piece: TokenIds) -> TokenIds:

@@ -25,12 +25,10 @@ class PrefixTree:
     _last: tuple[Sequence[int], int] = ((), 0)  # the row before, and its start
 
     def count_common(self, row: Sequence[int], start: int) -> int:
-        """Count the tokens after `start` that are there already."""
         before, begun = self._last
         return max(0, count_common_prefix(before, row, len(row)) - start) if self.places and begun == start else 0
 
     def add(self, row: Sequence[int], start: int = 0) -> None:
-        """Add a row."""
         common = self.count_common(row, start)
         first, new = len(self.token_ids), len(row) - start - common
         self.places.append((self.places[-1][:common] if common else []) + list(range(first, first + new)))

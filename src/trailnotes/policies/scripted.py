@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from trailnotes.errors import PolicyError
+from trailnotes.policies.base import OwnedPolicy
 from trailnotes.types import Completion, Message, Role, Sampling, TokenIds
 
 END_ID: Final = 256  # ends every turn; ids below are the bytes of the text in UTF-8
@@ -14,7 +15,7 @@ ROLE_IDS: Final[dict[Role, int]] = {"system": 257, "user": 258, "assistant": 259
 Script = Callable[[Sequence[Message]], str]
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(OwnedPolicy):
     """Policy that says what `script` answers to the messages so far, one token a byte, with log-probability 0.
 
     The first of `Sampling.stop` in the text ends it, as does `max_tokens` (finish reason "length", no end token).
@@ -31,7 +32,6 @@ class ScriptedPolicy:
         self._script = script
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
-        """Encode each message as role marker, bytes and end marker; the assistant's marker comes last."""
         ids: list[int] = []
         for message in messages:
             ids.append(ROLE_IDS[message.role])
@@ -42,15 +42,12 @@ class ScriptedPolicy:
         return (*ids, ROLE_IDS["assistant"])
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Decode the bytes, and leave markers out."""
         return bytes(i for i in token_ids if i < END_ID).decode("utf-8", "replace")
 
     def count_tokens(self, text: str) -> int:
-        """Count the bytes of `text`."""
         return len(_encode_text(text))
 
     def open_episode(self, episode: str) -> None:
-        """Remember a live episode."""
         self.open_episodes.add(episode)
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:  # noqa: ARG002
@@ -68,11 +65,7 @@ class ScriptedPolicy:
         ids = ids[: sampling.max_tokens]
         return Completion(prompt_ids, ids, (0.0,) * len(ids), self.decode(ids), "length")
 
-    def close(self) -> None:
-        """Close nothing: there are no resources."""
-
     def close_episode(self, episode: str) -> None:
-        """Forget a live episode."""
         self.open_episodes.discard(episode)
 
 

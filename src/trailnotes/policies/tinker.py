@@ -17,6 +17,7 @@ import tinker
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError, ServerError
+from trailnotes.policies.base import TrainedPolicy
 from trailnotes.policies.chat import ChatFormat, encode_replies
 from trailnotes.policies.hf.engine import StopCondition, require_room
 from trailnotes.policies.hf.policy import load_tokenizer
@@ -42,24 +43,20 @@ class SampledTokens(NamedTuple):
     reason: FinishReason
 
 
-class TinkerPolicy:
+class TinkerPolicy(TrainedPolicy):
     """Policy that samples on a server, from the base model until `load` names other weights.
 
-    Args:
-        config: of the run. `model.path` names the base model there, and the tokenizer here; in the directory of a
-            checkpoint it stands for what the server kept at that checkpoint.
-        server: that samples.
-        directory: of the run, for its completions; None keeps none.
-
-    Raises:
-        ConfigError: the tokenizer cannot be had.
+    `model.path` names the base model there, and the tokenizer here; in the directory of a checkpoint it stands for what
+    the server kept at that checkpoint. `directory` is that of the run, for its completions; None keeps none.
     """
 
     def __init__(self, config: Config, server: TinkerServer, directory: Path | None = None) -> None:
         self.server, self.name, self.version = server, config.model.path, 0
         if not (Path(self.name) / "adapter_config.json").is_file():
             server.require_model(self.name, config.rollout.max_context_tokens)
-        self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": _find_tokenizer(self.name)}))
+        # Its name on the hub has neither a variant nor a third part.
+        path = self.name if Path(self.name).exists() else "/".join(self.name.partition(":")[0].split("/")[:2])
+        self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": path}))
         self.context_length = config.rollout.max_context_tokens
         self.format = ChatFormat(self.tokenizer, config.model.template_options)
         self.append_only = self.format.append_only
@@ -87,16 +84,7 @@ class TinkerPolicy:
             weights = server.wait(self._adapters.save_weights_for_sampler("evaluated"), "saving the weights").path
         self._sampler = self._open_sampler(weights)
 
-    def encode(self, messages: Sequence[Message]) -> TokenIds:
-        """Encode the conversation up to where the assistant speaks."""
-        return self.format.encode(messages)
-
-    def count_tokens(self, text: str) -> int:
-        """Count the tokens of `text` alone."""
-        return self.format.count_tokens(text)
-
     def open_episode(self, episode: str) -> None:
-        """Announce a live episode. Raises `PolicyError` if one of this name is open."""
         if episode in self._asked:
             raise PolicyError(f"episode {episode!r} is open already: each live episode needs a name of its own")
         self._asked[episode] = Counter()
@@ -104,10 +92,7 @@ class TinkerPolicy:
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
         """Sample the next assistant turn, or take the one that is kept of an earlier start.
 
-        Raises:
-            PolicyError: prompt and completion exceed the context, or the episode is not open.
-            ServerError: the server does not answer.
-            BudgetError: the request could pass `learner.max_tokens_total`.
+        Raises as `Policy.generate`, and `BudgetError` for a request that could pass `learner.max_tokens_total`.
         """
         prompt_ids = self.encode(messages)
         require_room(prompt_ids, sampling, self.context_length)
@@ -127,25 +112,15 @@ class TinkerPolicy:
         return self._cut(prompt_ids, found, sampling)
 
     def close_episode(self, episode: str) -> None:
-        """Forget the requests of the episode, not their answers."""
         self._asked.pop(episode, None)
 
     async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
-        """Compute the mean log-probability of the tokens of each reply, at temperature 1; see `HFPolicy.score`."""
         prompt, rows = encode_replies(self.format, messages, replies, self.context_length)
         scored = await self._score([(prompt, row) for row in rows])
         return [fsum(row) / len(row) for row in scored]
 
     async def load(self, weights: Any, version: int, said: Sequence[Sequence[float]] = ()) -> float:
-        """Sample from the weights of this name from now on.
-
-        Returns:
-            Mean absolute difference between the sampler and the learner on the probes, in nats.
-
-        Raises:
-            PolicyError: a completion is under way, or the sampler scores the probes otherwise.
-            ServerError: the server does not answer, or does not have these weights.
-        """
+        """Sample from the weights of this name from now on, as `TrainedPolicy.load`."""
         if self._num_under_way:
             raise PolicyError(f"the weights changed while {self._num_under_way} completions were under way")
         assert isinstance(weights, str), "they are on the server"
@@ -162,12 +137,6 @@ class TinkerPolicy:
         self.version, self._newest = version, max(self._newest, version)
         self._kept.forget_saved()
         return distance
-
-    async def sleep(self) -> None:
-        """Do nothing: the server manages its own devices."""
-
-    async def wake(self) -> None:
-        """Do nothing."""
 
     def report(self) -> dict[str, float]:
         """Count the completions since the last call, and those that an earlier start had paid for."""
@@ -236,11 +205,7 @@ class TinkerPolicy:
 
 
 def _find_state(path: Path) -> str:
-    """Find the name of the state that a server saved with a checkpoint's model; "" for a base model.
-
-    Raises:
-        ConfigError: it is a directory of adapters, and nothing says what a server calls them.
-    """
+    """Find the name of the state that a server saved with a checkpoint's model; "" for a base model."""
     if not (path / "adapter_config.json").is_file():
         return ""
     file = path.parent / LEARNER_FILE
@@ -251,20 +216,12 @@ def _find_state(path: Path) -> str:
     return state
 
 
-def _find_tokenizer(name: str) -> str:
-    """Return where the tokenizer of a server's model is: its name on the hub has neither a variant nor a third part."""
-    return name if Path(name).exists() else "/".join(name.partition(":")[0].split("/")[:2])
-
-
 class CompletionCache:
     """Sampled completions since the last checkpoint, on disk before they are used.
 
     A run that was killed plays its iterations since then again, by the same seeds, and finds here what it has paid for.
     Each version of the weights has a file ``completions/VERSION.jsonl`` in the directory of the run, which also holds
     what older weights, those of an author, said meanwhile.
-
-    Raises:
-        RunError: a file is damaged or cannot be written.
     """
 
     def __init__(self, directory: Path | None, config: Config) -> None:
@@ -282,7 +239,6 @@ class CompletionCache:
                     self._found[str(line["key"])] = SampledTokens(line["ids"], line["logprobs"], line["reason"])
 
     def hash_request(self, version: int | str, prompt_ids: TokenIds, sampling: Sampling) -> str:
-        """Hash all that a completion depends on."""
         text = json.dumps([self._settings, version, prompt_ids, asdict(sampling)])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -294,7 +250,6 @@ class CompletionCache:
         return found
 
     def store(self, version: int, key: str, found: SampledTokens) -> None:
-        """Write a completion down."""
         if self._directory is not None:
             path = self._directory / "completions" / f"{version:06d}.jsonl"
             append_jsonl(path, [{"key": key, **found._asdict()}])

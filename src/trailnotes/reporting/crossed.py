@@ -102,9 +102,8 @@ def find_distinct_seeds(values: Floats) -> NDArray[np.bool_]:
     new = np.ones(values.shape[:-1], dtype=bool)
     for later in range(1, values.shape[-2]):
         for earlier in range(later):
-            new[..., later] &= (np.abs(values[..., later, :] - values[..., earlier, :]) > ROUNDING_TOLERANCE).any(
-                axis=-1
-            )
+            apart = np.abs(values[..., later, :] - values[..., earlier, :])
+            new[..., later] &= (apart > ROUNDING_TOLERANCE).any(axis=-1)
     return new
 
 
@@ -210,11 +209,7 @@ def estimate(
 def estimate_difference(
     values: Values, baseline: Values, families: Mapping[str, str], *, rates: bool, confidence: float = CONFIDENCE
 ) -> Estimate | None:
-    """Estimate the mean of `values` less `baseline`, paired by seed and game, with both intervals.
-
-    Returns:
-        None where no seed is in both, or no game is in all seeds of both.
-    """
+    """Estimate the mean of `values` less `baseline`, paired by seed and game; None without pairs."""
     seeds, games = find_pairs(values, baseline)
     if not games:
         return None
@@ -223,10 +218,9 @@ def estimate_difference(
     one, other = compute_moments(first, shares), compute_moments(second, shares)
     found = compute_moments(first - second, shares)
     on_panel = compute_panel_limits(found.mean, found.seeds, (-1.0, 1.0) if rates else None, confidence)
+    beyond = compute_population_limits(found, None, confidence)
     if rates:
         beyond = compute_difference_limits(one, other, found, confidence)
-    else:
-        beyond = compute_population_limits(found, None, confidence)
     not_beyond = explain_too_few(found.num_families) or explain_no_variation(found, RATE_BOUNDS if rates else None)
     return build_estimate(found.mean, on_panel, beyond, explain_no_panel_interval(found, len(seeds)), not_beyond)
 

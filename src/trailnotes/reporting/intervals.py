@@ -63,11 +63,8 @@ def compute_wilson_limits(
 def compute_sample_interval(values: Floats, weights: Floats, bounds: Bounds, confidence: float) -> Interval | None:
     """Compute the interval of a weighted mean of episodes (n,) for replays of the same games.
 
-    `weights` (n,) sum to 1. Wilson's interval for a rate (`bounds` 0 to 1), else Student's t; both are wider than
-    needed where games differ in difficulty.
-
-    Returns:
-        None where nothing varied and the metric has no bounds.
+    `weights` (n,) sum to 1. Wilson's interval for a rate (`bounds` 0 to 1), else Student's t, or None where nothing
+    varied; both are wider than needed where games differ in difficulty.
     """
     mean, concentration = float(weights @ values), float(weights @ weights)
     if bounds == RATE_BOUNDS:

@@ -41,14 +41,7 @@ def plot_trials(
 
 
 def plot_learning(runs: Sequence[Curve], points: Mapping[str, Interval], path: Path, title: str) -> None:
-    """Plot the return of training games over minutes, each run and their mean, beside levels on unseen games.
-
-    Args:
-        runs: (minutes, return) of each run.
-        points: label -> return on unseen games with its interval, drawn behind the last minute.
-        path: of the picture.
-        title: above it.
-    """
+    """Plot the return of training games over minutes, each run and their mean; `points` are unseen games."""
     plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained", facecolor="white")
     for run in runs:
@@ -81,11 +74,7 @@ def compute_seed_band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any
 
 
 def load_pyplot() -> Any:
-    """Load matplotlib's pyplot, drawing to files only unless it shows pictures already (a notebook).
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Load matplotlib's pyplot, drawing to files only unless it shows pictures already (a notebook)."""
     try:
         import matplotlib as mpl
     except ImportError as error:

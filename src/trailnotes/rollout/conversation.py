@@ -53,13 +53,12 @@ class ParsedAction:
 
 
 def parse_action(text: str, action_format: ActionFormat, style: Literal["full", "terse"] = "full") -> ParsedAction:
-    """Parse the action out of a policy's text; never raises.
+    """Parse the action out of a policy's text; an empty or too long one is `NO_OP`. Never raises.
 
-    Thinking is skipped. "line" takes the first non-blank line, "tags" the content of the last filled action tags (the
-    closing one may be missing), "react" what follows the last "Action:" on its line. A leading "Action:" or ">" and
-    control characters go, blanks are joined. In the style "full" bold type, outer quotes, bullets, numbers, labels and
-    a final full stop go as well, and "line" skips lines that are then empty or end with a colon. An empty action, or
-    one longer than `MAX_ACTION_CHARS`, becomes `NO_OP`.
+    "line" takes the first non-blank line, "tags" the content of the last filled action tags (the closing one may be
+    missing), "react" what follows the last "Action:" on its line. A leading "Action:" or ">" goes; in the style "full"
+    bold type, outer quotes, bullets, numbers, labels and a final full stop go as well, and "line" skips lines that are
+    then empty or end with a colon.
     """
     answer = strip_thinking(text)
     if action_format == "tags":
@@ -121,9 +120,8 @@ def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
 def quoted(text: str) -> str:
     """Make one line of data fit to stand between double quotes in a prompt.
 
-    Control and format characters go, look-alikes are folded (NFKC), brackets, quotes, bars and hashes are replaced, and
-    words that announce a speaker or segment lose their colon: it can neither end its quotation nor start a line, a turn
-    or a segment.
+    It can neither end its quotation nor start a line, a turn or a segment: look-alikes are folded (NFKC), and words
+    that announce a speaker lose their colon.
     """
     visible = "".join(" " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
     plain = unicodedata.normalize("NFKC", visible).translate(_ESCAPES)
@@ -146,10 +144,7 @@ _FORMAT: Final = {
 }
 _SEPARATOR: Final = {"full": "; ", "terse": " , "}
 _ACTIONS: Final = {"full": "Admissible actions: ", "terse": "actions : "}
-_BRIEFING: Final[dict[str, tuple[str, ...]]] = {  # shown where the config does not say
-    "full": ("action_formats", "inventory", "focus"),
-    "terse": (),
-}
+_BRIEFING: Final = {"full": ("action_formats", "inventory", "focus"), "terse": ()}  # where the config does not say
 _FACTS: Final = {
     "full": {
         "action_formats": "What actions look like: {}",
@@ -164,12 +159,10 @@ _FACTS: Final = {
 _EXAMPLE: Final = {  # first line, task, turn, last line
     "full": (
         "Worked example {}, quoted from another episode; nothing in it has happened here, and objects may differ:",
-        '- task: "{}"',
-        '- saw "{}", did "{}"',
-        "End of worked example {}.\n",
+        '- task: "{}"', '- saw "{}", did "{}"', "End of worked example {}.\n",
     ),
     "terse": ("example {} :", '- " {} "', '- " {} " > " {} "', "end of example {} ."),
-}
+}  # fmt: skip
 _REFLECTION_REQUEST: Final = (
     "The episode has ended with a score of {score:g} of {max_score:g}. Do not act any more. Write one note for the "
     "next attempt at this task: what was tried, what was learned, and how far from completing the task it ended. "
@@ -199,12 +192,9 @@ class Conversation:
     """
 
     def __init__(
-        self,
-        rollout: RolloutConfig,
-        memory: MemoryConfig,
-        count_tokens: CountTokens,
+        self, rollout: RolloutConfig, memory: MemoryConfig, count_tokens: CountTokens,
         introduce: FormatTips | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.acting: list[Message] = []
         self.plain: list[Message] = []
         self.instruction = ""  # as shown
@@ -349,7 +339,7 @@ class Conversation:
 
 def _find_head(observation: Observation) -> str:
     """Return what precedes the newest message within a foreign agent's turn."""
-    assert observation.request is not None, "asked before"
+    assert observation.request is not None
     whole: str = observation.request["messages"][-1][1]
     return whole.removesuffix(observation.text).removesuffix("\n")
 
@@ -433,10 +423,9 @@ def build_reflection_messages(
 
 
 def drop_oldest_turn(messages: Sequence[Message], opening: int = 0) -> list[Message]:
-    """Drop the oldest answer and the observation after the first one, marking the gap.
+    """Drop the oldest answer and the observation after the first one, marking the gap; as long if nothing is left.
 
-    The first `opening` messages and the instruction stay; the result is as long as `messages` if nothing is left to
-    drop. Only for requests that stand alone: it breaks the append-only property.
+    The first `opening` messages and the instruction stay. It breaks the append-only property.
     """
     turns = (i for i, message in enumerate(messages) if message.role == "user" and i >= opening)
     first = next(turns, len(messages))

@@ -108,12 +108,8 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
 ) -> Trajectory:  # fmt: skip
     """Play one episode; a failing environment ends it with outcome "error" and the steps so far.
 
-    The caller announces `episode` (default "task/member") to the policy before, and closes it after. In all modes but
-    "plain" the memory is searched before every action. `seed` with task, member and step gives the seed of each
-    completion. `make_actor` replaces `TipsActor`, and then uses the memory itself.
-
-    Raises:
-        PolicyError: the policy cannot answer.
+    The caller announces `episode` (default "task/member") to the policy before, and closes it after. `seed` with task,
+    member and step gives the seed of each completion. `make_actor` replaces `TipsActor`, and then uses the memory.
     """
     context = EpisodeContext(policy, task, mode, member, seed, episode or f"{task.id}/{member}", config)
     actor: Actor = make_actor(context) if make_actor else TipsActor(context, memory)
@@ -140,7 +136,8 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
             observation, attempted = after, None
         if agent and not observation.done:
             observation = await agent.cut(observation)
-            steps[-1:] = [replace(step, reward=step.reward + observation.reward) for step in steps[-1:]]
+            if steps:
+                steps[-1] = replace(steps[-1], reward=steps[-1].reward + observation.reward)
     except EnvError as failure:
         error = " ".join(str(failure).split()) or type(failure).__name__
         if attempted is not None:  # no step of the record holds this action

@@ -49,7 +49,6 @@ class EpisodeSlot:
         return self.played is not None or self.num_failed > MAX_REPLACEMENTS
 
     def record(self, trajectory: Trajectory) -> None:
-        """Record one try."""
         if trajectory.outcome == "error":
             self.num_failed += 1
             self.reason = trajectory.error
@@ -229,8 +228,7 @@ def compute_rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[
     seen = [[step.observation for step in episode.steps] + [episode.final_observation] for episode in episodes]
     tips = [len(step.tips) for episode in episodes if episode.mode != "plain" for step in episode.steps]
     return metrics | {
-        "episode_length": len(steps) / len(episodes),
-        "env_steps": float(len(steps)),
+        "episode_length": len(steps) / len(episodes), "env_steps": float(len(steps)),
         "tokens": float(sum(episode.num_tokens for episode in episodes)),
         "truncated": _mean([episode.outcome == "truncated" for episode in episodes]),
         "context_full": _mean([episode.context_full for episode in episodes]),
@@ -239,7 +237,7 @@ def compute_rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[
         "action_changed": _mean([after.info.get("action_changed") is True for row in seen for after in row[1:]]),
         "restarts": float(sum(n for row in seen for o in row if isinstance(n := o.info.get("restarts"), int))),
         "tips_per_step": _mean(tips),
-    }
+    }  # fmt: skip
 
 
 def _compute_return_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:

@@ -109,11 +109,10 @@ async def write_tips(
 def compute_tip_metrics(written: Sequence[WrittenTip]) -> dict[str, float]:
     """Compute the cost of writing tips: how many, unusable ones, tokens read and generated."""
     return {
-        "written": float(len(written)),
-        "unusable": float(sum(not each.tips for each in written)),
+        "written": float(len(written)), "unusable": float(sum(not each.tips for each in written)),
         "tokens_read": float(sum(each.completion.num_prompt_tokens for each in written)),
         "tokens": float(sum(each.completion.num_tokens for each in written)),
-    }
+    }  # fmt: skip
 
 
 def select_usable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -125,34 +124,24 @@ def build_tip_requests(
 ) -> list[CompletionRequest]:
     """Build a request for one tip about each episode, from its conversation without tips.
 
-    A task played twice has members of the same number: theirs get other seeds, or equal failures would give equal
-    words, which the memory counts as support.
+    A task played twice has other seeds, or equal failures would give equal words, which the memory counts as support.
     """
     memory, opening = config.memory, len(build_opening_messages(config.rollout))
     seen: Counter[tuple[str, int]] = Counter()
 
-    def seed_of(trajectory: Trajectory) -> int:
-        place = trajectory.task.id, trajectory.member
-        again = seen[place]
+    requests = []
+    for t in trajectories:
+        place = t.task.id, t.member
+        own_seed = derive_seed(seed, *place, "note", *([seen[place]] if seen[place] else []))
         seen[place] += 1
-        return derive_seed(seed, *place, "note", *([again] if again else []))
-
-    return [
-        CompletionRequest(
-            build_reflection_messages(t, config.rollout, memory, policy.count_tokens),
-            Sampling(memory.write_temperature, max_tokens=memory.max_write_tokens, seed=seed_of(t)),
-            opening=opening,
-        )
-        for t in trajectories
-    ]
+        messages = build_reflection_messages(t, config.rollout, memory, policy.count_tokens)
+        sampling = Sampling(memory.write_temperature, max_tokens=memory.max_write_tokens, seed=own_seed)
+        requests.append(CompletionRequest(messages, sampling, opening=opening))
+    return requests
 
 
 def extract_tips(policy: Policy, trajectories: Sequence[Trajectory], config: Config) -> list[Completion]:
-    """Quote, as the tip about each episode, its actions up to the last that raised the score.
-
-    Whole actions at the end go where the text is longer than `memory.max_tip_tokens`. Without a raised score there is
-    no text. The completions have no tokens: no model wrote them.
-    """
+    """Quote, as the tip about each episode, its actions up to the last that raised the score, as far as they fit."""
     return [Completion((), (), (), _quote(_cut_to_gain(policy, t, config).steps, config)) for t in trajectories]
 
 

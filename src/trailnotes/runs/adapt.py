@@ -15,7 +15,7 @@ from trailnotes.envs.tasks import describe_training_overlap, validate_splits
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.policies.base import Policy
-from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow, Roles, build_adaptation_config
+from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow, build_adaptation_config
 from trailnotes.runs.console import ProgressBar
 from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.runs.directory import RunDir
@@ -97,8 +97,7 @@ def _resolve_config(config: Config, subject: EvaluatedModel, method: str | None,
 async def _adapt(
     config: Config, directory: RunDir, subject: EvaluatedModel, progress: ProgressBar | None
 ) -> list[ResultRow]:
-    with ExitStack() as opened:
-        pool = opened.enter_context(open_pool(config.env))
+    with open_pool(config.env) as pool, ExitStack() as opened:
         policy: Policy = opened.enter_context(open_policy(config, subject, directory.path))
         author = policy
         if config.algorithm.name == TIPS_ONLY_METHOD:
@@ -107,7 +106,7 @@ async def _adapt(
             elif config.algorithm.author == "start" and subject.trained is not None:
                 initial = EvaluatedModel(subject.trained.model.path, "start")
                 author = opened.enter_context(open_policy(config, initial))
-        run = AdaptationRun(config, directory, Roles(policy, author, policy), pool, subject, progress)
+        run = AdaptationRun(config, directory, policy, author, pool, subject, progress)
         try:
             await resolve_method(config.algorithm.name).load()(run)
         except BudgetError as error:

@@ -70,32 +70,24 @@ class ResultRow:
     trial: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """Policies of the roles in an adaptation by tips: three, or one three times."""
-
-    explorer: Policy  # plays trial 0, without tips
-    author: Policy  # writes all tips
-    reader: Policy  # plays the trials with tips
-
-
 class AdaptationRun:
     """State and services of a run without weight updates, which a method (algorithms/) drives.
 
-    `trailnotes adapt` makes one, and owns the directory, the pool and the progress bar. Methods without roles let the
-    reader act.
+    `trailnotes adapt` makes one, and owns the directory, the pool and the progress bar. `policy` plays;
+    `author` writes the tips of empo2-tips, and is another policy where `algorithm.author` says so.
     """
 
     def __init__(
         self,
         config: Config,
         directory: RunDir,
-        roles: Roles,
+        policy: Policy,
+        author: Policy,
         pool: Pool,
         subject: EvaluatedModel,
         progress: ProgressBar | None,
     ) -> None:
-        self.config, self.directory, self.roles, self.policy, self.pool = config, directory, roles, roles.reader, pool
+        self.config, self.directory, self.policy, self.author, self.pool = config, directory, policy, author, pool
         self.tasks: list[Task] = load_panel(config)
         self.figures: list[ResultRow] = []
         self.spent = Usage()  # up to the last `log`
@@ -283,7 +275,7 @@ class AdaptationRun:
         return self._phases / f"{phase}.{kind}.jsonl"
 
     def _get_endpoint_metrics(self) -> dict[str, float]:
-        asked = [policy.metrics() for policy in {self.policy, self.roles.author} if hasattr(policy, "metrics")]
+        asked = [policy.metrics() for policy in {self.policy, self.author} if hasattr(policy, "metrics")]
         return {name: sum(each[name] for each in asked) for name in (asked[0] if asked else ())}
 
     def _update_progress(self, phase: str, done: int, total: int, unit: str) -> None:

@@ -24,9 +24,9 @@ def dry_run(
     """Estimate the memory of the device, then train one iteration in a temporary directory, and extrapolate."""
     run_preflight(config, None if memory is None else read_tips(memory), machine=False)
     if config.is_hosted:
-        from trailnotes.runs.estimate.hosted import estimate_hosted
+        from trailnotes.runs.estimate.hosted import report_hosted
 
-        return estimate_hosted(config).report(config)
+        return report_hosted(config)
     from trailnotes.policies.hf.policy import is_downloaded
     from trailnotes.runs.estimate.footprint import estimate_footprint
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.config.schema import Config
-from trailnotes.learner.credit.novelty import Novelty, RetrievalNovelty, StateCounter, split_array
+from trailnotes.learner.credit.novelty import Estimator, Novelty, RetrievalNovelty, StateCounter, split_array
 from trailnotes.memory import Embedder
 from trailnotes.rollout.episode import AsyncEnv, Pool
 from trailnotes.rollout.groups import count_replayed
@@ -48,7 +48,7 @@ def make_novelty(config: Config, seed: int, make_embedder: Callable[[], Embedder
     return Novelty(kind, RandomNetworkDistillation(make_embedder(), seed) if kind == "rnd" else None)
 
 
-class VisitCounter:
+class VisitCounter(Estimator):
     """1/n, n = visits of this very state of the task, the whole batch included.
 
     The batch is counted before it is rated, so equal episodes earn the same.
@@ -80,7 +80,7 @@ class VisitCounter:
         }
 
 
-class RandomNetworkDistillation:
+class RandomNetworkDistillation(Estimator):
     """Error of a trained network that predicts a fixed random one (Burda et al., arXiv 1810.12894).
 
     Both read the embedder's vector of the instruction and the observation. The bonus is the mean squared error over the

@@ -22,7 +22,7 @@ from trailnotes.gateway.pool import open_pool
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.rollout.conversation import CountTokens, build_reflection_messages, replay_conversation
 from trailnotes.rollout.tips import select_usable
-from trailnotes.runs.adaptation import AdaptationRun, Roles
+from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.runs.console import ProgressBar
 from trailnotes.runs.directory import RunDir, has_begun, load_run_config
 from trailnotes.runs.load_policy import open_evaluated_model, open_policy
@@ -179,7 +179,7 @@ def _play_recording(config: Config, out: Path, path: Path, progress: ProgressBar
 
         async def play() -> None:
             with open_pool(config.env) as pool:
-                run = AdaptationRun(config, directory, Roles(policy, policy, policy), pool, subject, progress)
+                run = AdaptationRun(config, directory, policy, policy, pool, subject, progress)
                 await resolve_method(TIPS_ONLY_METHOD).load()(run)
 
         run_to_end(play())

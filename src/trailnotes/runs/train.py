@@ -147,7 +147,7 @@ async def run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
 
     def start(coroutine: Coroutine[Any, Any, None]) -> None:
         tasks.append(asyncio.create_task(coroutine))
-        tasks[-1].add_done_callback(lambda task: task.cancelled() or not task.exception() or finished.set())
+        tasks[-1].add_done_callback(partial(_set_on_error, finished))
 
     async def carry_out(iteration: Iteration) -> None:
         await _carry_out(method, iteration)
@@ -181,6 +181,11 @@ async def run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _set_on_error(finished: asyncio.Event, task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception():
+        finished.set()
 
 
 async def _carry_out(method: Method, iteration: Iteration) -> None:

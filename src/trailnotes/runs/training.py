@@ -29,7 +29,7 @@ from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.states import REST, STATE
 from trailnotes.memory import Embedder, Memory, TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
-from trailnotes.memory.owner import discard_empty_start, reconcile
+from trailnotes.memory.exchange import discard_empty_start, reconcile
 from trailnotes.policies.base import Policy, TrainedPolicy
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.rollout.episode import Pool
@@ -146,8 +146,8 @@ def open_run(
     Later lines and tips go to files of their own, and are not counted. Changes by the memory's owner stay. A run that
     has begun keeps its own tips in place of `tips`. `cluster`, that of `connect_cluster`, places what runs elsewhere.
     """
-    with ExitStack() as opened:
-        pool = opened.enter_context(open_pool(config.env, make_host=cluster.make_env_host if cluster else None))
+    make_host = cluster.make_env_host if cluster else None
+    with open_pool(config.env, make_host=make_host) as pool, ExitStack() as opened:
         progress = opened.enter_context(TrainingProgress(config, directory.path))
         if not has_begun(directory.path):
             discard_empty_start(directory.memory_path, directory.path / "memory.start.db")
@@ -243,7 +243,7 @@ def _restore(run: TrainingRun, tips: Sequence[Tip]) -> None:
     if saved is not None:
         load_checkpoint(run, saved)
     elif run.rehearsal:
-        spent = read_recording_usage(directory.path / REHEARSAL_DIR)
+        spent: dict[str, Any] = read_recording_usage(directory.path / REHEARSAL_DIR)
         run.count = Counters(**spent)
         require_remaining_budget(config.train, spent)
     kept = directory.move_lines_after(done)

@@ -46,10 +46,7 @@ def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[st
     """Write the checkpoint of `step` as ``root/step-000010``, and return its directory.
 
     One of the same step is replaced; a kill exactly between the two renames would lose both, but no other. `writer`
-    fills an empty directory; `meta` is JSON-able.
-
-    Raises:
-        OSError: the disk is full or not writable; nothing has changed.
+    fills an empty directory; `meta` is JSON-able. After an `OSError` nothing has changed.
     """
     path = root / f"step-{step:06d}"
     for leftover in root.glob(f"{_TEMP_PREFIX}*"):  # of a process that was killed
@@ -90,10 +87,7 @@ def find_latest(root: Path, skip_damaged: bool = False) -> Path | None:
 
 
 def hold_checkpoint(path: Path) -> AbstractContextManager[bool]:
-    """Keep `prune` from deleting a checkpoint inside the block; yields whether it exists.
-
-    The hold is a shared lock on the manifest, which ends with its process.
-    """
+    """Keep `prune` from deleting a checkpoint inside the block, by a shared lock; yields whether it exists."""
     return _try_lock(path / MANIFEST, fcntl.LOCK_SH)
 
 
@@ -113,10 +107,7 @@ def hold_latest(root: Path) -> Iterator[Path | None]:
 
 
 def verify(path: Path, contents: bool = True) -> list[str]:
-    """List the problems of a checkpoint, one line each; [] if it is whole.
-
-    Without `contents` only presence and size of the files count, which costs the same for any model.
-    """
+    """List the problems of a checkpoint; without `contents` only presence and size of the files count."""
     try:
         text = (path / MANIFEST).read_bytes()
         manifest = parse_json(text, "drop")
@@ -155,10 +146,7 @@ def load_best(root: Path) -> tuple[Path, float] | None:
 
 
 def prune(root: Path, keep_last: int) -> list[Path]:
-    """Delete all but the newest `keep_last` checkpoints and the best one; returns the deleted ones.
-
-    Damaged ones are evidence: they are neither counted nor deleted. Held ones stay until a later call.
-    """
+    """Delete all but the newest `keep_last` checkpoints and the best one; damaged and held ones stay, uncounted."""
     marked = load_best(root)
     whole = [c.path for c in scan(root, contents=False) if not c.problems]
     old = [path for path in whole[:-keep_last] if not (marked and path == marked[0]) and not verify(path)]
@@ -174,10 +162,7 @@ def prune(root: Path, keep_last: int) -> list[Path]:
 def strip(path: Path, names: Sequence[str]) -> bool:
     """Delete files and directories of a checkpoint, in order, after its manifest has forgotten them.
 
-    So it is whole at any moment, and a later call deletes what a kill left.
-
-    Returns:
-        False if it is held (see `hold_checkpoint`), and stays as it is.
+    So it is whole at any moment, and a later call deletes what a kill left. Returns False if it is held, and stays.
     """
     with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
         if free:
@@ -185,10 +170,7 @@ def strip(path: Path, names: Sequence[str]) -> bool:
             left = {name: about for name, about in manifest["files"].items() if Path(name).parts[0] not in names}
             write_json(path / MANIFEST, manifest | {"files": left})
             for place in (path / name for name in names):
-                if place.is_dir():
-                    shutil.rmtree(place)
-                else:
-                    place.unlink(missing_ok=True)
+                shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
     return free
 
 

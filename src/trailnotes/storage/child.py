@@ -37,14 +37,9 @@ except OSError as error:
 def start_child(command: Sequence[str], *, death_signal: int | None = signal.SIGKILL, **options: Any) -> Process:
     """Start a process in a group of its own, which Ctrl-C in the terminal does not reach.
 
-    Args:
-        command: begins with the path of the program.
-        death_signal: sent by Linux when this process ends, however it ends. Elsewhere the end of a pipe or socket must
-            end the child. None: the child may outlive this process.
-        options: of `subprocess.Popen`; streams are /dev/null and unbuffered unless named here.
-
-    Raises:
-        OSError: the system refuses to start it.
+    `command` begins with the path of the program. Linux sends the child `death_signal` (None: nothing) when this
+    process ends, however it ends; elsewhere the end of a pipe or socket must end the child. `options` are those of
+    `subprocess.Popen`; streams are /dev/null and unbuffered unless named here.
     """
     command = list(command)
     if death_signal is not None and sys.platform == "linux" and sys.executable:
@@ -90,9 +85,7 @@ def last_line(output: bytes) -> str:
 class _Spawner:
     """The one thread that starts all children: the death signal comes when the *thread* that started a child ends."""
 
-    _starting: threading.Lock
     _thread: threading.Thread | None
-    _requests: queue.SimpleQueue[Request]
 
     def __init__(self) -> None:
         self._forget()
@@ -113,7 +106,9 @@ class _Spawner:
 
     def _forget(self) -> None:
         """Begin anew in a forked copy of this process, which has no such thread."""
-        self._starting, self._thread, self._requests = threading.Lock(), None, queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._thread = None
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
 
     @staticmethod
     def _serve(requests: queue.SimpleQueue[Request]) -> None:

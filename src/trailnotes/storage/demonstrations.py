@@ -39,9 +39,6 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
     All assistant turns teach, unless ``"taught"`` lists those that do (0 is the first message). ``"task"`` is the id of
     the game, or a task as in trajectories.jsonl, which must not be evaluated. ``"token_ids"`` of an assistant turn are
     those sampled; a model whose tokenizer reads other text in them uses the text. `setting` named the file.
-
-    Raises:
-        ConfigError: there is no such file, or a line is not a conversation; the text has its number.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other line ends

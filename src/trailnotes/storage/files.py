@@ -27,13 +27,10 @@ _ITERATION_PATTERN = re.compile(rb'\{"iteration": (\d+)[,}]')
 
 
 def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
-    """Parse JSON; bytes are UTF-8.
+    """Parse JSON, or raise `ValueError`; bytes are UTF-8.
 
     `nonfinite` says what becomes of numbers that no float holds (``NaN``, ``1e999``): "keep" makes them ``nan`` or
     ``inf``, "drop" None, as `encode_line` writes them.
-
-    Raises:
-        ValueError: it is not JSON, nests too deeply, or has a number that "refuse" refuses.
     """
     if isinstance(text, bytes):
         text = text.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass")
@@ -72,13 +69,7 @@ def get_cache_dir(name: str) -> Path:
 
 
 def open_or_make(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -> T:
-    """Open a folder of the user's cache, or make it if it is missing, whole or not at all.
-
-    Several processes may make it at once, each aside; the first to finish gives its own.
-
-    Raises:
-        RunError: it cannot be made; set TRAILNOTES_CACHE to another folder.
-    """
+    """Open a folder of the user's cache, or make it; several processes may, and the first to finish gives its own."""
     try:
         if not folder.is_dir():
             return make()
@@ -142,11 +133,7 @@ def find_free_path(path: Path) -> Path:
 
 
 def append_jsonl(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool = False) -> None:
-    """Append `records`, all of them or none; with `sync` they are on the disk on return.
-
-    Raises:
-        RunError: the disk is full or the file not writable; says what the file still holds.
-    """
+    """Append `records`, all of them or none (`RunError`); with `sync` they are on the disk on return."""
     data = memoryview(b"".join(map(encode_line, records)))
     try:
         with path.open("ab", buffering=0) as file:
@@ -164,11 +151,7 @@ def append_jsonl(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of `path` in order; none if there is no such file.
-
-    Raises:
-        RunError: a damaged line, by number.
-    """
+    """Yield the records of `path` in order, none if there is no such file; raises `RunError` for a damaged line."""
     for number, line in enumerate(read_lines_from(path), 1):
         record = parse_record(line)
         if record is None:
@@ -199,11 +182,8 @@ def read_lines_from(path: Path, offset: int = 0) -> Iterator[bytes]:
 def split_after(path: Path, iterations: int | None = None) -> Path | None:
     """Move lines after the first `iterations` iterations out of `path`; None moves a half-written last line.
 
-    Lines without an "iteration" stay with those before them. The lines reach ``<stem>.after-<iterations>.<n>.jsonl``
-    beside `path` before they leave it, so that a crash loses none.
-
-    Returns:
-        The file that now holds the lines, or None if there were none.
+    Lines without an "iteration" stay with those before them. Returns the file that now holds the lines, if any: they
+    reach ``<stem>.after-<iterations>.<n>.jsonl`` beside `path` before they leave it, so that a crash loses none.
     """
     if not path.exists():
         return None
@@ -227,8 +207,7 @@ def split_after(path: Path, iterations: int | None = None) -> Path | None:
         temporary.replace(aside)
         os.truncate(path, offset)
     except OSError as error:
-        text = f"cannot move lines from {path} to {aside} ({error.strerror}): all are still there; {_FIX_HINT}"
-        raise RunError(text) from error
+        raise RunError(f"cannot move lines from {path} ({error.strerror}): all are still there; {_FIX_HINT}") from error
     return aside
 
 

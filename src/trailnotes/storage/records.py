@@ -12,38 +12,26 @@ from typing import Any
 
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
+_FIELDS = ("mode", "member", "outcome", "success", "score", "max_score", "error", "context_full")
+_STEP_FIELDS = ("action", "reward", "reward_intrinsic", "policy_version", "other_tokens")
+
 
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
     """Convert an episode to JSON values; the intrinsic reward is before its coefficient."""
     return {
-        "task": task_to_json(trajectory.task),
-        "mode": trajectory.mode,
-        "member": trajectory.member,
-        "outcome": trajectory.outcome,
-        "success": trajectory.success,
-        "score": trajectory.score,
-        "max_score": trajectory.max_score,
-        "return": trajectory.episode_return,
-        "error": trajectory.error,
-        "context_full": trajectory.context_full,
-        "steps": [_step_to_json(step) for step in trajectory.steps],
+        "task": task_to_json(trajectory.task), **{name: getattr(trajectory, name) for name in _FIELDS},
+        "return": trajectory.episode_return, "steps": [_step_to_json(step) for step in trajectory.steps],
         "final_observation": _collect_non_defaults(trajectory.final_observation),
-    }
+    }  # fmt: skip
 
 
 def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
-    """Rebuild an episode; prompt ids and keys of tips are empty.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: the record is no episode's.
-    """
-    plain = ("mode", "member", "outcome", "success", "score", "max_score", "error", "context_full")
+    """Rebuild an episode; prompt ids and keys of tips are empty."""
     return Trajectory(
-        task=Task(**record["task"]),
-        steps=tuple(_step_from_json(step) for step in record["steps"]),
+        task=Task(**record["task"]), steps=tuple(map(_step_from_json, record["steps"])),
         final_observation=_observation_from_json(record["final_observation"]),
-        **{name: record[name] for name in plain},
-    )
+        **{name: record[name] for name in _FIELDS},
+    )  # fmt: skip
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
@@ -53,11 +41,8 @@ def task_to_json(task: Task) -> dict[str, Any]:
 
 def completion_to_json(completion: Completion) -> dict[str, Any]:
     """Convert a completion to JSON values, with the tokens read and sampled for it."""
-    return {
-        "completion": _collect_non_defaults(completion, leave_out=("prompt_ids", "usage")),
-        "tokens": completion.num_tokens,
-        "prompt_tokens": completion.num_prompt_tokens,
-    }
+    stored = _collect_non_defaults(completion, leave_out=("prompt_ids", "usage"))
+    return {"completion": stored, "tokens": completion.num_tokens, "prompt_tokens": completion.num_prompt_tokens}
 
 
 def completion_from_json(record: Mapping[str, Any]) -> Completion:
@@ -72,26 +57,18 @@ def _step_to_json(step: Step) -> dict[str, Any]:
     return {
         "observation": _collect_non_defaults(step.observation),
         "tips": [_collect_non_defaults(tip, leave_out=("key", "created")) for tip in step.tips],
-        "action": step.action,
-        "reward": step.reward,
-        "reward_intrinsic": step.reward_intrinsic,
-        "policy_version": step.policy_version,
-        **completion_to_json(step.completion),
-        "other_tokens": step.other_tokens,
+        **{name: getattr(step, name) for name in _STEP_FIELDS}, **completion_to_json(step.completion),
         "plain_prompt_tokens": len(step.plain_prompt_ids) or step.num_plain_tokens,  # null: not known
-    }
+    }  # fmt: skip
 
 
 def _step_from_json(record: Mapping[str, Any]) -> Step:
     return Step(
         observation=_observation_from_json(record["observation"]),
-        tips=tuple(Tip(key="", **tip) for tip in record["tips"]),
-        completion=completion_from_json(record),
-        plain_prompt_ids=(),
-        other_tokens=record.get("other_tokens", 0),
-        num_plain_tokens=record.get("plain_prompt_tokens"),
-        **{name: record[name] for name in ("action", "reward", "reward_intrinsic", "policy_version")},
-    )
+        tips=tuple(Tip(key="", **tip) for tip in record["tips"]), completion=completion_from_json(record),
+        plain_prompt_ids=(), num_plain_tokens=record.get("plain_prompt_tokens"),
+        **{name: record[name] for name in _STEP_FIELDS if name in record},
+    )  # fmt: skip
 
 
 def _observation_from_json(record: Mapping[str, Any]) -> Observation:

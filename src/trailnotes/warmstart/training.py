@@ -62,12 +62,8 @@ def warmstart(
     Until it is finished, `out` holds the folder `unfinished` with a checkpoint, from which the same call resumes
     exactly. A signal has it finish its step and save.
 
-    Args:
-        config: the whole configuration.
-        out: the directory of the model.
-        allow_change: keys that may differ from those that it began with.
-        progress: receives step, loss and rate of each step.
-        note: receives a line to show.
+    `allow_change` are keys that may differ from those that it began with; `progress` receives step, loss and rate of
+    each step, `note` lines to show.
 
     Raises:
         ConfigError: `out` is taken, or there are no demonstrations that fit the model and the panel.
@@ -217,7 +213,7 @@ class SupervisedTrainer:
         self.model.train()
         self._optimizer.zero_grad()
         device, total = next(self.model.parameters()).device, 0.0
-        for indices in make_microbatches(batch, self.config.optim.microbatch_tokens):
+        for indices in make_microbatches([row.token_ids for row in batch], self.config.optim.microbatch_tokens):
             ids, mask = collate([batch[i] for i in indices], device)
             loss = -self._score(ids, mask)[0].sum()
             loss.backward()  # type: ignore[no-untyped-call]

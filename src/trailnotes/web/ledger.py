@@ -27,13 +27,8 @@ class TokenCount:
         return self.prefilled + self.sampled + self.trained
 
     def compute_cost(self, prices: LearnerConfig) -> float:
-        """Compute the cost at the config's prices, in the currency of these."""
-        million = 1e6
-        return (
-            self.prefilled * prices.price_prefill
-            + self.sampled * prices.price_sample
-            + self.trained * prices.price_train
-        ) / million
+        read, written = self.prefilled * prices.price_prefill, self.sampled * prices.price_sample
+        return (read + written + self.trained * prices.price_train) / 1e6
 
 
 class TokenLedger:
@@ -69,7 +64,7 @@ class TokenLedger:
 
     @contextmanager
     def reserve(self, num_tokens: int) -> Iterator[None]:
-        """Hold tokens back for a request during the block. Raises as `require`."""
+        """Hold tokens back for a request during the block; raises as `require`."""
         with self._lock:
             self.require(num_tokens)
             self._reserved += num_tokens

@@ -23,9 +23,6 @@ def open_listener(host: str, port: int, *, refusal: str = "") -> socket.socket:
     """Open a listening socket; port 0 takes a free one.
 
     `refusal` is the error's text where the address is open to other machines; "" allows that.
-
-    Raises:
-        ConfigError: the address is refused, the port is invalid, or they cannot be had.
     """
     if refusal and not is_loopback(host):
         raise ConfigError(f"--host {host} {refusal}")
@@ -46,13 +43,11 @@ def open_listener(host: str, port: int, *, refusal: str = "") -> socket.socket:
 
 
 def format_host(listener: socket.socket) -> str:
-    """Format the address of a socket as Host headers write it: IPv6 in brackets."""
     host = str(listener.getsockname()[0])
     return f"[{host}]" if ":" in host else host
 
 
 def format_url(listener: socket.socket) -> str:
-    """Format the URL that a person types into a browser."""
     return f"http://{format_host(listener)}:{listener.getsockname()[1]}"
 
 

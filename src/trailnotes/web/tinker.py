@@ -18,17 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from trailnotes.config.model_schema import TINKER_KEY_VARIABLE, LearnerConfig
 from trailnotes.errors import ConfigError, MissingExtraError, ServerError, TrailnotesError, format_install_command
-from trailnotes.web.faults import (
-    compute_wait,
-    extract_error_text,
-    is_context_overflow,
-    is_retryable,
-    parse_retry_after,
-)
+from trailnotes.web.faults import compute_wait, extract_error_text, is_context_overflow, is_retryable, parse_retry_after
 from trailnotes.web.ledger import TokenLedger
 from trailnotes.web.wire import redact_key
 
@@ -38,9 +32,6 @@ try:
     import tinker
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('tinker')}") from missing
-
-if TYPE_CHECKING:
-    from tinker import ServiceClient
 
 logger = logging.getLogger(__name__)
 for _name in ("tinker", "httpx"):  # they tell every request and every try, and a progress bar is being drawn
@@ -74,15 +65,9 @@ SKYRL: Final = Dialect(
 
 
 class TinkerServer:
-    """A session with a server of the Tinker API.
+    """A session with a server of the Tinker API, with the address, the limits and the prices of `config`.
 
-    Args:
-        config: address, limits and prices. The key is in the environment variable TINKER_API_KEY.
-        ledger: the file of `TokenLedger`.
-
-    Raises:
-        ConfigError: the hosted service has no key, or the key has another form than those of the API.
-        ServerError: there is no server of the API at the address.
+    The key is in the environment variable TINKER_API_KEY; `ledger` is the file of `TokenLedger`.
     """
 
     def __init__(self, config: LearnerConfig, ledger: Path | None = None) -> None:
@@ -95,7 +80,7 @@ class TinkerServer:
         self._lived = -math.inf  # when the server was last known to be alive
         self._require_alive()
         self.dialect = self._find_dialect()
-        self.service: ServiceClient = self.call(
+        self.service: Any = self.call(
             lambda: tinker.ServiceClient(base_url=self.url, api_key=self._key), "opening a session"
         )
 
@@ -105,7 +90,6 @@ class TinkerServer:
         return {str(each["model_name"]): each.get("max_context_length") for each in listed}
 
     def require_model(self, name: str, num_tokens: int) -> None:
-        """Refuse a base model that the server does not have, or that holds fewer tokens. Raises `ConfigError`."""
         if name not in (offered := self.list_models()):
             raise ConfigError(
                 f"{self.url} has no model {name!r}: set model.path to one of {', '.join([*offered][:20])}"
@@ -116,12 +100,11 @@ class TinkerServer:
                               f"{num_tokens:,}")  # fmt: skip
 
     def call(self, function: Callable[[], Any], doing: str) -> Any:
-        """Call a function of the SDK that blocks, with the limit and the errors of `wait`."""
         future: Future[Any] = Future()
 
         def run() -> None:
             try:
-                value = function()  # in the SDK's later versions a future
+                value = function()  # a future in the SDK's later versions
                 future.set_result(value.result() if hasattr(value, "result") else value)
             except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
                 future.set_exception(error)
@@ -130,10 +113,9 @@ class TinkerServer:
         return self.wait(future, doing)
 
     def wait(self, future: Any, doing: str) -> Any:
-        """Wait for a future, for `learner.timeout` seconds at most; `doing` names the work in the text of an error.
+        """Wait for a future of the SDK, or of a thread, for `learner.timeout` seconds at most.
 
-        Raises:
-            ServerError: the server is gone, refuses, or has not answered in time.
+        Raises `ServerError` where the server is gone, refuses, or has not answered in time; `doing` is for its text.
         """
         waited: Future[Any] = future if isinstance(future, Future) else future.future()
         began, silent = time.monotonic(), 0
@@ -142,7 +124,6 @@ class TinkerServer:
         return self._read(waited, doing)
 
     async def wait_async(self, future: Any, doing: str) -> Any:
-        """Wait as `wait`, in an event loop."""
         waited = asyncio.wrap_future(future if isinstance(future, Future) else future.future())
         waited.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # this task may be cancelled
         began, silent = time.monotonic(), 0
@@ -158,12 +139,9 @@ class TinkerServer:
                 httpx.post(f"{self.url}/api/v1/unload_model", json=body, headers=self._headers, timeout=ALIVE_EVERY)
 
     def download_archive(self, run: str, name: str, file: BinaryIO, most: int) -> None:
-        """Download the archive of weights that the server keeps for sampling into `file`.
+        """Download the archive of weights that the server keeps for sampling into `file`, `most` bytes at most.
 
         Later SDKs have no function for it. The server's key goes to no other host.
-
-        Raises:
-            ServerError: it cannot be had, or has more than `most` bytes.
         """
         kind = "sampler_weights/" if self.dialect.names_kind else ""
         answer = self._get(f"/api/v1/training_runs/{run}/checkpoints/{kind}{name}/archive", "asking for the adapters")
@@ -197,11 +175,9 @@ class TinkerServer:
     def _find_dialect(self) -> Dialect:
         found = DOCUMENTED
         if self.config.url:
-            try:
-                answer = httpx.get(f"{self.url}/openapi.json", timeout=ALIVE_EVERY)
-                found = SKYRL if answer.json()["info"]["title"] == SKYRL_TITLE else DOCUMENTED
-            except (httpx.HTTPError, ValueError, LookupError, TypeError):
-                pass  # the API asks no server for its schema
+            with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):  # the API asks none for its schema
+                title = httpx.get(f"{self.url}/openapi.json", timeout=ALIVE_EVERY).json()["info"]["title"]
+                found = SKYRL if title == SKYRL_TITLE else DOCUMENTED
         return found
 
     def _read(self, ended: Any, doing: str) -> Any:
@@ -213,7 +189,6 @@ class TinkerServer:
             raise self._explain(error, doing) from error
 
     def _check_patience(self, began: float, silent: int, doing: str) -> int:
-        """Count silent health checks in a row. Raises `ServerError` where they are too many."""
         if time.monotonic() - began > self.config.timeout:
             raise self._explain_timeout(doing)
         if self._is_alive():

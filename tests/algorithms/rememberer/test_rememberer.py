@@ -214,14 +214,6 @@ def test_an_example_that_does_not_fit_gives_way_to_one_that_does() -> None:
     assert decide(Listener("go -> 1", context_length=30), taught, config, hall()) == [None]
 
 
-def test_actions_are_done_in_their_own_spelling_though_examples_quote_them() -> None:
-    config = cave_config()
-    policy = Listener("click(buy now) -> 1")
-    (decision,) = decide(policy, table_of(config, "a hall", action="click[buy now]"), config, hall())
-    assert "click(buy now) -> 1.0" in policy.asked[0][0]
-    assert decision.action == "click[buy now]"
-
-
 # -- the whole method
 
 
@@ -236,17 +228,6 @@ def test_epochs_act_on_what_earlier_ones_have_learned_and_the_panel_changes_noth
     steps = sum(line["rollout/env_steps"] for line in lines[:-1])
     assert updates[-1] == steps == sum(row[4] for row in rows(tmp_path)[1])
     assert json.loads((tmp_path / "eval" / "table.json").read_text())["rows"][0]["memory"] is True
-
-
-def test_tasks_that_are_solved_at_once_are_not_played_again(tmp_path, monkeypatch) -> None:
-    def knows(messages: Sequence[Message]) -> str:
-        task, did, *_ = messages[-1].content.splitlines()[-5:]
-        metal, place = task.split()[2], 0 if did == "did : nothing" else did.count(",") + 1
-        return f"{caves.right_way(metal, place) if metal in {'gold', 'jade'} else 'north'} -> 1"
-
-    lines = run(tmp_path, monkeypatch, ScriptedPolicy(knows), epochs=2)
-    episodes = [line["episodes"] for line in lines]
-    assert episodes == [8, 8 + 6, 8 + 6 + 8]
 
 
 def test_a_stopped_run_goes_on_to_the_same_table_and_asks_nothing_when_it_has_ended(tmp_path, monkeypatch) -> None:

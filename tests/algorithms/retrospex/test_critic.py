@@ -26,7 +26,6 @@ from trailnotes.algorithms.retrospex.critic import (
     estimate_auc,
     expectile_loss,
     load_critic,
-    soft_update,
     td_target,
     train_critic,
 )
@@ -143,15 +142,6 @@ def test_words_have_ids_of_their_own_and_unknown_words_share_a_few() -> None:
     assert len(vocabulary.encode("go " * 1000)) == MAX_TEXT_WORDS
 
 
-def test_a_text_is_read_the_same_alone_and_beside_longer_ones() -> None:
-    networks = make_networks()
-    rows = (["walk", "walk", "run"], ["place 0", "a far longer place than that", ""], ["a0", "a1 a2 a3", "a0"])
-    together = networks.target_q(*rows)
-    for index in range(3):
-        alone = networks.target_q(*([column[index]] for column in rows))
-        torch.testing.assert_close(alone, together[index : index + 1])
-
-
 # -- arithmetic
 
 
@@ -165,16 +155,6 @@ def test_expectile_loss_weighs_what_lies_above_by_tau() -> None:
 def test_targets_bootstrap_but_at_the_end_of_a_game() -> None:
     target = td_target(torch.tensor([1.0, 1.0]), torch.tensor([False, True]), torch.tensor([2.0, float("nan")]), 0.9)
     assert target.tolist() == pytest.approx([2.8, 1.0])
-
-
-def test_the_target_follows_by_its_rate() -> None:
-    slow, fast = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    torch.nn.init.constant_(slow.weight, 1.0)
-    torch.nn.init.constant_(fast.weight, 3.0)
-    soft_update(slow, fast, 0.005)
-    assert slow.weight.item() == pytest.approx(1.01)
-    soft_update(slow, fast, 1.0)
-    assert slow.weight.item() == 3.0
 
 
 def test_the_lesser_head_counts_and_both_are_trained() -> None:
@@ -241,24 +221,6 @@ def test_the_area_counts_pairs_and_a_tie_counts_half() -> None:
     assert found is not None
     assert found.mean == 0.625
     assert found.low <= found.mean <= found.high
-
-
-def test_within_a_task_only_its_own_pairs_count() -> None:
-    scores, won = [9, 8, 1, 2], [True, False, True, False]
-    whole = estimate_auc(scores, won, [0, 1, 2, 3])
-    inside = estimate_auc(scores, won, [0, 1, 2, 3], ["a", "a", "b", "b"])
-    assert whole is not None
-    assert inside is not None
-    assert (whole.mean, inside.mean) == (0.5, 0.5)
-    easy = estimate_auc([9, 9, 1, 1], won, [0, 1, 2, 3], ["a", "a", "b", "b"])
-    assert easy is not None
-    assert easy.mean == 0.5
-
-
-def test_without_won_or_lost_steps_there_is_no_area() -> None:
-    assert estimate_auc([1.0, 2.0], [True, True], [0, 1]) is None
-    assert estimate_auc([], [], []) is None
-    assert estimate_auc([1.0, 2.0], [True, False], [0, 1], ["a", "b"]) is None
 
 
 @given(

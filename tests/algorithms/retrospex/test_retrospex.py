@@ -197,18 +197,6 @@ def test_the_policy_decides_the_first_step_alone_and_the_critic_may_have_the_res
     assert taste.asked[0] == ("leave", "a door ?")
 
 
-def test_what_was_sampled_keeps_its_ids_and_the_others_are_paid_for() -> None:
-    policy = Talker("north", "south", "west")
-    episode, _ = play(policy, Taste({"south": 1.0}), **CRITIC_ALONE)
-    for step in episode.steps:
-        assert policy.decode(step.completion.token_ids) == step.completion.text == "south"
-        assert step.other_tokens == len("north") + 1 + len("west") + 1
-        assert step.completion.prompt_ids == step.plain_prompt_ids
-    spoken = policy.decode(episode.steps[1].completion.prompt_ids)
-    assert "south" in spoken
-    assert "north" not in spoken
-
-
 def test_an_admissible_action_that_nobody_said_has_no_ids_and_is_said_in_the_next_prompt() -> None:
     policy = Talker("open a door", "open the door", "door")
     episode, (first, _) = play(policy, Taste({"kick door": 1.0}), ("open door", "kick door"), **CRITIC_ALONE)
@@ -234,13 +222,6 @@ def test_repeats_are_one_candidate_and_a_single_one_is_taken_unasked() -> None:
     assert not policy.scored
     assert not taste.asked
     assert journal[0]["actions"] == ["north"]
-
-
-def test_candidates_are_drawn_as_the_settings_say_each_with_a_seed_of_its_own() -> None:
-    policy = Talker("north", "south")
-    play(policy, Taste({}))
-    assert {(each.temperature, each.top_p) for each in policy.asked} == {(0.9, 0.95)}
-    assert len({each.seed for each in policy.asked}) == len(policy.asked) == 6
 
 
 def test_decisions_that_count_are_those_of_the_episodes_that_do() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.envs.textworld import interpreter as story
-from trailnotes.envs.textworld.interpreter import GameAnswer, build_cached_game, clean_answer, sanitize_action
+from trailnotes.envs.textworld import env as story
+from trailnotes.envs.textworld.env import GameAnswer, build_cached_game, clean_answer, sanitize_action
 from trailnotes.errors import EnvError, MissingExtraError
 
 BANNER = "\n\n  ____\n | $$$$$$$|\n\nfind the way\n\n-= Cellar =-\nexits east.\n\n>          -= Cellar =-0/1"
@@ -99,12 +99,6 @@ def test_a_game_is_built_once_quietly_and_left_alone(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out == ""
 
 
-def test_a_half_written_game_is_built_again(tmp_path: Path) -> None:
-    path = build_cached_game({}, build_both, tmp_path)
-    path.with_suffix(".json").unlink()
-    assert build_cached_game({}, build_both, tmp_path).with_suffix(".json").is_file()
-
-
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def refuse(path: Path) -> None:
         path.write_bytes(b"half")
@@ -113,12 +107,6 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(EnvError, match="does not compile: ni: problem 7"):
         build_cached_game({}, refuse, tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EnvError, match="TRAILNOTES_CACHE"):
-        build_cached_game({}, build_both, tmp_path / "file" / "games")
 
 
 def _build_many(folder: str) -> None:

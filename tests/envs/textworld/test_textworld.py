@@ -69,18 +69,6 @@ def test_tracked_and_plain_play_read_the_same(game: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_the_same_task_gives_the_same_text_whatever_was_played_before(game: Path) -> None:
-    env, other = TextWorldEnv(), TextWorldEnv()
-    task = tasks_of(game)[0]
-    first = env.reset(task)
-    env.step("take passkey")
-    other.reset(task)
-    there = other.step("north")
-    assert env.reset(task) == first
-    assert env.step("north") == there
-    assert other.step("inventory").text == "You are carrying nothing."
-
-
 @pytest.mark.parametrize("actions", [False, True])
 def test_it_keeps_the_contract(game: Path, games: Path, actions: bool) -> None:
     del game
@@ -121,20 +109,6 @@ def test_odd_actions_neither_crash_nor_leave_the_game(game: Path, actions: bool)
     assert env.step("take passkey").success
 
 
-def test_a_command_may_be_said_in_a_sentence(game: Path) -> None:
-    (task,) = tasks_of(game)
-    plain, prose = TextWorldEnv(), TextWorldEnv()
-    try:
-        plain.reset(task)
-        prose.reset(task)
-        for command, sentence in (("look", "I will look."), ("inventory", "Let me inventory"), ("i", "i")):
-            assert prose.step(sentence) == plain.step(command)
-        assert prose.step("I will quit").info == {"action_refused": True}
-    finally:
-        plain.close()
-        prose.close()
-
-
 def test_the_step_limit_truncates_unless_the_last_step_wins(game: Path) -> None:
     env = TextWorldEnv(max_steps=2)
     for action, won in (("look", False), ("take passkey", True)):
@@ -155,12 +129,6 @@ def test_generated_tasks_are_disjoint_over_splits_and_never_change() -> None:
     assert hashlib.sha256(words.encode()).hexdigest()[:16] == "c60ba84c592236ce"
     moved = TextWorldEnv.tasks("test", generator="coin_collector", dataset_seed=1)
     assert not {task.seed for task in moved} & set(seeds)
-
-
-def test_options_of_the_environment_change_no_task() -> None:
-    options = {"actions": True, "max_steps": 3, "cache_dir": "x"}
-    assert TextWorldEnv.tasks("test", **options, **TREASURE) == TextWorldEnv.tasks("test", **TREASURE)
-    TextWorldEnv(**options, **TREASURE)
 
 
 def test_defaults_of_a_generator_are_filled_in() -> None:

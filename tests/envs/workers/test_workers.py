@@ -322,15 +322,6 @@ def test_workers_that_die_at_start_are_given_up_with_their_last_words(tmp_path: 
     assert tally.read_text() == "xxx"
 
 
-def test_a_module_that_cannot_be_imported_names_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "wrong_env.py").write_text("raise RuntimeError('half written')")
-    monkeypatch.syspath_prepend(tmp_path)  # workers import what their parent can import
-    with EnvPool(EnvConfig(name="wrong_env:Env", num_workers=1)) as pool:
-        for _ in range(2):
-            with pytest.raises(ConfigError, match="importing wrong_env raised RuntimeError: half written"):
-                play(pool)
-
-
 def test_a_worker_lost_between_episodes_costs_none() -> None:
     with puppets(1) as pool:
         pid = pid_of(pool)

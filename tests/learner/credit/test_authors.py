@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -34,9 +33,6 @@ def credit(*groups: list[Trajectory], normalize_std: bool = False) -> dict[tuple
 
 def test_a_tip_earns_its_readers_return_less_that_of_members_without_tips() -> None:
     assert credit([played(1, RIGHT), played(0), played(0), played(1)]) == {("task", RIGHT): pytest.approx(2 / 3)}
-
-
-def test_a_tip_that_lies_loses_credit() -> None:
     assert credit([played(0, LIE), played(1), played(1), played(0)]) == {("task", LIE): pytest.approx(-2 / 3)}
 
 
@@ -103,14 +99,6 @@ def test_a_lie_beside_a_right_tip_earns_nothing_when_the_right_one_was_followed(
     assert earned["task", LIE] == earned["task", EMPTY] == 0
 
 
-def test_a_lie_that_was_followed_is_blamed_alone() -> None:
-    followed_lie = split_by_use({RIGHT: -1.0, LIE: 5.0}, 4.0)
-    group = TrajectoryGroup(TASK, (played(0, RIGHT, LIE), played(1)))
-    earned = compute_tip_credits([group], [[followed_lie, {}]], normalize_std=False)
-    assert earned["task", RIGHT] == 0
-    assert earned["task", LIE] == pytest.approx(-(1 - math.exp(-4)))
-
-
 def test_tips_share_by_nats_what_is_due_to_tips() -> None:
     # all tips double the likelihood: half of what was done is due to them
     assert split_by_use({"a": 1.0, "b": 3.0}, math.log(2)) == {"a": pytest.approx(0.125), "b": pytest.approx(0.375)}
@@ -130,9 +118,3 @@ def test_shares_are_never_negative_and_never_more_than_the_whole(gains: dict[str
 def test_shares_must_be_those_of_the_groups() -> None:
     with pytest.raises(ValueError, match="a mapping for each trajectory"):
         compute_tip_credits([TrajectoryGroup(TASK, (played(1, RIGHT), played(0)))], [[{RIGHT: 1.0}]])
-
-
-def test_every_mode_that_reads_is_a_reader() -> None:
-    for mode in set(get_args(Mode)) - {"plain"}:
-        reader = Trajectory(TASK, played(1, RIGHT).steps, Observation("end"), "terminated", True, 1.0, mode=mode)
-        assert credit([reader, played(0)]) == {("task", RIGHT): 1.0}

@@ -46,7 +46,8 @@ def test_group_relative_by_hand() -> None:
 @pytest.mark.parametrize("value", [0.1, 1 / 3, -7e9])
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_equal_returns_give_exact_zeros(value: float, normalize_std: bool) -> None:
-    assert group_relative([value] * 7, normalize_std).tolist() == [0.0] * 7
+    for num in (0, 1, 7):
+        assert group_relative([value] * num, normalize_std).tolist() == [0.0] * num
 
 
 @given(st.lists(st.sampled_from([0.1, 0.2, 0.3, -0.1]), min_size=2, max_size=6), st.randoms())
@@ -59,11 +60,6 @@ def test_the_order_in_which_rewards_are_added_teaches_nothing(rewards: list[floa
         assert group_relative(returns).tolist() == [0.0] * 3
         penalized = group_relative([returns[0] - 0.1], group=returns)
         np.testing.assert_allclose(penalized, [-0.1], rtol=1e-6)
-
-
-def test_a_group_of_one_or_none_has_nothing_to_be_relative_to() -> None:
-    assert group_relative([5.0]).tolist() == [0.0]
-    assert group_relative([]).tolist() == []
 
 
 @pytest.mark.parametrize("returns", [[1.0, math.nan], [1.0, math.inf], [[1.0, 2.0]], 1.0])
@@ -91,12 +87,6 @@ def test_episode_return_adds_the_weighted_bonus() -> None:
     episode = trajectory([0.5, -1.0, 2.0], [1.0, 0.5, 0.25])
     assert episode_return(episode) == episode.episode_return == 1.5
     assert episode_return(episode, beta=2.0) == 1.5 + 2 * 1.75
-
-
-def test_returns_do_not_depend_on_the_order_of_rewards() -> None:
-    forward = trajectory([0.1, 0.2, 0.3], [0.0] * 3)
-    backward = trajectory([0.3, 0.2, 0.1], [0.0] * 3)
-    assert episode_return(forward) == episode_return(backward)
 
 
 def test_discounted_return_by_hand() -> None:
@@ -145,12 +135,6 @@ def test_scores_hold_what_was_earned_where() -> None:
     assert compute_valid_share([]) == 0.0
 
 
-def test_novelty_is_part_of_what_was_earned() -> None:
-    group = TrajectoryGroup(Task("t", "e"), (trajectory([0.5, 1.0], [1.0, 0.25]),))
-    scores = score_group(group, AlgorithmConfig(name="grpo", beta=2.0))
-    assert (scores.returns.tolist(), scores.rewards[0].tolist()) == ([4.0], [2.5, 1.5])
-
-
 def test_a_penalty_is_divided_with_the_rest() -> None:
     # returns 4 0: mean 2, std 2.8284
     first, second = group_advantages(score_pair(), AlgorithmConfig())
@@ -176,12 +160,6 @@ def test_a_mean_divides_in_the_place_of_the_deviation() -> None:
     assert not any(row.any() for row in group_advantages(replace(four, returns=np.zeros(4)), by_mean))
     with pytest.raises(ValueError, match="one is negative"):
         group_advantages(replace(four, returns=np.array([1.0, 0.0, 0.0, -1.0])), by_mean)
-
-
-def test_without_a_penalty_all_steps_have_the_advantage_of_their_episode() -> None:
-    scores = score_pair(penalty=0.0)
-    expected = group_relative(scores.returns).tolist()
-    assert [row.tolist() for row in group_advantages(scores, AlgorithmConfig())] == [[a, a] for a in expected]
 
 
 def test_numbers_of_other_lengths_are_refused() -> None:

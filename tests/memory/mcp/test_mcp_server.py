@@ -17,7 +17,7 @@ import pytest
 
 from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.errors import MemoryStoreError, MissingExtraError
+from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.types import Tip
@@ -152,19 +152,6 @@ def test_over_http_the_token_opens(place: Path) -> None:
         assert [tip.model for tip in store.load_tips()] == ["", "mcp: somebody"]
 
 
-def test_a_token_is_made_and_printed_where_none_is_given(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.delenv("TRAILNOTES_MCP_TOKEN", raising=False)
-    monkeypatch.setattr("trailnotes.web.serving.serve", lambda app, door, ready, lifespan: ready())
-    lines = set()
-    for _ in range(2):
-        assert main(["memory", "serve", str(place), "--port", "0"]) == 0
-        lines.add(capsys.readouterr().out.partition("Authorization: Bearer ")[2].strip())
-    assert len(lines) == 2
-    assert all(len(token) >= 20 for token in lines)
-
-
 # --- in this process
 
 
@@ -206,22 +193,3 @@ def test_a_missing_memory_is_made_to_be_written(tmp_path: Path, capsys: Any) -> 
         assert [(tip.namespace, tip.enabled) for tip in store.load_tips()] == [("maze/1", False)]
     assert main(["memory", "serve", str(tmp_path / "new.db"), "--off"]) == 2
     assert "--write" in capsys.readouterr().err
-
-
-def test_a_missing_memory_of_a_run_has_the_embedder_of_its_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", "https://api.openai.com/v1")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    (tmp_path / "config.toml").write_text('[memory]\nembedder = "openai:small"\n')
-    assert main(["memory", "serve", str(tmp_path), "--write"]) == 2
-    assert "https://api.openai.com/v1 wants a key: export OPENAI_API_KEY" in capsys.readouterr().err
-    assert not (tmp_path / "memory.db").exists()
-
-
-def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trailnotes.commands.memory import sharing
-
-    monkeypatch.setattr(sharing, "find_missing_module", lambda extra: extra)
-    with pytest.raises(MissingExtraError, match=r"mcp: .*\[mcp\]"):
-        sharing._serve(None)

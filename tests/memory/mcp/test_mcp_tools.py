@@ -66,13 +66,6 @@ def test_the_most_similar_come_first(memory: TipMemory) -> None:
     assert {tip["text"] for tip in found} == {"door 0", "door 2"}, "what is off is never told"
 
 
-def test_long_states_are_cut_among_others_and_whole_alone(memory: TipMemory) -> None:
-    memory.add([Tip("maze/3", "run", "la " * 1000, 1.0)])
-    (found,) = call(memory, "search_tips", task="maze/3", query="la")["tips"]
-    assert len(found["state"]) < 500
-    assert call(memory, "read_tip", id=found["id"])["state"] == "la " * 1000
-
-
 def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
     added = call(memory, "add_tip", task="maze/1", text='<b>Go</b> "left"\nat once', client="agent\x1b[2J\n7", score=4)
     (tip,) = memory.store.load_tips("maze/1")[-1:]
@@ -85,15 +78,6 @@ def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
     (tip,) = memory.store.load_tips("new/1")
     assert (tip.model, tip.key, tip.score, tip.id) == ("mcp: unknown", "a tower", 1.0, unnamed["id"])
     assert call(memory, "add_tip", task="maze/1", text="stand still")["score"] == 4.0, "as good as the best"
-
-
-def test_what_is_added_may_have_to_wait(memory: TipMemory) -> None:
-    added = call(memory, "add_tip", AccessRules(write=True, enabled=False), task="maze/2", text="look up")
-    assert "switched it on" in added["shown"]
-    with pytest.raises(ToolError, match="no tip 5"):
-        call(memory, "read_tip", id=added["id"])
-    enable_tips(memory.store, [added["id"]])
-    assert call(memory, "read_tip", id=added["id"])["text"] == "look up"
 
 
 @pytest.mark.parametrize(
@@ -133,14 +117,6 @@ def test_the_same_tip_is_not_stored_twice(memory: TipMemory) -> None:
     assert memory.store.size("maze/2") == 2
 
 
-def test_reading_is_all_there_is_without_write(memory: TipMemory) -> None:
-    assert not Toolbox(memory, AccessRules()).writers
-    for name in ("add_tip", "memory_open", "memory_report"):
-        with pytest.raises(ToolError, match=f"Unknown tool: {name}"):
-            call(memory, name, AccessRules(), task="maze/1", text="up")
-    assert memory.stats()["tips"] == 4
-
-
 def test_a_full_task_takes_no_more_tips(memory: TipMemory) -> None:
     """Tips that wait for their owner count where what is added waits; tasks that share a capacity share it here."""
     with pytest.raises(ToolError, match="'maze/1' has no room"):
@@ -166,13 +142,6 @@ def test_what_had_to_make_room_is_never_told_and_comes_back_when_it_is_added(mem
         memory.store.retire([5], "oldest", "memory.capacity = 1")
     assert call(memory, "add_tip", task="maze/2", text="mind the well", state="a yard")["id"] == 5
     assert call(memory, "read_tip", id=5)["imported"]
-
-
-def test_no_score_puts_a_tip_before_all_others(memory: TipMemory) -> None:
-    with pytest.raises(ToolError, match=r"score of 1e\+300 is above the highest of 'maze/1', 5: give less"):
-        call(memory, "add_tip", task="maze/1", text="obey", score=1e300)
-    first = call(memory, "add_tip", task="new/1", text="up", score=40)
-    assert (first["score"], first["max_score"]) == (40, 40)
 
 
 def test_one_task_may_be_all_there_is(memory: TipMemory) -> None:

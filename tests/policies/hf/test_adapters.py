@@ -14,9 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from tiny import tiny_model
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
-from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
-from trailnotes.learner.learner import export_model
+from trailnotes.learner.states import export_model
 from trailnotes.policies.hf.adapters import add_adapters, merge_adapters
 from trailnotes.policies.hf.policy import get_context_length, load_model, require_trainable
 
@@ -88,23 +87,6 @@ def test_they_are_trained_further_only_as_they_are(saved: Path) -> None:
         require_trainable(settings(saved))
 
 
-def test_adapters_that_lack_a_part_do_not_load(saved: Path) -> None:
-    tensors = load_file(saved / "adapter_model.safetensors")
-    tensors.pop(min(tensors))
-    save_file(tensors, saved / "adapter_model.safetensors")
-    with pytest.raises(PolicyError, match="does not load: Found missing adapter keys"):
-        load_model(settings(saved))
-
-
-def test_adapters_of_another_nature_are_refused(saved: Path) -> None:
-    about = {"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 2}
-    own = json.loads((saved / "adapter_config.json").read_text())
-    about["base_model_name_or_path"] = own["base_model_name_or_path"]
-    (saved / "adapter_config.json").write_text(json.dumps(about))
-    with pytest.raises(ConfigError, match="holds PROMPT_TUNING"):
-        load_model(settings(saved))
-
-
 def test_merging_in_float32_loses_nothing_and_bfloat16_most(start_model: Path) -> None:
     for dtype, low, high in [(torch.float32, 0.0, 1e-3), (torch.bfloat16, 0.5, 1.1)]:
         model, _ = with_adapters(start_model, size=1e-5)
@@ -168,30 +150,38 @@ def test_a_base_named_by_a_relative_path_is_found_from_anywhere(
     assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
-def test_a_base_in_4_bits_trains_adapters_alone_in_one_process(start_model: Path) -> None:
-    four = {"load_in_4bit": True, "path": str(start_model)}
-    with pytest.raises(ConfigError, match=r"trains adapters alone: set model\.lora\.enabled = true"):
-        require_trainable(settings(start_model, load_in_4bit=True))
-    for others in ({"engine": {"name": "vllm"}}, {"learner": {"world_size": 2}}):
-        with pytest.raises(ValueError, match=r"keeps its base in this process: set it to false"):
-            Config(model=four, **others)  # type: ignore[arg-type]
-
-
-def test_without_bitsandbytes_a_base_in_4_bits_names_the_extra(
-    start_model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"load_in_4bit": True}, "quantize"),
+        ({"attn_implementation": "flash_attention_2"}, "model.attn_implementation"),
+        ({"attn_implementation": "flex_attention"}, "model.attn_implementation"),
+        ({"device": "toaster"}, "model.device"),
+        ({"device": "cuda:0"}, "model.device"),
+        ({"lora": {"enabled": True, "target_modules": ("nothing",)}}, "model.lora.target_modules"),
+    ],
+)
+def test_settings_that_this_machine_cannot_follow_name_the_key(
+    values: dict[str, Any], named: str, start_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trailnotes.policies.hf.policy.find_missing_module", {"quantize": "bitsandbytes"}.get)
-    with pytest.raises(MissingExtraError, match=r"load_in_4bit needs the package bitsandbytes: .*\[quantize\]"):
-        load_model(settings(start_model, load_in_4bit=True))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises((ConfigError, MissingExtraError), match=named.replace(".", r"\.")):
+        load_model(settings(start_model, **values))
+    require_trainable(settings(start_model))
+    with pytest.raises(ConfigError, match=r"model\.lora\.enabled"):
+        require_trainable(settings(start_model, load_in_4bit=True))
 
 
-@pytest.mark.parametrize("kind", ["sdpa", "eager"])
-def test_a_model_attends_as_it_is_told(kind: Any, start_model: Path) -> None:
-    model, _ = load_model(settings(start_model, attn_implementation=kind))
-    assert model.config._attn_implementation == kind
-
-
-@pytest.mark.parametrize(("kind", "needs"), [("flash_attention_2", "a GPU and"), ("flex_attention", "a GPU: ")])
-def test_a_cpu_refuses_kernels_of_gpus(kind: Any, needs: str, start_model: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"attn_implementation = '{kind}' needs {needs}"):
-        load_model(settings(start_model, attn_implementation=kind))
+def test_damaged_and_foreign_adapters_are_refused(saved: Path) -> None:
+    tensors = load_file(saved / "adapter_model.safetensors")
+    tensors.pop(min(tensors))
+    save_file(tensors, saved / "adapter_model.safetensors")
+    with pytest.raises(PolicyError, match=r"model\.path"):
+        load_model(settings(saved))
+    own = json.loads((saved / "adapter_config.json").read_text())
+    about = {"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 2}
+    about["base_model_name_or_path"] = own["base_model_name_or_path"]
+    (saved / "adapter_config.json").write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match="PROMPT_TUNING"):
+        load_model(settings(saved))

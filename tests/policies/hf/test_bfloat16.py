@@ -63,14 +63,6 @@ def test_looks_into_a_cache_are_attention(num_new: int) -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=2e-2, atol=2e-2)
 
 
-def test_one_visible_column_is_its_value() -> None:
-    mask = torch.full((1, 1, 1, 3), torch.finfo(HALF).min).to(HALF)
-    mask[..., 1] = 0
-    value = drawn(1, 2, 3, 8)
-    found = attend(Heads(), drawn(1, 6, 1, 8), drawn(1, 2, 3, 8), value, mask)[0]
-    assert found[0, 0].equal(value[0, :, 1].repeat_interleave(3, 0))
-
-
 def test_only_bfloat16_is_attended_so() -> None:
     for dtype, name in [(torch.float32, "sdpa"), (HALF, ATTENTION_NAME)]:
         model = tiny_model(dtype=dtype)
@@ -204,19 +196,6 @@ def some_rows(num: int = 4) -> list[Sample]:
         signed = tuple((-1.0) ** row * m for m in mask)
         rows.append(Sample(ids, mask, tuple(-3.0 * m for m in mask), signed, trajectory=row))
     return rows
-
-
-def test_adapters_go_on_bit_for_bit() -> None:
-    rows = with_logprobs(some_rows(), 1)
-    alone, first = (Learner(adapted(), OptimConfig(minibatch=0, lr=1e-3), LossConfig()) for _ in range(2))
-    for learner in (alone, first):
-        learner.update(rows, seed=1)
-    resumed = Learner(adapted(size=0.3), OptimConfig(minibatch=0, lr=1e-3), LossConfig())
-    resumed.load_state_dict(*first.state_dict())
-    for learner in (alone, resumed):
-        learner.update(rows, seed=2)
-    pairs = zip(alone.model.named_parameters(), resumed.model.named_parameters(), strict=True)
-    assert all(mine.equal(theirs) for (name, mine), (_, theirs) in pairs if "lora_" in name)
 
 
 def test_adapters_stay_in_float32_and_compute_in_bfloat16() -> None:

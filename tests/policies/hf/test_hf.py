@@ -12,23 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from trailnotes.config.model_schema import LoraConfig, ModelConfig
+from puppet import forward
+from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
 from trailnotes.policies.hf.policy import HFPolicy, load_model, require_context_length
 from trailnotes.types import Completion, Message, Sampling
 
 WORDS = ["key", "door", "north", "hall", "dark", "\n", "note", "é"]
-
-
-def forward(model: Any, completion: Completion, temperature: float = 1.0) -> list[float]:
-    """Log-probabilities of the sampled tokens by one pass over everything, without any cache."""
-    ids = completion.prompt_ids + completion.token_ids
-    with torch.no_grad():
-        logits = model(torch.tensor([ids]), use_cache=False).logits[0].float()
-    logprobs = torch.log_softmax(logits / temperature, dim=-1)
-    start = len(completion.prompt_ids) - 1
-    return [float(logprobs[start + i, token]) for i, token in enumerate(completion.token_ids)]
 
 
 async def play(policy: HFPolicy, name: str, seed: int, turns: int, **options: Any) -> list[Completion]:
@@ -72,44 +63,21 @@ def one(policy: HFPolicy, text: str = "A hall.", name: str = "e", **options: Any
     return asyncio.run(run())
 
 
+EAGER, UNTIED = {"attn_implementation": "eager"}, {"tie_word_embeddings": False}
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
-def test_cached_logprobs_equal_a_fresh_forward(model_of, tokenizer, kind, deterministic):
-    model = model_of(kind)
+@pytest.mark.parametrize(
+    ("kind", "options"), [("qwen2", {}), ("qwen2", EAGER), ("qwen2", UNTIED), ("llama", {}), ("gpt2", {})]
+)
+def test_cached_logprobs_equal_a_fresh_forward(model_of, tokenizer, kind, options, deterministic):
+    model = model_of(kind, **options)
     policy = HFPolicy(model, tokenizer, deterministic=deterministic)
     assert isinstance(policy.engine.decoder, SlotDecoder)
     assert policy.engine.decoder.network.parts
     for completions in play_all(policy, 9):
         for completion in completions:
             assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
-
-
-@pytest.mark.parametrize("options", [{"attn_implementation": "eager"}, {"tie_word_embeddings": False}])
-def test_other_builds_of_a_model(model_of, tokenizer, options):
-    model = model_of("qwen2", **options)
-    policy = HFPolicy(model, tokenizer)
-    for completions in play_all(policy, 5):
-        for completion in completions:
-            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
-
-
-def test_a_warning_of_the_hubs_library_is_printed_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def unreachable(*_: Any, **options: Any) -> None:
-        assert not options["local_files_only"]
-        logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s")
-        raise OSError("no connection")
-
-    hub = logging.getLogger("huggingface_hub")
-    monkeypatch.setattr(hub, "handlers", [logging.StreamHandler(sys.stderr)])  # as the library sets it up
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", unreachable)
-    monkeypatch.setattr("trailnotes.policies.hf.policy.is_cache_only", lambda _name: False)
-    monkeypatch.setattr("trailnotes.policies.hf.policy.load_adapter_config", lambda *_: None)
-    with pytest.raises(PolicyError, match="does not load: no connection"):
-        load_model(ModelConfig(path="somebody/model"))
-    assert caplog.messages == ["Retrying in 1s"]
-    assert not capsys.readouterr().err
 
 
 def test_later_turns_compute_only_what_is_new(model, tokenizer, monkeypatch):
@@ -435,9 +403,7 @@ def test_a_context_beyond_the_first_factors_of_longrope_is_refused_at_the_start(
     model_of("phi3", **LONGROPE).config.save_pretrained(tmp_path)
     config = ModelConfig(path=str(tmp_path), device="cpu")
     require_context_length(config, 64)
-    with pytest.raises(
-        ConfigError, match=r"holds 64 tokens before longrope .* set rollout\.max_context_tokens to 64 or"
-    ):
+    with pytest.raises(ConfigError, match=r"holds 64 tokens.* set rollout\.max_context_tokens to 64 or"):
         require_context_length(config, 65)
 
 
@@ -504,63 +470,14 @@ def test_load_model_from_a_directory(saved, model, tokenizer):
     assert one(policy, max_tokens=5).token_ids == one(HFPolicy(model, tokenizer), max_tokens=5).token_ids
 
 
-def test_load_model_in_low_precision(saved):
-    loaded, tokenizer = load_model(ModelConfig(path=str(saved), device="cpu", dtype="bfloat16"))
-    assert loaded.dtype == torch.bfloat16
-    policy = HFPolicy(loaded, tokenizer)
-    assert isinstance(policy.engine.decoder, SlotDecoder)
-    completion = one(policy, max_tokens=5)
-    assert list(completion.logprobs) == pytest.approx(forward(loaded, completion), abs=0.3)
-
-
-def test_load_model_with_adapters(saved):
-    config = ModelConfig(path=str(saved), device="cpu", lora=LoraConfig(enabled=True, rank=2))
-    model, tokenizer = load_model(config)
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert trained
-    assert all("lora_" in name for name in trained)
-    policy = HFPolicy(model, tokenizer)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.fill_(0.05)
-    policy.bump_version()
-    completion = one(policy, max_tokens=5)
-    assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
-
-
-def test_adapters_need_modules_that_exist(saved):
-    config = ModelConfig(path=str(saved), device="cpu", lora=LoraConfig(enabled=True, target_modules=("nothing",)))
-    with pytest.raises(ConfigError, match=r"model\.lora\.target_modules"):
-        load_model(config)
-
-
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [
-        ("", "model.path is empty"),
-        ("./nowhere", "there is no such directory"),
-        ("/nowhere/at/all", "there is no such directory"),
-        (".", r"there is no config\.json"),
-    ],
-)
-def test_a_missing_model_names_the_key(tmp_path, monkeypatch, path, text):
+def test_a_model_that_does_not_load_names_the_key(tmp_path, monkeypatch, saved):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=text):
-        load_model(ModelConfig(path=path))
-
-
-def test_a_damaged_model_names_the_key(saved):
+    for path in ("", "./nowhere", "/nowhere/at/all", "."):
+        with pytest.raises(ConfigError, match=r"model\.path"):
+            load_model(ModelConfig(path=path))
     (saved / "config.json").write_text('{"model_type": "qwen2", "vocab_size": "many"}')
-    with pytest.raises(PolicyError, match=r"model\.path = .* does not load"):
+    with pytest.raises(PolicyError, match=r"model\.path"):
         load_model(ModelConfig(path=str(saved), device="cpu"))
-
-
-@pytest.mark.parametrize(("device", "text"), [("toaster", "is not a device"), ("cuda:0", "finds no GPU")])
-def test_a_device_that_is_not_there_names_the_key(saved, device, text, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=rf"model\.device = '{device}'.*{text}"):
-        load_model(ModelConfig(path=str(saved), device=device))
 
 
 def test_without_torch_the_extra_is_named():

@@ -36,6 +36,8 @@ def test_policy_and_learner_agree_on_a_fresh_model_and_on_what_becomes_of_it(
     kind: str, alone: bool, model_of: Any, tokenizer: Any
 ) -> None:
     model = model_of(kind, initializer_range=0.02, tie_word_embeddings=False)  # logits far too small for the cap
+    model.train()
+    assert (split_model(model) is not None, model.training) == (alone, True), "the probe leaves the mode alone"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         policy, score = HFPolicy(model, tokenizer), TokenScorer(model)
@@ -47,9 +49,3 @@ def test_policy_and_learner_agree_on_a_fresh_model_and_on_what_becomes_of_it(
         policy.bump_version()
         completion = asyncio.run(answer(policy))
         assert list(completion.logprobs) == pytest.approx(scored(score, completion), abs=1e-4)
-
-
-def test_the_probe_leaves_the_models_mode_alone(model_of: Any) -> None:
-    model = model_of("gemma2").train()
-    assert split_model(model) is None
-    assert model.training

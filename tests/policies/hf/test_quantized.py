@@ -11,7 +11,6 @@ import torch
 from tinyrun import equal_weights, tiny_config, train_in_process
 from trailnotes.commands.export import export
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
-from trailnotes.errors import ConfigError
 from trailnotes.policies.hf.policy import load_model
 
 pytest.importorskip("bitsandbytes", reason="the extra quantize is not installed")
@@ -55,14 +54,3 @@ def test_each_linear_layer_but_the_head_is_in_4_bits_and_adapters_compute_as_it_
     model(IDS).logits.sum().backward()
     assert seen == [torch.bfloat16]
     assert layer.lora_B["default"].weight.grad.dtype == torch.float32
-
-
-def test_a_run_on_4_bits_is_not_merged_into_weights_that_never_acted(start_model: Path, tmp_path: Path) -> None:
-    model = {"path": str(start_model), "load_in_4bit": True, "lora": LORA}
-    config = tiny_config(start_model, model=model, train={"iterations": 1, "max_env_steps": 0})
-    train_in_process(config, tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"leave out --merge"):
-        export(tmp_path / "run", tmp_path / "merged", merge=True)
-    assert not (tmp_path / "merged").exists()
-    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
-    assert export(checkpoint / "model", tmp_path / "merged", merge=True) == 0.0

@@ -1,4 +1,4 @@
-"""Policies whose engines are real processes with a made-up model."""
+"""Policies whose engines are real processes with a made-up server, and the learner of their weights."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ from trailnotes.config.schema import Config
 from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy, server
 from trailnotes.types import Completion
 
-PROGRAM = Path(__file__).parents[2] / "markov.py"
+PROGRAM = Path(__file__).parents[2] / "causal.py"
 
 
 class Learner:
-    """The same made-up model on the other side."""
+    """The model that learns, in this process."""
 
-    def __init__(self, size: int) -> None:
-        self.table = torch.zeros(size, size)
+    def __init__(self, model: Any) -> None:
+        self.model = model
 
-    def update(self, seed: int) -> dict[str, torch.Tensor]:
-        self.table = torch.randn(self.table.shape, generator=torch.Generator().manual_seed(seed))
-        return {"table": self.table}
-
+    @torch.no_grad()
     def score(self, completions: Sequence[Completion], temperature: float = 1.0) -> list[list[float]]:
-        logprobs = torch.log_softmax(self.table / temperature, dim=-1)
-        return [
-            [
-                float(logprobs[last, token])
-                for last, token in zip((*c.prompt_ids[-1:], *c.token_ids), c.token_ids, strict=False)
-            ]
-            for c in completions
-        ]
+        found = []
+        for completion in completions:
+            logits = self.model(torch.tensor([completion.prompt_ids + completion.token_ids])).logits[0].float()
+            rows = torch.log_softmax(logits / temperature, dim=-1)[len(completion.prompt_ids) - 1 :]
+            found.append([float(row[token]) for row, token in zip(rows, completion.token_ids, strict=False)])
+        return found
+
+    @torch.no_grad()
+    def update(self, seed: int, among: str = "") -> dict[str, torch.Tensor]:
+        """Change all weights whose names hold a word, far enough that old ones would be whole nats off."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.model.named_parameters():
+            if among in name:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+        return {name: tensor for name, tensor in self.model.state_dict().items() if among in name}
 
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory, tokenizer_of: Any, model_of: Any) -> Path:
-    """A directory whose config and tokenizer are real; its weights are read by nobody."""
     path = tmp_path_factory.mktemp("model")
     model_of().save_pretrained(path)
     tokenizer_of().save_pretrained(path)
@@ -86,4 +89,4 @@ def policy_of(config_of: Callable[..., Config], faults: Path) -> Iterator[Callab
 
 @pytest.fixture
 def learner(model_of: Any) -> Learner:
-    return Learner(model_of().config.vocab_size)
+    return Learner(model_of())

@@ -21,14 +21,15 @@ from children import alive, wait_for
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.policies.vllm import make_vllm_policy
-from trailnotes.policies.vllm.building import validate_engine_settings
+from trailnotes.policies.vllm.building import start_engine, validate_engine_settings
 from trailnotes.policies.vllm.client import EngineClient, EngineLostError
 from trailnotes.policies.vllm.server import EngineServer
 from trailnotes.types import Completion, Message, Sampling
 
-TESTS = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parents[2] / "causal.py"
 SERVE = """
 import sys
 from pathlib import Path
@@ -46,10 +47,10 @@ def find_port() -> int:
 
 
 @contextmanager
-def served(config: Config, folder: Path, port: int, program: str = "markov.py") -> Iterator[int]:
+def served(config: Config, folder: Path, port: int) -> Iterator[int]:
     """The process of `trailnotes engine serve`."""
     (folder / "config.toml").write_text(to_toml(config))
-    command = [sys.executable, "-c", SERVE, str(TESTS / program), str(folder / "config.toml"), str(port)]
+    command = [sys.executable, "-c", SERVE, str(PROGRAM), str(folder / "config.toml"), str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield process.pid
@@ -75,7 +76,7 @@ def test_a_served_engine_is_given_its_weights_again(config_of, learner, faults: 
     port = find_port()
     with served(config_of(), tmp_path, port) as first:
         policy = make_vllm_policy(config_of(urls=[f"http://127.0.0.1:{port}"]), trains=True)
-        assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < 1e-5
+        assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < 1e-4
         before = ask(policy)
     wait_for(lambda: not alive(first))
     with served(config_of(), tmp_path, port) as second:
@@ -86,8 +87,6 @@ def test_a_served_engine_is_given_its_weights_again(config_of, learner, faults: 
 
 
 def test_weights_for_other_machines_are_in_the_run_directory(config_of, learner, faults: Path, tmp_path: Path) -> None:
-    from trailnotes.policies.vllm.building import start_engine
-
     run, port = tmp_path / "run", find_port()
     (run / "engine-weights" / "of a killed run").mkdir(parents=True)
     config = config_of()
@@ -111,7 +110,7 @@ def test_nobody_plays_with_the_weights_that_an_engine_was_started_with(
     other.save_pretrained(tmp_path / "other")
     tokenizer_of().save_pretrained(tmp_path / "other")
     port = find_port()
-    with served(config_of(model={"path": str(tmp_path / "other")}), tmp_path, port, "causal.py"):
+    with served(config_of(model={"path": str(tmp_path / "other")}), tmp_path, port):
         policy = make_vllm_policy(config_of(urls=[f"http://127.0.0.1:{port}"]))
         found, wanted = ask(policy), ask(HFPolicy(model_of(), tokenizer_of()))
         policy.close()
@@ -126,18 +125,8 @@ def test_an_address_where_nothing_answers(config_of) -> None:
 
 @pytest.mark.parametrize("url", ["tcp://gpu:7465", "gpu:7465", "http://", "https://gpu"])
 def test_what_is_no_address_of_a_server(config_of, url: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no address of a vLLM server: write http://host:port"):
+    with pytest.raises(ConfigError, match=r"engine.urls"):
         validate_engine_settings(config_of(urls=[url]).engine)
-
-
-def test_a_server_without_the_routes_of_its_development_mode(config_of, faults: Path, tmp_path: Path) -> None:
-    port = find_port()
-    with served(config_of(), tmp_path, port):
-        client = EngineClient(EngineServer("engine", f"http://127.0.0.1:{port}"), config_of().engine)
-        client.wait_until_ready()
-        with pytest.raises(PolicyError, match="its server has no /v2/pause: start it by trailnotes engine serve"):
-            client.call("/v2/pause")
-        client.close()
 
 
 def test_a_request_that_waits_while_others_are_served_is_repeated(config_of, faults: Path, tmp_path: Path) -> None:
@@ -146,11 +135,13 @@ def test_a_request_that_waits_while_others_are_served_is_repeated(config_of, fau
     with served(config_of(), tmp_path, port) as pid:
         client = EngineClient(EngineServer("engine", f"http://127.0.0.1:{port}"), config_of(timeout=1.0).engine)
         client.wait_until_ready()
+        with pytest.raises(PolicyError, match="its server has no /v2/pause: start it by trailnotes engine serve"):
+            client.call("/v2/pause")
         os.kill(pid, signal.SIGSTOP)
 
         async def run() -> None:
-            body = {"prompt": [3], "temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 3, "seed": 1}
-            asking = asyncio.create_task(client.complete(body | {"stop_token_ids": [], "logprobs": 0}, lambda *_: None))
+            endings = StopCondition(lambda _: "", ())
+            asking = asyncio.create_task(client.complete((3,), Sampling(max_tokens=3, seed=1), endings))
             await asyncio.sleep(0.7)
             client._progressed_at = time.monotonic()  # another request got a token
             with pytest.raises(EngineLostError, match="other requests took all of the engine's time"):

@@ -8,12 +8,11 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from children import alive
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
@@ -30,31 +29,6 @@ pytestmark = pytest.mark.vllm
 TALK = [Message("user", "A hall. A door leads north.")]
 CLOSE = 2e-5  # nats on average, in float32 on a CPU
 HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}  # of 32 channels
-
-
-class Learner:
-    """The model that learns, in this process."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def score(self, completions: Sequence[Completion]) -> list[list[float]]:
-        found = []
-        for completion in completions:
-            with torch.no_grad():
-                logits = self.model(torch.tensor([completion.prompt_ids + completion.token_ids])).logits[0].float()
-            rows = torch.log_softmax(logits, dim=-1)[len(completion.prompt_ids) - 1 :]
-            found.append([float(row[token]) for row, token in zip(rows, completion.token_ids, strict=False)])
-        return found
-
-    def update(self, seed: int, among: str = "") -> dict[str, torch.Tensor]:
-        """Change all weights whose names hold a word, far enough that old ones would be whole nats off."""
-        generator = torch.Generator().manual_seed(seed)
-        changed = {name: p for name, p in self.model.named_parameters() if among in name}
-        with torch.no_grad():
-            for parameter in changed.values():
-                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-        return {name: tensor for name, tensor in self.model.state_dict().items() if among in name}
 
 
 @pytest.fixture
@@ -117,9 +91,9 @@ async def speak_and_score(policy: VLLMPolicy) -> tuple[Completion, list[float]]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, tied: bool) -> None:
+def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, learner, tied: bool) -> None:
     path = saved(tie_word_embeddings=tied)
-    policy, learner = policy_of(config_of(path)), Learner(load_model(ModelConfig(path=str(path), device="cpu"))[0])
+    policy, learner.model = policy_of(config_of(path)), load_model(ModelConfig(path=str(path), device="cpu"))[0]
     before = ask(policy)
     old = learner.score(before)
     assert old == [pytest.approx(list(each.logprobs), abs=1e-4) for each in before]  # as the engine read it
@@ -141,17 +115,17 @@ def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, tied: boo
     killer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
     killer.start()
     again = ask(policy, max_tokens=100)
-    killer.join()
+    killer.join(60)
     assert policy.replicas[0].num_rebuilds == 1
     assert not alive(pid)
     assert learner.score(again) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in again]
     assert [each.token_ids for each in ask(policy)] == [each.token_ids for each in expected]
 
 
-def test_adapters_arrive_saved_and_trained(policy_of, saved, tmp_path: Path) -> None:
+def test_adapters_arrive_saved_and_trained(policy_of, saved, learner, tmp_path: Path) -> None:
     path = saved()
     lora = LoraConfig(enabled=True, rank=3, alpha=9.0)
-    learner = Learner(load_model(ModelConfig(path=str(path), device="cpu", lora=lora))[0])
+    learner.model = load_model(ModelConfig(path=str(path), device="cpu", lora=lora))[0]
     learner.update(1, "lora_")
     save_adapters(learner.model, tmp_path / "adapters")
     policy = policy_of(config_of(tmp_path / "adapters", lora.model_dump()))
@@ -174,7 +148,7 @@ def test_models_that_vllm_cannot_run(policy_of, saved) -> None:
         policy_of(config_of(path))
 
 
-def test_an_engine_behind_an_address(saved, policy_of, tmp_path: Path) -> None:
+def test_an_engine_behind_an_address(saved, policy_of, learner, tmp_path: Path) -> None:
     path = saved()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -188,7 +162,7 @@ def test_an_engine_behind_an_address(saved, policy_of, tmp_path: Path) -> None:
     served = serve()
     try:
         policy = policy_of(config)
-        learner = Learner(load_model(ModelConfig(path=str(path), device="cpu"))[0])
+        learner.model = load_model(ModelConfig(path=str(path), device="cpu"))[0]
         assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < CLOSE
         served.close("was replaced")
         served = serve()

@@ -1,4 +1,4 @@
-"""Engines on a cluster of two nodes, with a made-up model: whatever becomes of them, they are asked again."""
+"""Engines on a cluster of two nodes, with a made-up server: whatever becomes of them, they are asked again."""
 
 from __future__ import annotations
 
@@ -22,24 +22,22 @@ from idle import occupied
 from small import small_config
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.engine import StopCondition
-from trailnotes.policies.hf.policy import load_tokenizer
+from trailnotes.policies.hf.policy import load_model, load_tokenizer
 from trailnotes.policies.vllm.replica import Replica
-from trailnotes.policies.vllm.weights import WeightFiles, write_weights
+from trailnotes.policies.vllm.weights import write_weights
 from trailnotes.runs.cluster.connection import connect_cluster
 from trailnotes.runs.cluster.engines import place_engines
 from trailnotes.types import Completion, Sampling
 
 if TYPE_CHECKING:
     from nodes import TwoNodes
-    from trailnotes.config.schema import Config
     from trailnotes.runs.cluster.cluster import Cluster
 
 TESTS = Path(__file__).parents[2]
 PROGRAM = """
 import os, runpy, sys
 os.environ["FAKE_ENGINE"] = {faults!r}
-sys.path.insert(0, {tests!r})
-runpy.run_path({tests!r} + "/markov.py", run_name="__main__")
+runpy.run_path({tests!r} + "/causal.py", run_name="__main__")
 """
 TOKENS = 20
 
@@ -54,7 +52,6 @@ def cluster(cluster_of_module: TwoNodes, start_model: Path) -> Iterator[Cluster]
         env={"num_workers": 0},
     )
     with connect_cluster(config) as cluster:
-        assert cluster is not None
         yield cluster
 
 
@@ -67,23 +64,21 @@ def faults(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def program(tmp_path: Path, faults: Path) -> Path:
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM.format(faults=str(faults), tests=str(TESTS)), encoding="utf-8")
-    return path
+def start(cluster: Cluster, faults: Path) -> Callable[..., Replica]:
+    """Place an engine, and start it with weights of its own."""
+    program = faults.with_name("program.py")
+    program.write_text(PROGRAM.format(faults=str(faults), tests=str(TESTS)), encoding="utf-8")
 
+    def start(cluster: Cluster = cluster) -> Replica:
+        _, (connect,) = place_engines(cluster.config, program)
+        decode = load_tokenizer(cluster.config.model).decode
+        replica = Replica(connect, StopCondition(decode, ()), cluster.config.engine)
+        replica.start()
+        weights = {name: 1.1 * p for name, p in load_model(cluster.config.model)[0].state_dict().items()}
+        replica.load(write_weights(weights, faults.with_name("weights"), 1, torch.float32, None), None)
+        return replica
 
-def replica_of(cluster: Cluster, program: Path) -> Replica:
-    tokenizer = load_tokenizer(cluster.config.model)
-    _, (connect,) = place_engines(cluster.config, program)
-    return Replica(connect, StopCondition(tokenizer.decode, ()), cluster.config.engine)
-
-
-def write_table(config: Config, folder: Path) -> WeightFiles:
-    """Weights under which no two tokens are as likely."""
-    size = len(load_tokenizer(config.model))
-    table = torch.randn(size, size, generator=torch.Generator().manual_seed(1))
-    return write_weights({"table": table}, folder / "weights", 1, torch.float32, None)
+    return start
 
 
 def ask(replica: Replica) -> Completion:
@@ -94,30 +89,24 @@ def ask_and_lose(replica: Replica, faults: Path, lose: Callable[[], object]) -> 
     """What it answers where `lose` is called in the middle of a step."""
     found: list[Completion] = []
     (faults / "hang-once").touch()
-    asking = threading.Thread(target=lambda: found.append(ask(replica)))
+    asking = threading.Thread(target=lambda: found.append(ask(replica)), daemon=True)
     asking.start()
     wait_for(lambda: not (faults / "hang-once").exists())
     lose()
-    asking.join()
+    asking.join(600)  # an engine may be started anew three times
+    assert found, "the lost engine was not replaced"
     return found[0]
 
 
-def find_engines(faults: Path) -> list[int]:
-    """The processes of the engines that have this folder of faults."""
-    program = str(faults.parent / "program.py").encode()
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if program in read(path)]
-
-
-def read(path: Path) -> bytes:
-    with suppress(OSError):
-        return path.read_bytes()
-    return b""
-
-
-def find_parent(pid: int) -> int:
-    """The process of the actor that has an engine."""
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    return int(stat.rpartition(")")[2].split()[1])
+def find_engine(faults: Path) -> int:
+    """The process of the engine that has this folder of faults."""
+    program = str(faults.with_name("program.py")).encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += [int(path.parent.name)] * (program in path.read_bytes())
+    (pid,) = found
+    return pid
 
 
 def kill(pid: int) -> Callable[[], None]:
@@ -125,36 +114,30 @@ def kill(pid: int) -> Callable[[], None]:
 
 
 def test_a_killed_engine_comes_back_with_its_weights_and_is_asked_again(
-    cluster: Cluster, program: Path, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Callable[[], Replica], faults: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = ray.util.get_node_ip_address()
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.254")  # the run is on another machine
-    with closing(replica_of(cluster, program)) as replica:
-        replica.start_engine()
-        replica.wait_until_ready()
+    with closing(start()) as replica:
         assert replica.server is not None
         assert replica.server.url.startswith(f"http://{here}:")
-        replica.load(write_table(cluster.config, tmp_path), None)
         before = ask(replica)
         assert len(before.token_ids) == TOKENS
-        (engine,) = find_engines(faults)
-        assert ask_and_lose(replica, faults, kill(engine)) == before
-        (engine,) = find_engines(faults)
-        assert ask_and_lose(replica, faults, kill(find_parent(engine))) == before
+        assert ask_and_lose(replica, faults, kill(find_engine(faults))) == before
+        engine = find_engine(faults)
+        actor = int(Path(f"/proc/{engine}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+        assert ask_and_lose(replica, faults, kill(actor)) == before
         wait_for(lambda: not alive(engine))  # it ends with its actor
         assert replica.num_rebuilds == 2
 
 
 @pytest.mark.ray
 def test_an_engine_on_a_lost_node_comes_back_on_another(
-    cluster: Cluster, cluster_of_module: TwoNodes, program: Path, faults: Path, tmp_path: Path
+    cluster: Cluster, cluster_of_module: TwoNodes, start: Callable[[], Replica], faults: Path
 ) -> None:
     busy = occupied(cluster.home)
-    with closing(replica_of(cluster, program)) as replica:
-        replica.start_engine()
-        replica.wait_until_ready()
+    with closing(start()) as replica:
         ray.kill(busy)
-        replica.load(write_table(cluster.config, tmp_path), None)
         before = ask(replica)
         assert ask_and_lose(replica, faults, cluster_of_module.lose_other) == before
         assert replica.num_rebuilds == 1
@@ -162,19 +145,19 @@ def test_an_engine_on_a_lost_node_comes_back_on_another(
 
 
 @pytest.mark.ray
-def test_what_an_engine_cannot_run_is_told(cluster: Cluster, program: Path, faults: Path) -> None:
+def test_what_an_engine_cannot_run_is_told(start: Callable[[], Replica], faults: Path) -> None:
     (faults / "refuse").touch()
     with pytest.raises(PolicyError, match=r"^engine 0 of the cluster: engine 0 exited .* this model has heads of"):
-        replica_of(cluster, program).start_engine()
+        start()
 
 
 @pytest.mark.ray
-def test_an_engine_that_finds_no_room_is_told_in_time(cluster: Cluster, two_nodes: TwoNodes, program: Path) -> None:
+def test_an_engine_that_finds_no_room_is_told_in_time(cluster: Cluster, two_nodes: TwoNodes, start: Callable) -> None:
     busy = [occupied(node) for node in (cluster.home, two_nodes.other)]
     short = cluster.config.engine.model_copy(update={"start_timeout": 3.0})
     cluster = copy(cluster)
     cluster.config = cluster.config.model_copy(update={"engine": short})
     with pytest.raises(PolicyError, match=r"^engine 0 of the cluster did not answer within engine.start_timeout = 3 s"):
-        replica_of(cluster, program).start_engine()
+        start(cluster)
     for actor in busy:
         ray.kill(actor)

@@ -125,10 +125,12 @@ def test_no_rank_outlives_rank_0(cluster_at: Any, tmp_path: Path, stopped: bool)
     command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "config.toml")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        if stopped:
-            os.kill(pid, signal.SIGSTOP)
-        parent.kill()
+        try:
+            pid = int(parent.stdout.readline())
+            if stopped:
+                os.kill(pid, signal.SIGSTOP)
+        finally:
+            parent.kill()
     wait_until_gone(pid)
 
 
@@ -140,7 +142,6 @@ def test_the_gpu_of_the_run_is_given_to_nobody_else(
     two_nodes._cluster.add_node(num_cpus=1, num_gpus=2, object_store_memory=100 << 20)
     (node,) = (found["NodeID"] for found in ray.nodes() if found["Resources"].get("GPU"))
     chosen: list[int] = []
-    monkeypatch.setattr("trailnotes.policies.hf.policy.resolve_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     here = Cluster.pin_to_node(node)

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from small import small_config
-from trailnotes.config.model_schema import LoraConfig
 from trailnotes.config.schema import Config
-from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.runs.estimate import footprint
-from trailnotes.runs.estimate import memory_model as parts
 from trailnotes.runs.estimate.footprint import (
     GIB,
     PROCESS_BYTES,
@@ -110,11 +107,6 @@ def test_whatever_holds_to_the_start_model_needs_it_in_memory(sections: dict[str
     assert ("reference: the weights of the start" in alone(settings(**sections)).held) == held
 
 
-def test_lamer_holds_its_tips_by_whole_distributions_where_there_is_any_kl() -> None:
-    held, free = (settings(algorithm={"name": "lamer"}, loss={"kl": kl}).has_anchor_rows for kl in (0.01, 0.0))
-    assert (held, free) == (True, False)
-
-
 def test_an_author_of_its_own_has_a_cache_of_its_own() -> None:
     one, two = (alone(settings(algorithm={"author": author})).phases["acting"] for author in ("policy", "start"))
     cache, _ = one.values()
@@ -139,11 +131,6 @@ def test_what_is_held_by_whole_distributions_takes_more_of_each_logit() -> None:
     assert logits(loss={"kl": 0.01}) == 4096 * 151936 * 8
     for sections in ({"algorithm": {"anchor_tips": 0.25}}, {"rehearsal": {"split": "spare"}}):
         assert logits(**sections) == 4096 * 151936 * 29
-
-
-def test_float32_takes_weights_gradients_and_two_moments(start_model: Path) -> None:
-    weights, gradients, moments = alone(small_config(model={"path": str(start_model)}, loss={"kl": 0.0})).held.values()
-    assert (gradients, moments) == (weights, 2 * weights)
 
 
 def test_adapters_of_seven_billion_fit() -> None:
@@ -201,14 +188,6 @@ def test_the_first_rank_holds_the_model_that_acts_besides() -> None:
     assert [*first.phases] == ["acting", "learning"]
 
 
-def test_offload_leaves_the_device_what_is_gathered() -> None:
-    plain, offloaded = (
-        estimated(settings(model=FULL, learner={"world_size": 2, "offload": offload})) for offload in (False, True)
-    )
-    assert not offloaded.devices[1].held
-    assert offloaded.devices[1].phases == plain.devices[1].phases
-
-
 def test_who_plays_while_it_learns_holds_both_at_a_time() -> None:
     lora = {"lora": {"enabled": True}, "gradient_checkpointing": True}
     turns, ahead = (alone(settings(model=lora, rollout={"max_async_iterations": ahead})) for ahead in (0, 1))
@@ -238,13 +217,6 @@ def test_an_engine_on_a_device_of_its_own_leaves_the_learners_alone() -> None:
     assert spread.held["engine: weights"] == seven().whole
     (elsewhere,) = estimated(settings(engine={"name": "vllm", "urls": ["http://elsewhere:7465"]})).devices
     assert not elsewhere.phases.get("acting")
-
-
-def test_an_engine_beside_each_rank_is_awake_all_the_time() -> None:
-    engine = {"name": "vllm", "replicas": 2, "devices": ["0", "1"], "device_memory": 0.35}
-    (both,) = estimated(settings(model=FULL, learner={"world_size": 2}, engine=engine)).devices
-    assert both.count == 2
-    assert sum(size for name, size in both.held.items() if "engine" in name) == pytest.approx(0.35 * 80e9)
 
 
 def test_processes_of_one_host_share_its_memory(start_model: Path) -> None:
@@ -287,62 +259,6 @@ def test_engines_of_a_cluster_are_on_no_card_of_the_ranks() -> None:
     assert engines.held["engine: weights"] == seven().whole
     _, alone = estimated(settings(engine={"name": "vllm", "replicas": 2}, **cluster)).devices
     assert alone.count == 2
-
-
-def test_the_report_has_a_column_for_each_kind_of_device() -> None:
-    text = estimated(settings(model=FULL, learner={"world_size": 8})).report()
-    assert "rank 0 ranks 1 to 7" in text
-    acts = next(line for line in text.splitlines() if "the model that acts" in line)
-    assert acts.split()[-1] == f"{2 * seven().whole / GIB:.1f}"
-
-
-# -- activations
-
-
-def shape_with(layers: int) -> Qwen2Config:
-    return Qwen2Config(
-        vocab_size=64, hidden_size=64, intermediate_size=256, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512,
-    )  # fmt: skip
-
-
-def saved_by(model: Any) -> int:
-    """Bytes that autograd keeps of a forward pass over 256 tokens, weights left out."""
-    owned = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    saved: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in owned:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(input_ids=torch.randint(0, 64, (1, 256)), use_cache=False)
-    return sum(saved.values())
-
-
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("again", [False, True])
-def test_a_further_layer_takes_what_a_forward_pass_saves(dtype: str, lora: bool, again: bool, tmp_path: Path) -> None:
-    counted, told = [], []
-    for layers in (2, 4):
-        shape_with(layers).save_pretrained(tmp_path)
-        config = settings(
-            str(tmp_path), model={"dtype": dtype, "lora": {"enabled": lora}, "gradient_checkpointing": again}
-        )
-        shape = infer_model_shape(config.model)
-        assert shape is not None
-        told.append(parts._estimate_activations(config, shape, 256)[0])
-        model: Any = Qwen2ForCausalLM(shape_with(layers)).to(getattr(torch, dtype))
-        if lora:
-            model = add_adapters(model, LoraConfig(rank=2), "")
-        if again:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        counted.append(saved_by(model.train()))
-    assert told[1] - told[0] == pytest.approx(counted[1] - counted[0], rel=0.05)
 
 
 # -- the table of the page

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from small import small_config
-from trailnotes.algorithms.reflexion import build_plan_messages
 from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction, parse_advice
 from trailnotes.config.builtin import resolve_model_path
 from trailnotes.config.schema import Config
@@ -198,27 +196,6 @@ def test_notes_are_right_exactly_when_the_episode_showed_the_rule() -> None:
     assert wrong > 100
 
 
-def test_a_bad_writer_writes_the_tips_of_other_rules_in_the_share_asked_for() -> None:
-    wrong = 0
-    for spec, _, _, trajectory, demos in episodes(a_config(wrong_notes=0.5), 600):
-        note = demos[-1].messages[-1].content
-        if note != format_outcome_note(spec, trajectory):
-            family, _, told = note.partition(" : ")
-            kept = [word for word in told.split() if word not in ws.BOXES]
-            assert (family, len(kept)) == (spec.family, spec.size), "as a right one looks"
-            assert (spec.kind, family, tuple(kept)) not in EVERY_RULE
-            wrong += 1
-    assert wrong / 600 == pytest.approx(0.5, abs=0.07)
-
-
-def test_readers_and_guessers_come_in_the_shares_asked_for() -> None:
-    played = list(episodes(a_config(p_follow_tip=0.3, p_explore=0.5), 800))
-    obedient = sum(any(tip.text != NOTHING_FOUND for tip in tips) for _, tips, *_ in played)
-    readers = sum(actions == (ws.ARCHIVE_DIRECTION,) for _, _, actions, *_ in played)
-    assert obedient / 800 == pytest.approx(0.3, abs=0.06)
-    assert readers / 800 == pytest.approx(0.35, abs=0.06)
-
-
 @pytest.mark.parametrize("style", ["terse", "full"])
 def test_demonstrations_repeat_with_the_seed(style: str) -> None:
     config = a_config(style, **EVERYTHING | ({"plans": 0.0} if style == "full" else {}))
@@ -238,14 +215,6 @@ def test_the_published_start_model_would_be_shown_the_same() -> None:
     assert shown.hexdigest() == "e8e1a5538a50a38ff3e79520e7e0ce807abae7dcb6d5153e6c0d28e80abaf2ee"
 
 
-def test_scores_are_shown_in_the_share_asked_for() -> None:
-    acted = [demos[0] for _, tips, *_, demos in episodes(a_config(p_follow_tip=1.0, scores=0.7), 400) if tips]
-    scored = [re.search(r'^- " .* " [01] / 1$', demo.messages[0].content, re.MULTILINE) is not None for demo in acted]
-    assert sum(scored) / len(acted) == pytest.approx(0.7, abs=0.08)
-    bare = acted[scored.index(False)].messages[0].content
-    assert re.search(r'^- " .* "$', bare, re.MULTILINE)
-
-
 # -- plans
 
 
@@ -258,16 +227,6 @@ def test_plans_are_asked_for_after_failures_alone_and_answered_like_notes() -> N
         if not trajectory.success:
             quoted.add(request.content.partition("notes :")[2].count('- "'))
     assert quoted == {0, 1, 2, 3}
-
-
-def test_a_request_for_a_plan_is_that_of_a_real_trial() -> None:
-    config = a_config(plans=1.0, p_follow_tip=0.0)
-    for _, _, _, trajectory, demos in episodes(config, 60):
-        if not trajectory.success:
-            asked = build_plan_messages(trajectory, (), config.rollout, config.memory, words, 24)
-            said = [message.content for message in demos[-1].messages[:-1]]
-            assert said[:-1] == [message.content for message in asked[:-1]]
-            assert said[-1].partition("notes :")[0].startswith(asked[-1].content.rpartition("score")[0])
 
 
 def test_shown_plans_may_repeat_and_the_right_one_stands_anywhere() -> None:
@@ -431,17 +390,6 @@ def test_apart_is_refused_where_every_family_is_used() -> None:
     other = config.model_copy(update={"env": config.env.model_copy(update={"name": "textworld"})})
     with pytest.raises(ConfigError, match=r"'textworld' has no scripted episodes.*trailnotes rehearsal record"):
         iter_held_out_demonstrations(other, words, 0)
-
-
-def test_all_families_are_drawn_as_before() -> None:
-    """The start model comes from these draws."""
-    subject = WaymarksDemonstrator(a_config(), words, 3)
-    rng = random.Random(3)
-    for _ in range(20):
-        kind = rng.choice(ws.KINDS)
-        assert (spec := subject.draw_spec()).kind == kind
-        assert spec.family == rng.choice(ws.FAMILY_NAMES[kind])
-        rng.setstate(subject.rng.getstate())
 
 
 # -- conversations from a file

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,39 +24,30 @@ from small import small_config
 from tinyrun import tiny_config, train_in_process
 from trailnotes.algorithms.retrospex import RetrospexConfig
 from trailnotes.commands import main
-from trailnotes.config.builtin import find_config
-from trailnotes.config.methods import find_method, list_names
+from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config, load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.reporting.crossed import MIN_FAMILIES, Values
+from trailnotes.reporting.crossed import Values
 from trailnotes.reporting.intervals import Estimate, Interval
 from trailnotes.runs.adapt import adapt
 from trailnotes.runs.directory import load_run_config
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.storage.files import read_jsonl
 from trailnotes_lab.compare import compare_evaluations, recompute, run_comparison
-from trailnotes_lab.compare.comparison import _summarise_runs, describe_comparison
-from trailnotes_lab.compare.cost import ProcessResult, load_costs, record_process
-from trailnotes_lab.compare.expand import PlannedRun, expand_runs
-from trailnotes_lab.compare.page import print_brief, render_summary_json, render_summary_markdown
-from trailnotes_lab.compare.picture import assign_colours, draw_summary
-from trailnotes_lab.compare.results import RunResult, build_attempts, read_result, read_trial_records
-from trailnotes_lab.compare.spec import load_spec, slugify
+from trailnotes_lab.compare.comparison import describe_comparison
+from trailnotes_lab.compare.cost import ProcessResult, record_process
+from trailnotes_lab.compare.expand import expand_runs
+from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
+from trailnotes_lab.compare.picture import draw_summary
+from trailnotes_lab.compare.results import build_attempts, read_result, read_trial_records
+from trailnotes_lab.compare.spec import load_spec
 from trailnotes_lab.compare.stages import list_stages, list_unfinished_stages, validate_unchanged_settings
-from trailnotes_lab.compare.statistics import (
-    BEYOND,
-    ON_PANEL,
-    Difference,
-    compute_iqm,
-    estimate_paired_difference,
-    estimate_pooled_mean,
-    find_steps_to_threshold,
-    interquartile_mean,
-)
+from trailnotes_lab.compare.statistics import Difference, estimate_paired_difference, interquartile_mean
 from trailnotes_lab.compare.summary import MethodSummary, Summary, SummaryOptions, summarise
 
 ROOT = Path(__file__).parents[4]
+GOLDEN = Path(__file__).with_name("golden")
 PLAN = """
 [compare]
 name = "tiny"
@@ -89,9 +81,6 @@ def planned(path: Path, out: Path = Path("out")) -> dict[str, Config]:
     return {run.name: run.config for run in expand_runs(load_spec(path), path, out)}
 
 
-# -- the plan
-
-
 def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path) -> None:
     runs = planned(write_plan(tmp_path / "plan.toml"))
     assert list(runs) == ["naive-0", "grpo-0", "half-of-them-0", "naive-1", "grpo-1", "half-of-them-1"]
@@ -117,66 +106,26 @@ def test_tables_and_dotted_keys_say_the_same(tmp_path: Path) -> None:
     assert grpo.env.options["dataset_seed"] == 2
 
 
-def test_a_budget_of_tokens_is_one_for_all_that_train(tmp_path: Path) -> None:
-    runs = planned(write_plan(tmp_path / "plan.toml", PLAN.replace("env_steps = 24", "tokens = 500")))
-    assert (runs["grpo-0"].train.max_tokens, runs["grpo-0"].train.max_env_steps) == (500, 0)
-    assert runs["naive-0"].train.max_tokens == 0
-
-
-def test_a_training_keeps_no_optimizer_unless_the_settings_say_so(tmp_path: Path) -> None:
-    runs = planned(write_plan(tmp_path / "plan.toml"))
-    assert {name: config.train.keep_optimizer for name, config in runs.items() if name.endswith("0")} == {
-        "naive-0": True, "grpo-0": False, "half-of-them-0": False,
-    }  # fmt: skip
-    told = planned(write_plan(tmp_path / "plan.toml", PLAN + "[settings.train]\nkeep_optimizer = true\n"))
-    assert told["grpo-0"].train.keep_optimizer
-
-
-def test_retrospex_learns_from_the_run_of_the_same_seed_wherever_out_is_said_to_be(
+def test_methods_without_training_follow_the_run_of_the_same_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = write_plan(tmp_path / "plan.toml", PLAN + '[methods.retrospex]\nafter = "grpo"\n')
-    assert planned(path)["retrospex-1"].retrospex.data == ("out/runs/grpo-1",)
-    assert planned(path, tmp_path / "out") == planned(path)
-    (run,) = [run for run in expand_runs(load_spec(path), path, Path("out")) if run.name == "retrospex-1"]
-    (stage,) = list_stages(run)
-    assert stage.needs == ("grpo-1 train",)
-    assert stage.command[1] == "model", "it plays with the model of the settings"
-
-
-def test_no_method_learns_from_the_panel(tmp_path: Path) -> None:
-    """What reflexion plays is the panel: a critic that learned from it would be examined on its own data."""
-    after = PLAN + '[methods.reflexion]\n[methods.retrospex]\nafter = "reflexion"\n'
-    with pytest.raises(ConfigError, match=r"methods\.retrospex: the episodes of reflexion: 4 of the 4 games"):
-        planned(write_plan(tmp_path / "after.toml", after))
-    with pytest.raises(ConfigError, match=r"methods\.half of them: train\.split = 'test': 4 of the 4 games"):
-        planned(write_plan(tmp_path / "own.toml", PLAN + 'train.split = "test"\n'))
-    filled = PLAN + '[methods.rememberer]\n"train.split" = "test"\n'
-    with pytest.raises(ConfigError, match=r"methods\.rememberer: what REMEMBERER learns from: 4 of the 4"):
-        planned(write_plan(tmp_path / "filled.toml", filled))
-    adapting = write_plan(tmp_path / "fine.toml", PLAN + "[methods.reflexion]\n[methods.empo2-tips]\n")
-    assert len(planned(adapting)) == 10, "trial after trial on the panel is what these do"
-
-
-def test_other_methods_without_training_play_the_last_model_of_the_run_they_follow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = write_plan(
-        tmp_path / "plan.toml", PLAN + '[methods."with tips"]\nalgorithm = "empo2-tips"\nafter = "grpo"\n'
+    text = (
+        PLAN + '[methods.retrospex]\nafter = "grpo"\n[methods."with tips"]\nalgorithm = "empo2-tips"\nafter = "grpo"\n'
     )
+    path = write_plan(tmp_path / "plan.toml", text)
     assert planned(path, tmp_path / "out") == planned(path), "the same settings however --out is written"
-    (run,) = [run for run in expand_runs(load_spec(path), path, tmp_path / "out") if run.name == "with-tips-1"]
-    (stage,) = list_stages(run)
-    assert stage.needs == ("grpo-1 train",)
-    words = ("adapt", "out/runs/grpo-1", "--method", "empo2-tips", "--out", str(tmp_path / "out/runs/with-tips-1"))
-    assert stage.command[:6] == words
-    assert run.config.section(RetrospexConfig).data == ()
-    played = run.config.model_copy(update={"model": run.config.model.model_copy(update={"path": "its checkpoint"})})
-    run.directory.mkdir(parents=True)
-    (run.directory / "config.toml").write_text(to_toml(played))
-    validate_unchanged_settings([run])
+    runs = {run.name: run for run in expand_runs(load_spec(path), path, tmp_path / "out")}
+    critic, tips = runs["retrospex-1"], runs["with-tips-1"]
+    (critic_stage,), (tips_stage,) = list_stages(critic), list_stages(tips)
+    assert critic_stage.needs == tips_stage.needs == ("grpo-1 train",)
+    assert critic.config.retrospex.data == ("out/runs/grpo-1",), "it learns from its episodes"
+    assert tips.config.section(RetrospexConfig).data == ()
+    assert (critic_stage.command[1], tips_stage.command[1]) == ("model", "out/runs/grpo-1"), "whose model plays"
+    played = tips.config.model_copy(update={"model": tips.config.model.model_copy(update={"path": "its checkpoint"})})
+    tips.directory.mkdir(parents=True)
+    (tips.directory / "config.toml").write_text(to_toml(played))
+    validate_unchanged_settings([tips])
 
 
 @pytest.mark.parametrize(
@@ -197,6 +146,9 @@ def test_other_methods_without_training_play_the_last_model_of_the_run_they_foll
         (PLAN + '"optim.rate" = 9', "plan.toml: .* has no key 'rate'"),
         (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
         (PLAN + 'label = "GRPO"', "would share the label 'GRPO': rename one"),
+        (PLAN + '[methods.reflexion]\n[methods.retrospex]\nafter = "reflexion"', "the episodes of reflexion: 4"),
+        (PLAN + 'train.split = "test"', r"half of them: train\.split = 'test': 4 of the 4 games"),
+        (PLAN + '[methods.rememberer]\n"train.split" = "test"', "what REMEMBERER learns from: 4 of the 4"),
         (PLAN + "[methods.ppo]", r"plan\.toml: no method is called .ppo.: choose one of ace"),
         ("[compare", "is not valid TOML"),
         ("[compare]", "methods"),
@@ -210,49 +162,23 @@ def test_what_cannot_work_is_refused_before_anything_starts(text: str, message: 
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_model_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    path = write_plan(tmp_path / "plan.toml", "[methods.naive]\n")
-    with pytest.raises(ConfigError, match=r"model\.path is empty: name the model that all methods start from"):
-        run_comparison(path, out=tmp_path / "out")
-
-
-@pytest.mark.parametrize("dry", [["--dry-run"], []])
-def test_a_start_that_nobody_has_made_is_refused_before_any_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trailnotes_lab.compare.running.StageProcess", None)
-    write_plan(Path("plan.toml"), base=tiny_config(Path("runs/start")))
-    assert main(["compare", "run", "plan.toml", "--out", "out", *dry]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "model.path = 'runs/start': there is no such directory" in said.err
-
-
-def runs_of_the_repository(name: str) -> list[PlannedRun]:
-    path = find_config(f"compare/{name}")
-    return expand_runs(load_spec(path), path, Path("out"))
+CONFIGS = BUILTIN / "configs/compare"
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["textworld", "textworld-ablations", "notes", "authors", "small", "smollm2", "smollm2-find", "smollm2-lifespan",
-     "smollm2-thermometer", "webshop"],
-)  # fmt: skip
-def test_the_comparisons_of_the_repository_can_be_read(name: str) -> None:
-    runs = runs_of_the_repository(name)
+    "path", sorted(set(CONFIGS.glob("*.toml")) - {*CONFIGS.glob("*-base.toml")}), ids=lambda path: path.stem
+)
+def test_the_comparisons_of_the_repository_can_be_read(path: Path) -> None:
+    """They name their denominator, too: published figures come out to the digit whatever the default is."""
+    plan = load_spec(path)
+    assert "old_logprobs" in tomllib.loads(find_config(plan.compare.config).read_text(encoding="utf-8"))["algorithm"]
+    runs = expand_runs(plan, path, Path("out"))
     assert len({run.name for run in runs}) == len(runs)
 
 
-def test_every_method_is_compared_with_three_seeds() -> None:
-    """Beside the published ones, or, for what EMPO2 is related to, by what it does for tips."""
-    runs = [run for name in ("textworld", "notes", "field") for run in runs_of_the_repository(name)]
-    seeds = {method: {run.seed for run in runs if run.config.algorithm.name == method} for method in list_names()}
-    assert {method: len(own) for method, own in seeds.items()} == dict.fromkeys(list_names(), 3)
-
-
 def test_each_ablation_of_the_repository_changes_something_else() -> None:
-    settings = {run.method: run.config for run in runs_of_the_repository("textworld-ablations") if run.seed == 0}
+    path = CONFIGS / "textworld-ablations.toml"
+    settings = {run.method: run.config for run in expand_runs(load_spec(path), path, Path("out")) if run.seed == 0}
     whole = settings.pop("empo2")
     changes = {method: {key: flatten_config(config)[key] for key in diff_configs(whole, config) if key != "run.name"}
                for method, config in settings.items()}  # fmt: skip
@@ -260,16 +186,6 @@ def test_each_ablation_of_the_repository_changes_something_else() -> None:
     assert len({str(change) for change in changes.values()}) == len(changes)
     shown = [config.algorithm.show_tips for config in settings.values()]
     assert {"other", "empty"} < {*shown}, "the controls: is it what tips say that matters?"
-
-
-def test_names_of_directories() -> None:
-    assert slugify("q = 1") == "q-1"
-    assert slugify("p = 1/8") == "p-1-8"
-    assert slugify("EMPO²+") == "EMPO²+"
-    assert slugify("../..") not in {"..", "../.."}
-
-
-# -- ready-made runs, by the code that makes them
 
 
 @pytest.fixture(scope="module")
@@ -315,26 +231,6 @@ def test_finished_runs_are_not_run_again(
     assert (out / "story.txt").read_text().startswith(("BEFORE. The start model", "No unseen game was won"))
 
 
-def test_the_table_has_the_numbers_of_the_evaluations(finished: tuple[Path, Path]) -> None:
-    _, out = finished
-    lines = lines_of(out)
-    assert list(lines) == ["naive", "GRPO", "half of them"]
-    for name, label in (("naive", "naive"), ("grpo", "GRPO"), ("half-of-them", "half of them")):
-        rows = [json.loads((out / f"runs/{name}-{seed}/eval/table.json").read_text())["rows"][0] for seed in (0, 1)]
-        assert lines[label]["one"]["mean"] == pytest.approx((rows[0]["mean"] + rows[1]["mean"]) / 2)
-        assert lines[label]["one"]["beyond"] is None, "a panel of one family"
-        if on_panel := lines[label]["one"]["on_panel"]:
-            assert on_panel["low"] <= lines[label]["one"]["mean"] <= on_panel["high"]
-        else:
-            assert lines[label]["one"]["not_on_panel"] == "all seeds alike"
-        assert (lines[label]["seeds"], lines[label]["num_games"], lines[label]["num_attempts"]) == ([0, 1], 4, 1)
-        assert (lines[label]["last"], lines[label]["best"], lines[label]["missing"]) == (None, None, {})
-    assert lines["GRPO"]["difference"] is None, "it is the baseline"
-    gap = lines["naive"]["difference"]
-    assert gap["estimate"]["mean"] == pytest.approx(lines["naive"]["one"]["mean"] - lines["GRPO"]["one"]["mean"])
-    assert (gap["num_seeds"], gap["num_pairs"]) == (2, 8)
-
-
 def test_costs_are_those_of_the_runs(finished: tuple[Path, Path]) -> None:
     _, out = finished
     spent = [list(read_jsonl(out / f"runs/grpo-{seed}/metrics.jsonl"))[-1] for seed in (0, 1)]
@@ -347,26 +243,6 @@ def test_costs_are_those_of_the_runs(finished: tuple[Path, Path]) -> None:
     assert naive["tokens_trained"] == 0
     assert naive["tokens_read"] > 0
     assert "spending" not in naive
-
-
-def test_curves_are_validations_and_only_of_what_was_trained(finished: tuple[Path, Path]) -> None:
-    _, out = finished
-    curves = table_of(out)["curves"]
-    assert set(curves) == {"GRPO", "half of them"}
-    lines = list(read_jsonl(out / "runs/grpo-1/metrics.jsonl"))
-    assert curves["GRPO"][1] == [[line["env_steps"], line["validation/return"]] for line in lines]
-
-
-def test_the_markdown_says_how_it_was_made(finished: tuple[Path, Path]) -> None:
-    text = (finished[1] / "table.md").read_text()
-    assert "| return | mean | on this panel | beyond this panel | IQM | seeds · games |" in text
-    assert "| less GRPO | mean | on this panel | beyond this panel | so it is |" in text
-    assert f"Beyond this panel nothing is claimed: that takes {MIN_FAMILIES} families" in text
-    assert "arXiv 2108.13264" in text
-    assert "No correction is made for the number of differences" in text
-    assert "peak memory (MB) |" in text
-    assert "| GRPO | " in text
-    assert (finished[1] / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_other_settings_are_refused_by_name_and_more_runs_are_welcome(finished: tuple[Path, Path]) -> None:
@@ -403,18 +279,6 @@ def test_what_was_cut_off_is_what_is_left(finished: tuple[Path, Path], tmp_path:
     assert [stage.key for stage in list_unfinished_stages(expand_runs(load_spec(path), path, tmp_path))][1:3] == [
         "grpo-0 train", "grpo-0 eval",
     ]  # fmt: skip
-
-
-def test_two_comparisons_do_not_share_a_directory(finished: tuple[Path, Path]) -> None:
-    from trailnotes.runs.directory import RunLock
-
-    path, out = finished
-    lock = RunLock(out / "lock")
-    try:
-        with pytest.raises(RunError, match="is in use by process"):
-            run_comparison(path, out=out)
-    finally:
-        lock.release()
 
 
 def test_compare_table_takes_the_runs_of_a_panel_without_published_rows(
@@ -468,18 +332,6 @@ def test_a_record_of_somebody_else_imports_nothing(
     assert Path("ran").exists()
 
 
-def test_evaluations_of_another_panel_are_refused(finished: tuple[Path, Path], tmp_path: Path) -> None:
-    run = finished[1] / "runs/grpo-0"
-    config = load_run_config(run)
-    other = config.model_copy(update={"eval": config.eval.model_copy(update={"num_tasks": 3})})
-    evaluate(other, run, out=tmp_path / "other")
-    with pytest.raises(RunError, match="are of different panels or metrics"):
-        compare_evaluations([str(run), str(tmp_path / "other")])
-
-
-# -- several attempts
-
-
 def test_attempts_by_hand(tmp_path: Path) -> None:
     """Gate i opens in trial i, and the last one never; solved gates are played again in trial 2, the last."""
     adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2}, reflexion={"replay_last": True})
@@ -492,38 +344,6 @@ def test_attempts_by_hand(tmp_path: Path) -> None:
     figures = {row["figure"]: row["mean"] for row in json.loads((tmp_path / "r/table.json").read_text())["rows"]}
     means = [sum(games.values()) / 4 for games in (attempts.first, attempts.last, attempts.best)]
     assert means == [figures["trial 0"], figures["final trial only"], figures["solved by trial 2"]]
-
-
-def test_a_game_that_failed_in_the_last_trial_was_still_attempted_in_it(tmp_path: Path) -> None:
-    run = tmp_path / "r"
-    adapt_by(Guesser(), "reflexion", run, eval={"trials": 2}, reflexion={"replay_last": True})
-    before = read_result(run)
-    assert before.attempts is not None
-    lost = list(before.attempts.first)[1]
-
-    for path in (run / "trajectories.jsonl", run / "eval/episodes.jsonl"):
-        records = list(read_jsonl(path))
-        for record in records:
-            if record["task"]["id"] == lost and record.get("iteration") == records[-1].get("iteration"):
-                record["outcome"] = "error"
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    after = read_result(run)
-    assert after.attempts is not None
-    assert after.attempts.last == {game: value for game, value in before.attempts.last.items() if game != lost}
-    assert after.final == after.attempts.last, "not judged by the best of its attempts"
-    line = summarise([after], SummaryOptions()).lines[0]
-    assert line.one is not None, "the lost game has its family from other trials"
-    assert line.one.mean == 0.25
-
-
-def test_phases_that_are_no_trials_are_no_attempts(tmp_path: Path) -> None:
-    """Retrospex plays the panel without its critic, too, and REMEMBERER other games: neither is told of the other."""
-    run = tmp_path / "r"
-    adapt_by(Guesser(), "reflexion", run, eval={"trials": 1})
-    assert build_attempts(read_trial_records(run), "success") is not None
-    lines = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(lines.replace('"trial-0"', '"plain"').replace('"trial-1"', '"rescored"'))
-    assert build_attempts(read_trial_records(run), "success") is None
 
 
 def test_several_attempts_never_stand_in_the_column_of_one(tmp_path: Path) -> None:
@@ -544,55 +364,6 @@ def test_several_attempts_never_stand_in_the_column_of_one(tmp_path: Path) -> No
     ]  # fmt: skip
     assert [row[4] == "-" for row in rows] == [True, False, True], "the IQM is of what it is judged by"
     assert "| naive | 0.250 | one seed |" in text
-
-
-def test_the_return_stands_beside_success_where_it_says_more(tmp_path: Path) -> None:
-    adapt_by(Guesser(), "naive", tmp_path / "n")
-    adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2}, reflexion={"replay_last": True})
-    results = [read_result(tmp_path / name, label) for name, label in (("n", "naive"), ("r", "Reflexion"))]
-    assert "| return |" not in render_summary_markdown(summarise(results, SummaryOptions()))
-    for path in tmp_path.glob("*/**/*.jsonl"):
-        path.write_text(
-            path.read_text().replace('"return":1.0', '"return":0.5').replace('"return": 1.0', '"return":0.5')
-        )
-    results = [read_result(tmp_path / name, label) for name, label in (("n", "naive"), ("r", "Reflexion"))]
-    rows = [
-        line.split(" | ") for line in render_summary_markdown(summarise(results, SummaryOptions())).splitlines()[4:8]
-    ]
-    assert [row[5].split()[0] for row in rows] == ["0.125", "0.125", "0.375", "-"]
-
-
-def test_a_comparison_that_is_too_short_to_rank_says_so_first(tmp_path: Path) -> None:
-    """The first one that anybody runs showed GRPO at .88 above EMPO2 at .69."""
-    plan = load_spec(find_config("compare/small"))
-    assert plan.compare.remark == "Too short to rank methods"
-    assert plan.compare.baseline == "", "no difference, so nothing is called higher"
-    path, out = tmp_path / "plan.toml", tmp_path / "out"
-    path.write_text(
-        RANDOM.partition("[methods.broken]")[0].replace('baseline = "naive"', f'remark = "{plan.compare.remark}"')
-    )
-    (run,) = expand_runs(load_spec(path), path, out)
-    adapt_by(Guesser(), "naive", run.directory)  # as if it had been played
-    (out / "table.md").write_text("")
-    summary = _summarise_runs(load_spec(path), {}, out, out)
-    assert summary.title.startswith("Too short to rank methods: success on 4 games")
-    assert (out / "table.md").read_text().startswith("# Too short to rank methods: success on")
-    assert "- Too short to rank methods: read no order of the methods from this table." in render_summary_markdown(
-        summary
-    )
-    assert json.loads((out / "table.json").read_text())["title"] == summary.title
-
-
-def test_where_solved_games_are_left_out_there_is_no_last_attempt(tmp_path: Path) -> None:
-    adapt_by(Guesser(), "reflexion", tmp_path / "r", eval={"trials": 2})
-    summary = summarise([read_result(tmp_path / "r", "Reflexion")], SummaryOptions())
-    (line,) = summary.lines
-    assert line.last is None
-    assert line.final == line.best
-    assert any("has no last attempt, and is judged by the cumulative figure" in note for note in summary.notes)
-
-
-# -- runs that fail
 
 
 RANDOM = """
@@ -640,35 +411,6 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
     assert load_config(out / "settings/naive-0.toml") == load_run_config(out / "runs/naive-0")
 
 
-def test_without_any_result_there_is_no_table() -> None:
-    with pytest.raises(RunError, match="no run of the comparison has a result: GRPO with seed 0 was ended by signal 9"):
-        summarise([], SummaryOptions(labels=["GRPO"], missing={("GRPO", 0): "was ended by signal 9"}))
-
-
-def test_costs_are_summed_over_starts_but_for_the_peak(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"iteration": 0, "env_steps": 7, "tokens_read": 9, "endpoint/cost": 0.25, "seconds": 4.5}\n{'
-    )
-    for stage, ended in (("train", ProcessResult(-15, 2.0, 1.0, 50)), ("train", ProcessResult(0, 3.0, 2.5, 40)),
-                         ("eval", ProcessResult(0, 9.0, 9.0, 90))):  # fmt: skip
-        record_process(tmp_path, stage, ended)
-    assert load_costs(tmp_path) == {
-        "env_steps": 7, "tokens_read": 9, "spending": 0.25, "seconds": 5.0, "cpu_seconds": 3.5, "peak_memory": 50,
-    }  # fmt: skip
-    (tmp_path / "cost.json").write_text("{")
-    assert load_costs(tmp_path) == {"env_steps": 7, "tokens_read": 9, "spending": 0.25, "seconds": 4.5}
-
-
-def test_processor_seconds_of_a_process_that_nobody_saw_end_are_not_known(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"starts": [{}, {}]}))
-    record_process(tmp_path, "train", ProcessResult(0, 2.0, 1.5, 300))
-    assert load_costs(tmp_path) == {"seconds": 2.0, "peak_memory": 300}, "one start of two"
-    record_process(tmp_path, "train", ProcessResult(0, 1.0, 0.5, 200))
-    assert load_costs(tmp_path) == {"seconds": 3.0, "cpu_seconds": 2.0, "peak_memory": 300}
-
-
-# -- what may be said
-
 FAMILIES = {f"{family}{game}": family for family in "ab" for game in range(3)}
 
 
@@ -690,28 +432,6 @@ def values(**seeds: Sequence[float]) -> Values:
 )
 def test_the_interquartile_mean_by_hand(scores: list[float], mean: float) -> None:
     assert interquartile_mean(np.asarray(scores, dtype=float)) == pytest.approx(mean)
-
-
-def test_the_interquartile_mean_is_over_seeds_and_families() -> None:
-    """Family a is 0, 1/3 and b 1, 2/3: of four means the middle two."""
-    assert compute_iqm(values(s0=(0, 0, 0, 1, 1, 1), s1=(0, 0, 1, 1, 1, 0)), FAMILIES) == pytest.approx(0.5)
-
-
-def test_the_interquartile_mean_is_of_the_games_that_every_seed_has_played() -> None:
-    lost = {0: {"a0": 1.0, "a1": 0.0, "b0": 1.0}, 1: {"a0": 1.0, "b0": 1.0}}
-    assert compute_iqm(lost, FAMILIES) == 1.0
-
-
-def test_success_has_bounds_and_a_return_has_none() -> None:
-    played = values(s0=(0, 0, 0, 0, 0, 1), s1=(0, 0, 0, 0, 0, 0))
-    success, returns = (
-        estimate_pooled_mean(played, FAMILIES, "success"),
-        estimate_pooled_mean(played, FAMILIES, "return"),
-    )
-    assert success.on_panel is not None
-    assert returns.on_panel is not None
-    assert success.on_panel.low == 0.0
-    assert returns.on_panel.low < 0.0
 
 
 def a_difference(on_panel: tuple[float, float] | None, beyond: tuple[float, float] | None) -> Difference:
@@ -741,10 +461,6 @@ def test_higher_is_said_beyond_the_panel_or_with_the_words_on_this_panel(
     assert a_difference(on_panel, beyond).call == call
 
 
-def test_of_one_seed_it_is_said_in_this_run() -> None:
-    assert replace(a_difference(None, (0.05, 0.4)), num_seeds=1).call == "higher in this run"
-
-
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_two_runs_make_no_bold_call(seeds: int) -> None:
     """EMPO2 loses one game of 40 with each seed, another each time, and GRPO loses all."""
@@ -760,21 +476,6 @@ def test_two_runs_make_no_bold_call(seeds: int) -> None:
     assert ("**" in row) == (seeds == 3)
 
 
-def test_two_runs_make_no_call_on_this_panel() -> None:
-    assert replace(a_difference((0.1, 0.3), None), num_unlike=2).call == ""
-
-
-@pytest.mark.parametrize("seeds", [1, 3, 100])
-def test_copies_of_a_seed_make_no_call(seeds: int) -> None:
-    """GRPO wins 2 of 4 families and EMPO2 all 4, in every seed alike: nothing is known of other seeds or families."""
-    families = {f"{family}{game}": family for family in "abcd" for game in range(5)}
-    grpo = {seed: {game: float(family in "ab") for game, family in families.items()} for seed in range(seeds)}
-    empo2 = {seed: dict.fromkeys(families, 1.0) for seed in range(seeds)}
-    difference = estimate_paired_difference(empo2, grpo, families, "success")
-    assert difference is not None
-    assert (difference.estimate.mean, difference.call) == (0.5, "")
-
-
 def test_differences_are_paired_by_seed_and_game() -> None:
     """Each seed is 0.5 above its own baseline, whatever lies between the seeds: as differences they are alike."""
     base = values(s0=(0,) * 6, s1=(10,) * 6)
@@ -784,18 +485,6 @@ def test_differences_are_paired_by_seed_and_game() -> None:
     assert (difference.estimate.mean, difference.estimate.not_on_panel) == (0.5, "all seeds alike")
     assert (difference.num_seeds, difference.num_pairs) == (2, 12)
     assert estimate_paired_difference({7: base[0]}, base, FAMILIES, "return") is None, "no seed in common"
-
-
-def test_steps_to_a_threshold() -> None:
-    curve = [(10.0, 0.1), (20.0, 0.5), (30.0, 0.4), (40.0, 0.9)]
-    assert (
-        find_steps_to_threshold(curve, 0.5),
-        find_steps_to_threshold(curve, 0.6),
-        find_steps_to_threshold(curve, 1.0),
-    ) == (20.0, 40.0, None)
-
-
-# -- how it is shown
 
 
 def a_line(label: str, **changes: Any) -> MethodSummary:
@@ -811,73 +500,26 @@ def a_summary(*lines: MethodSummary) -> Summary:
     return Summary("title", "success", "waymarks", 0.5, "", lines, {}, ("A note.",))
 
 
-def test_both_intervals_stand_under_their_names_or_the_reason_that_there_is_none(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    alone = Estimate(0.5, None, None, "one seed", "4 of 10 families")
+def test_the_page_has_every_kind_of_line() -> None:
+    """Intervals or why there are none, several attempts, returns, steps to the threshold, spending, missing seeds."""
     gap = Difference(Estimate(0.25, Interval(0.25, 0.125, 0.375), Interval(0.25, -0.125, 0.5)), 3, 24, 3)
-    summary = replace(a_summary(a_line("A", difference=gap), a_line("B", one=alone, iqm=None)), baseline="B")
-    rows = render_summary_markdown(summary).splitlines()
-    assert "| A | 0.250 | [0.200, 0.400] | [0.100, 0.500] | 0.250 | 2 · 8 |" in rows
-    assert "| B | 0.500 | one seed | 4 of 10 families | - | 2 · 8 |" in rows
-    assert "| A | +0.250 | [+0.125, +0.375] | [-0.125, +0.500] | **higher on this panel** |" in rows
-    print_brief(summary)
-    said = capsys.readouterr().out
-    assert "higher on this panel" in said
-    assert "A note." in said
-    assert max(len(line) for line in said.splitlines() if "─" in line) <= 100
-
-
-def test_the_picture_has_intervals_of_one_kind_and_names_it(tmp_path: Path, figures: list[Any]) -> None:
-    """Beyond the panel where any method has that, and then no other; on the panel where none has."""
-    short = Estimate(0.25, Interval(0.25, 0.2, 0.4), None, "", "4 of 10 families")
-    draw_summary(a_summary(a_line("A"), a_line("B", one=short)), tmp_path / "a.png")
-    draw_summary(a_summary(a_line("B", one=short)), tmp_path / "b.png")
-    beyond, on_panel = (figure.axes[-1] for figure in figures)
-    assert BEYOND in beyond.get_title(loc="left")
-    assert ON_PANEL in on_panel.get_title(loc="left")
-    bars = [
-        [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2] for axes in (beyond, on_panel)
-    ]
-    assert bars == [[(0.1, 0.5)], [(0.2, 0.4)]]
-
-
-def test_what_was_not_reached_is_said_to_be_so() -> None:
-    text = render_summary_markdown(a_summary(a_line("A", reached=(12800.0, None)), a_line("B", reached=(None, None))))
-    assert "| A | 12,800 | 1 of 2 |" in text
-    assert "| B | not reached in 1,234 | 0 of 2 |" in text
-
-
-def test_spending_is_a_column_only_where_something_was_charged() -> None:
-    assert "spending" not in render_summary_markdown(a_summary(a_line("A"))).replace("- ", "")
-    text = render_summary_markdown(a_summary(a_line("A", costs={"spending": 0.5}), a_line("B")))
-    assert "| spending |" in text
-    assert "| 0.5000 |" in text
-
-
-def test_unequal_budgets_are_said(finished: tuple[Path, Path]) -> None:
-    results = [read_result(finished[1] / "runs" / name, name) for name in ("grpo-0", "half-of-them-0")]
-    even = summarise(results, SummaryOptions())
-    assert not any("differ by more than" in note for note in even.notes)
-    more = RunResult(
-        **{f: getattr(results[0], f) for f in RunResult.__dataclass_fields__} | {"costs": {"env_steps": 30.0}}
+    some = replace(gap, estimate=replace(gap.estimate, beyond=Interval(0.25, 0.1, 0.5)), num_seeds=2, num_unlike=2)
+    alone, last = Estimate(0.5, None, None, "one seed", "4 of 10 families"), Estimate(0.75, None, None, "a", "b")
+    summary = a_summary(
+        a_line("A", difference=gap, reached=(12800.0, None), costs={"env_steps": 1234.0, "peak_memory": 3e8}),
+        a_line("B", one=alone, iqm=None, reached=(None, None), costs={"spending": 0.5}),
+        a_line("C", trains=False, num_attempts=3, last=last, best=last, one_return=alone, last_return=last),
+        a_line("D", difference=some, one=None, iqm=None, seeds=(), num_games=0, missing={3: "lost"}, costs={}),
     )
-    assert any("environment steps of training differ by more than 2%" in note
-               for note in summarise([more, results[1]], SummaryOptions()).notes)  # fmt: skip
-
-
-def test_json_holds_what_was_shown() -> None:
-    record = json.loads(render_summary_json(a_summary(a_line("A", reached=(None, 5.0), missing={3: "lost"}))))
-    (line,) = record["lines"]
-    assert (line["reached"], line["missing"]) == ([None, 5.0], {"3": "lost"})
-
-
-def test_every_method_has_a_colour_of_its_own() -> None:
-    assert len({find_method(name).colour for name in list_names()}) == len(list_names())
-    assert len({find_method(name).label for name in list_names()}) == len(list_names())
-    colours = assign_colours(["EMPO²", "p = 1/8", "p = 1/2"])
-    assert colours["EMPO²"] == find_method("empo2").colour
-    assert len(set(colours.values())) == 3
+    assert render_summary_markdown(replace(summary, baseline="B")) == (GOLDEN / "methods.md").read_text(
+        encoding="utf-8"
+    )
+    record = json.loads(render_summary_json(summary))
+    assert [line["missing"] for line in record["lines"]] == [{}, {}, {}, {"3": "lost"}]
+    assert (record["lines"][0]["reached"], record["lines"][0]["difference"]["call"]) == (
+        [12800.0, None],
+        "higher on this panel",
+    )
 
 
 CURVE = [[(0.0, 0.0), (100.0, 0.4)], [(0.0, 0.2), (100.0, 0.6)]]
@@ -907,8 +549,6 @@ def test_the_picture_shows_the_numbers_given(tmp_path: Path, figures: list[Any])
     assert {text.get_text() for text in right.texts} == {"0.25", "0.10", "no result"}
     assert len(figures[1].axes) == 1, "without a curve the final figures stand alone"
 
-
-# -- from end to end
 
 SLOW = """
 [compare]

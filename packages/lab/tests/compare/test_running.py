@@ -87,27 +87,15 @@ def test_a_failure_leaves_the_others_running_but_not_what_needs_it(
     assert "other  adapt  done" in capsys.readouterr().err
 
 
-def test_no_more_than_so_many_at_once_and_none_before_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    most = 0
-
-    def count(self: StageProcess, **_: object) -> bool:
-        nonlocal most
-        most = max(most, len(under_way))
-        return poll(self)
-
-    under_way: list[StageProcess] = []
-    poll, start = StageProcess.poll, StageProcess.__init__
-    monkeypatch.setattr(StageProcess, "__init__", lambda self, stage: (start(self, stage), under_way.append(self))[0])
-    monkeypatch.setattr(StageProcess, "poll", count)
+def test_no_more_than_so_many_at_once_and_none_before_what_it_needs(tmp_path: Path) -> None:
     stages = [make_stage(tmp_path, "a", DONE, ("c adapt",)), *(make_stage(tmp_path, name, DONE) for name in "bcd")]
     assert run_stages(stages, 2) == {}
-    order = [process.stage.run.name for process in under_way]
-    assert order[:2] == ["b", "c"]
-    assert set(order[2:]) == {"a", "d"}
-    ended = (tmp_path / "runs/c/eval/table.json").stat().st_mtime_ns
-    assert (tmp_path / "runs/a/eval/table.json").stat().st_mtime_ns > ended
+    begun, ended = (
+        {name: (tmp_path / "runs" / name / file).stat().st_mtime_ns for name in "abcd"}
+        for file in ("console.log", "eval/table.json")
+    )
+    assert ended["c"] < begun["a"]
+    assert all(sum(begun[each] <= moment < ended[each] for each in "abcd") <= 2 for moment in begun.values())
 
 
 def test_what_a_process_took_is_recorded(tmp_path: Path) -> None:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.errors import RunError
 from trailnotes.memory import open_memory
 from trailnotes.memory.tip_stats import TipEffect, TipExposure
 from trailnotes.runs.diagnose.checks import diagnose
 from trailnotes.types import Tip
 from trailnotes.web.guard import CROSS_SITE_MESSAGE, WRONG_HOST_MESSAGE
 from trailnotes_lab.view.app import NO_TOKEN, make_app
+from trailnotes_lab.view.curves import compute_ticks, make_chart, make_sparkline
+from trailnotes_lab.view.lines import DAMAGED, EpisodeFilter, EpisodeRow, LineReader, parse_episode_row, read_episode
 from trailnotes_lab.view.window import Window
 from viewed import HOSTILE, WORDS, Seen, make_run
 
 HERE, TOKEN = "http://127.0.0.1:8765", "open-sesame"
+PAGES = ("/", "/run/first", "/run/first/episodes", "/run/first/episodes/4", "/run/first/tips")
 
 
 class Person:
@@ -55,9 +60,6 @@ def person(root: Path) -> Person:
     return Person(root)
 
 
-# -- pages
-
-
 def test_the_table_of_runs(root: Path, person: Person) -> None:
     make_run(root / "second", run={"seed": 3}, optim={"lr": 0.5})
     page = person.look("/")
@@ -69,14 +71,6 @@ def test_the_table_of_runs(root: Path, person: Person) -> None:
     assert page.values("polyline", "points"), "curves"
     laid = person.look("/?run=second&metric=memory/tips")
     assert len([tag for tag, values in laid.tags if "data-series" in values]) == 1
-
-
-def test_a_run_has_its_curves_and_settings(person: Person) -> None:
-    page = person.look("/run/first")
-    assert "Success" in page.text
-    assert "memory.order" in page.text
-    assert "trailnotes train" in page.text
-    assert "memory/tips" in page.text
 
 
 def test_episodes_are_narrowed(person: Person) -> None:
@@ -107,16 +101,6 @@ def test_an_episode_stands_in_both_its_contexts(person: Person) -> None:
     assert alone.text.count("Observation: a dim hall") == 1
 
 
-def test_long_texts_are_truncated(root: Path, person: Person) -> None:
-    file = root / "first/trajectories.jsonl"
-    record = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
-    step = record["steps"][0]
-    step["observation"]["text"] = "x" * 50_000
-    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    page = person.look("/run/first/episodes/1")
-    assert "more characters are in trajectories.jsonl" in page.text
-
-
 def test_a_tip_knows_its_author_and_its_readers(person: Person) -> None:
     page = person.look("/run/first/tips/1")
     assert WORDS[2] in page.text
@@ -143,17 +127,6 @@ def test_a_tip_says_what_it_was_worth_and_why_it_was_retired(root: Path, person:
     assert "found by agents" in person.look("/run/first/tips/2").text
 
 
-def test_pages_beyond_the_end_are_empty_and_no_fault(person: Person) -> None:
-    for query in ("page=999999999", "task=maze/1&page=7", "page=-1"):
-        assert person.look(f"/run/first/tips?{query}").text
-    for page in ("tips?page=7&order=score", "episodes?page=7"):
-        beyond = person.look(f"/run/first/{page}")
-        assert "There is no page 7" in beyond.text
-        assert any("page=1" in link for link in beyond.values("a", "href")), "one step leads back"
-    assert "No tip of this task is kept here" in person.look("/run/first/tips?task=maze/9").text
-    assert "there is no tip 999999999999" in person.look("/run/first/tips/999999999999", 409).text
-
-
 def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> None:
     estimate = {"mean": 0.75, "on_panel": {"mean": 0.75, "low": 0.5, "high": 1.0}, "beyond": None}
     line = {
@@ -175,9 +148,6 @@ def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> N
     assert "run `trailnotes compare` again" in person.look("/compare/here", 409).text
 
 
-# -- the door
-
-
 def test_nothing_is_shown_without_the_token(root: Path) -> None:
     stranger = Person(root, token="")
     for path in ("/", "/run/first", "/view.css", "/?token=guess", "/run/first/tips/1"):
@@ -186,31 +156,12 @@ def test_nothing_is_shown_without_the_token(root: Path) -> None:
         assert WORDS[2] not in page.text
 
 
-def test_the_token_leads_to_the_page_that_was_asked_for(root: Path) -> None:
-    stranger = Person(root, token="")
-    answer = stranger.client.get(f"//evil.example/?token={TOKEN}", follow_redirects=False)
-    assert not answer.headers["location"].startswith("//")
-    answer = stranger.client.get(f"/run/first?token={TOKEN}", follow_redirects=False)
-    assert answer.headers["location"] == "/run/first"
-    assert "HttpOnly" in answer.headers["set-cookie"]
-
-
 def test_other_names_and_forms_from_elsewhere_are_refused(person: Person) -> None:
     assert WRONG_HOST_MESSAGE in person.client.get("/", headers={"host": "evil.example"}).text
     answer = person.client.post("/run/first/tips/1", headers={"origin": "http://evil.example"})
     assert answer.status_code == 403
     assert CROSS_SITE_MESSAGE in answer.text
     assert person.client.post("/run/first/tips/1", headers={"origin": HERE}).status_code == 405, "pages change nothing"
-
-
-def test_every_answer_forbids_what_no_page_needs(person: Person) -> None:
-    for path in ("/", "/view.js", "/nowhere"):
-        policy = person.client.get(path).headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-
-
-# -- hostile texts and damaged runs
 
 
 def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
@@ -239,13 +190,7 @@ def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: b
         beside.unlink()
     file.unlink() if content is None else file.write_bytes(content)
     person = Person(root)
-    for page in (
-        "/",
-        "/run/first",
-        "/run/first/episodes",
-        "/run/first/episodes/1",
-        "/run/first/tips",
-    ):
+    for page in PAGES:
         answer = person.client.get(page)
         assert answer.status_code in {200, 404, 409}, (page, answer.text)
         assert "<h1>" in answer.text
@@ -265,13 +210,7 @@ def test_looking_at_a_run_imports_nothing_that_its_settings_name(
     file.write_text(text.replace("[env]\nname = ", '[env]\nname = "stranger:Env" # '), encoding="utf-8")
     assert file.read_text(encoding="utf-8").count("stranger:") == 2
     person = Person(root)
-    for page in (
-        "/",
-        "/run/first",
-        "/run/first/episodes",
-        "/run/first/episodes/4",
-        "/run/first/tips",
-    ):
+    for page in PAGES:
         person.look(page)
     assert "stranger:METHOD" in person.look("/").text
     assert "return without tips" in diagnose(root / "first")
@@ -288,23 +227,91 @@ def test_runs_of_earlier_versions(tmp_path: Path) -> None:
     assert "adapted" in person.look("/run/adapted/episodes/1").text
 
 
-def test_a_memory_of_a_later_version_is_told_so(root: Path, person: Person) -> None:
-    with closing(sqlite3.connect(root / "first/memory.db")) as connection:
-        connection.execute("PRAGMA user_version = 9999")
-    assert "by a newer version: upgrade Trailnotes" in person.look("/run/first/tips", 409).text
+def record(iteration: int = 0, task: str = "maze/1", tips: tuple[int | None, ...] = (), **more: Any) -> dict[str, Any]:
+    step = {"tips": [{"id": tip, "text": "t"} for tip in tips], "action": "north", "observation": {"text": "a hall"}}
+    plain = {"mode": "off_policy" if tips else "plain", "member": 0, "outcome": "terminated", "success": True}
+    numbers = {"score": 1.0, "max_score": 1.0, "return": 1.0}
+    return {"iteration": iteration, "task": {"id": task}, **plain, **numbers, "steps": [step], **more}
 
 
-def test_a_run_that_is_deleted_while_it_is_looked_at(root: Path, person: Person) -> None:
-    person.look("/run/first/episodes")
-    shutil.rmtree(root / "first")
-    assert "(any more)" in person.look("/run/first/episodes", 404).text
-    shutil.rmtree(root)
-    assert "is no directory" in person.look("/", 409).text
+def write(path: Path, *records: object, mode: str = "w") -> Path:
+    with path.open(mode, encoding="utf-8") as file:
+        file.writelines((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in records)
+    return path
 
 
-def test_a_run_that_is_being_written_is_kept_up_with(root: Path, person: Person) -> None:
-    assert "6 episodes" in person.look("/run/first/episodes").text
-    lines = (root / "first/trajectories.jsonl").read_bytes().splitlines(keepends=True)
-    with (root / "first/trajectories.jsonl").open("ab") as file:
-        file.write(lines[0] + lines[1][:40])
-    assert "7 episodes" in person.look("/run/first/episodes").text
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trajectories.jsonl"
+
+
+def read(path: Path) -> list[EpisodeRow]:
+    return LineReader(path, parse_episode_row).read()
+
+
+def numbers(rows: list[EpisodeRow], **wanted: Any) -> list[int]:
+    return [row.number for row in rows if EpisodeFilter(**wanted).matches(row)]
+
+
+def test_each_filter_finds_its_episodes(path: Path) -> None:
+    write(path, record(), record(1, "maze/2", (7,)), record(1, "keys/1", success=False), record(2, tips=(7, 8, None)))
+    rows = read(path)
+    assert numbers(rows) == [1, 2, 3, 4]
+    assert numbers(rows, task="maze/") == [1, 2, 4]
+    assert numbers(rows, mode="off_policy") == [2, 4]
+    assert numbers(rows, success="no") == [3]
+    assert numbers(rows, iteration=1) == [2, 3]
+    assert numbers(rows, tip=7, task="maze/2") == [2]
+    assert (rows[3].tips, rows[3].last_action) == (3, "north")
+    assert read_episode(path, rows[3]) == record(2, tips=(7, 8, None))
+
+
+def test_a_file_that_grows_is_read_on_and_half_a_line_waits(path: Path) -> None:
+    reader = LineReader(path, parse_episode_row)
+    assert reader.read() == []
+    write(path, record(), record(1))
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"iteration": 2')
+    assert numbers(reader.read()) == [1, 2]
+    path.write_text(path.read_text(encoding="utf-8").rpartition("\n")[0] + "\n", encoding="utf-8")
+    write(path, record(2), mode="a")
+    assert numbers(reader.read(), iteration=2) == [3]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "null", '{"iteration": 1}', '{"steps": 5}', "[" * 5000, "\x00\ufffd", ""])
+def test_a_damaged_line_is_one_episode_that_says_so(path: Path, line: str) -> None:
+    rows = read(write(path, record(), line, record(1)))
+    assert [row.outcome for row in rows] == ["terminated", DAMAGED, "terminated"]
+    if line not in {'{"iteration": 1}', '{"steps": 5}'}:
+        with pytest.raises(RunError, match="line 2 is damaged"):
+            read_episode(path, rows[1])
+
+
+FINITE = st.floats(-1e9, 1e9)
+ANY = st.floats() | st.sampled_from([1e308, -1e308, 5e-324, 1e100, 1e17])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (3, 3, [3, 3.2, 3.4, 3.6, 3.8, 4]), (-1, 9, [-2, 0, 2, 4, 6, 8, 10])],
+)
+def test_ticks_are_round_and_cover(low: float, high: float, found: list[float]) -> None:
+    assert compute_ticks(low, high, 5) == pytest.approx(found)
+
+
+@given(st.lists(st.tuples(FINITE, FINITE), max_size=50), st.lists(st.tuples(ANY, ANY), max_size=50))
+@example([], [(0, 0), (2.2250738585e-313, 0)])
+def test_every_point_lies_within_the_picture_and_no_number_breaks_it(
+    points: list[tuple[float, float]], extreme: list[tuple[float, float]]
+) -> None:
+    drawn = make_chart([("a", sorted(points), "")])
+    assert (drawn is None) == (not points)
+    for curve in drawn.curves if drawn else ():
+        for place in curve.points.split():
+            x, y = map(float, place.split(","))
+            assert -0.1 <= x <= drawn.size[0] + 0.1 if drawn else True
+            assert -0.1 <= y <= drawn.size[1] + 0.1 if drawn else True
+    extreme = sorted(extreme, key=str)
+    make_sparkline(extreme)
+    drawn = make_chart([("a", extreme, ""), ("b", [*extreme, *extreme], "")])
+    assert not drawn or not any("n" in curve.points for curve in drawn.curves), "neither nan nor inf"

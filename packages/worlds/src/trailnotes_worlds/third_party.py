@@ -31,16 +31,7 @@ def resolve_names(key: str, value: str | Sequence[str], known: Collection[str]) 
 
 
 def format_game_name(name: str, key: str, value: object) -> str:
-    """Format a game and its settings for task ids: ``FrozenLake-v1?is_slippery=false``, bounded in length.
-
-    Args:
-        name: of the game.
-        key: name of the option that holds the settings.
-        value: of that option.
-
-    Raises:
-        ConfigError: the value is no table of JSON values.
-    """
+    """Format a game and its settings for task ids: ``FrozenLake-v1?is_slippery=false``, bounded in length."""
     settings = require_table(key, value)
     if not settings:
         return name
@@ -54,17 +45,7 @@ def format_game_name(name: str, key: str, value: object) -> str:
 
 
 def make_seeded_tasks(env: str, game: str, split: str, numbers: Mapping[str, int]) -> list[Task]:
-    """Make tasks ``ENV/GAME/SEED`` of one split, with consecutive seeds that no other split has.
-
-    Args:
-        env: name of the environment.
-        game: name of the game, one family of tasks.
-        split: one of `FIRST_SEED`.
-        numbers: split -> number of seeds.
-
-    Raises:
-        ConfigError: an unknown split, or an invalid number of seeds.
-    """
+    """Make tasks ``ENV/GAME/SEED`` of one split, with consecutive seeds that no other split has."""
     if split not in FIRST_SEED:
         raise ConfigError(f"unknown split {split!r} of {env}; use one of {', '.join(FIRST_SEED)}")
     number = numbers[split]

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from trailnotes.envs import check_env, get_env_identity, make_env
-from trailnotes.errors import ConfigError, EnvError, MissingExtraError
+from trailnotes.envs import check_env, get_env_identity
+from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Task
 from trailnotes_worlds.alfworld import rooms
 from trailnotes_worlds.alfworld.engine import AlfworldEngine, read_game, translate_game
 from trailnotes_worlds.alfworld.env import AlfworldEnv
 from trailnotes_worlds.alfworld.games import alfworld_tasks
 from trailnotes_worlds.alfworld.rooms import (
-    FLOOR_PLANS,
     TASK_TYPES,
     FurnishedRoom,
     HouseholdGoal,
@@ -40,37 +39,11 @@ def small(kind: str = LIGHT, split: str = "train") -> Task:
     return alfworld_tasks(split, task_types=kind, num_games=30)[-1]
 
 
-# ---------------------------------------------------------------------------------------------- without the package
-
-
 def test_no_floor_plan_is_in_two_splits_and_all_are_in_one() -> None:
     plans = {split: {task.options["plan"] for task in alfworld_tasks(split, num_games=100)} for split in SPLITS}
     assert [len(plans[split]) for split in SPLITS] == [80, 16, 24]
     assert len(set().union(*plans.values())) == 120
     assert plans["test"] == {first + number for first in (0, 200, 300, 400) for number in range(1, 7)}
-
-
-def test_each_kind_of_task_is_played_where_it_is_possible() -> None:
-    kitchens = {task.options["plan"] for task in alfworld_tasks("train", task_types=COOL, num_games=50)}
-    assert kitchens == set(FLOOR_PLANS["train"])
-    ids = [task.id for split in SPLITS for task in alfworld_tasks(split)]
-    assert len(ids) == len(set(ids)) == 3 * 20 * len(TASK_TYPES)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"games": "generate"}, "use 'generated'"),
-        ({"task_types": "pick_cool_then_place"}, "use .* 'pick_cool_then_place_in_recep'"),
-        ({"task_types": []}, "one or more"),
-        ({"num_games": 0}, "num_games = 0"),
-        ({"dataset_seed": "a"}, "dataset_seed = 'a'"),
-        ({"split": "dev"}, "split = 'dev'"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_its_name(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        alfworld_tasks(**{"split": "train", **options})
 
 
 def publish(root: Path, name: str, **facts: Any) -> None:
@@ -101,25 +74,9 @@ def test_published_games_are_those_that_the_package_would_play(tmp_path: Path, m
 def test_a_game_is_read_for_its_problem_and_its_task_alone() -> None:
     grammar = '"task": [{"rhs": "Your task is to: put a mug in desk."}], "evil": "{__import__(\'os\').abort()}"'
     assert read_game(json.dumps({"pddl_problem": "(define)", "grammar": grammar})) == ("(define)", "put a mug in desk")
-    for text in (
-        "",
-        "[]",
-        "{}",
-        "[" * 100_000,
-        '{"pddl_problem": 3, "grammar": "Your task is to: x."}',
-        '{"grammar": 1}',
-    ):
+    for text in ("", "[]", "[" * 100_000, '{"pddl_problem": 3, "grammar": "Your task is to: x."}', '{"grammar": 1}'):
         with pytest.raises(EnvError, match="no game of ALFWorld"):
             read_game(text)
-
-
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "alfworld", None)
-    with pytest.raises(MissingExtraError, match=r"\[alfworld\]'"):
-        make_env("alfworld")
-
-
-# ---------------------------------------------------------------------------------------------- with the package
 
 
 @played
@@ -163,17 +120,6 @@ def test_every_floor_plan_allows_its_kinds_of_task(kind: str) -> None:
         made = rooms.generate_game(plan, kind, 7)
         assert 3 <= len(made.plan) <= 25  # half of the steps of an episode
         assert made == rooms.generate_game(plan, kind, 7)
-
-
-@played
-def test_what_is_done_is_not_yet_a_success() -> None:
-    env = AlfworldEnv(max_steps=2)
-    env.reset(small())
-    assert env.step("Dance!").text == "Nothing happens."
-    last = env.step("LOOK.")
-    assert last.text.startswith("You are in the middle of a room.")
-    assert (last.done, last.truncated, last.terminated, last.success, last.score) == (True, True, False, False, 0.0)
-    env.close()
 
 
 @played
@@ -233,27 +179,6 @@ def test_engines_share_no_game_and_leave_their_library_to_the_next() -> None:
 
 
 @played
-def test_published_games_are_played_and_won_by_their_walkthrough(tmp_path: Path) -> None:
-    task = small()
-    made = rooms.generate_game(task.options["plan"], task.options["type"], task.seed)
-    env = AlfworldEnv(data=str(tmp_path))
-    walk = list(env.solution(task))
-    name = f"train/{LIGHT}-Any-None-DeskLamp-301/trial_1"
-    facts = {"pddl_problem": made.problem, "grammar": f'"Your task is to: {made.task}."'}
-    publish(tmp_path, name, walkthrough=walk, **facts)
-    publish(tmp_path, name.replace("trial_1", "trial_2"), **facts)
-    told, untold = alfworld_tasks("train", "published", LIGHT, data=str(tmp_path))
-    assert list(env.solution(told)) == walk
-    observation = env.reset(told)
-    for action in walk:
-        observation = env.step(action)
-    assert observation.success
-    with pytest.raises(EnvError, match="has no walkthrough"):
-        env.solution(untold)
-    env.close()
-
-
-@played
 def test_a_task_of_another_environment_and_a_broken_game_are_refused(tmp_path: Path) -> None:
     arguments = list(sys.argv)
     env = AlfworldEnv(data=str(tmp_path))
@@ -264,6 +189,4 @@ def test_a_task_of_another_environment_and_a_broken_game_are_refused(tmp_path: P
     with pytest.raises(EnvError, match="translator refuses"):
         translate_game("(define (problem made)")
     assert sys.argv == arguments
-    with pytest.raises(ConfigError, match="max_steps = 0"):
-        AlfworldEnv(max_steps=0)
     assert escape_pddl_name("Sink|-01.9|+0,5") == "Sink_bar__minus_01_dot_9_bar__plus_0_comma_5"

@@ -1,23 +1,153 @@
-"""Demonstrations of games that bring an expert, recorded from Sokoban."""
+"""Recorded experts of Sokoban, and scripted searches for a coin: in houses drawn here, and a few in the simulator's."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from small import small_config
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, EvalConfig, RolloutConfig, WarmstartConfig
 from trailnotes.errors import ConfigError
+from trailnotes.types import Observation, Task, Trajectory
 from trailnotes.warmstart.demonstrations import iter_held_out_demonstrations, load_demonstrator
-from trailnotes.warmstart.demonstrations.episodes import get_actions
+from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script, replay_actions
+from trailnotes_worlds.demonstrations.coin import TAKE, CoinDemonstrator, Searcher, extract_path, format_search_note
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator
+
+STEPS = {"north": (0, 1), "south": (0, -1), "east": (1, 0), "west": (-1, 0)}
+TASK = Task("coin/1", "textworld-express", options={"game": "coin", "params": {"includeDoors": 0}})
+
+
+class House:
+    """Rooms on a grid, worded as the simulator words them; the coin lies in one."""
+
+    def __init__(self, rooms: dict[tuple[int, int], str], coin: str) -> None:
+        self.rooms, self.coin = rooms, coin
+
+    @property
+    def exits(self) -> dict[str, tuple[int, int]]:
+        x, y = self.at
+        around = {direction: (x + dx, y + dy) for direction, (dx, dy) in STEPS.items()}
+        return {direction: there for direction, there in around.items() if there in self.rooms}
+
+    def reset(self, task: Task) -> Observation:
+        del task
+        self.at = next(iter(self.rooms))
+        return self.seen()
+
+    def step(self, action: str) -> Observation:
+        if action == TAKE and self.rooms[self.at] == self.coin:
+            return Observation("You take the coin.", 1.0, terminated=True, success=True, score=1.0)
+        self.at = self.exits[action.removeprefix("move ")]  # a way that does not exist fails the test
+        return self.seen()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def seen(self) -> Observation:
+        here = self.rooms[self.at]
+        thing = " There is also a coin." if here == self.coin else ""
+        ways = " ".join(f"To the {way.title()} you see the {self.rooms[to]}." for way, to in self.exits.items())
+        offered = (*(f"move {way}" for way in self.exits), *([TAKE] if thing else []))
+        return Observation(f"You are in the {here}.{thing} \n{ways}", actions=offered)
+
+
+@st.composite
+def houses(draw: st.DrawFn) -> House:
+    """Of up to nine rooms, each beside one of those before, with or without loops."""
+    places = [(0, 0)]
+    for _ in range(draw(st.integers(1, 8))):
+        x, y = draw(st.sampled_from(places))
+        dx, dy = draw(st.sampled_from([*STEPS.values()]))
+        places.append((x + dx, y + dy))
+    rooms = {at: f"room {'abcdefghi'[number]}" for number, at in enumerate(dict.fromkeys(places))}
+    return House(rooms, draw(st.sampled_from([*rooms.values()])))
+
+
+def searched(house: House, seed: int, num: int = 60, empty: frozenset[str] = frozenset()) -> Trajectory:
+    return play_script(house, TASK, partial(Searcher(random.Random(seed), empty).search, num))
+
+
+@given(houses(), st.integers(0, 9))
+def test_a_search_finds_every_coin_and_what_is_written_leads_back_to_it(house: House, seed: int) -> None:
+    found = searched(house, seed)
+    assert found.success
+    way = extract_path(found)
+    assert len({room for room, _ in way}) == len(way)
+    again = play_script(house, TASK, partial(replay_actions, [*(f"move {direction}" for _, direction in way), TAKE]))
+    assert again.success
+    assert len(again.steps) <= len(found.steps)
+    steps, _, where = format_search_note(found).rpartition("coin in ")
+    assert where == house.coin
+    assert steps == "".join(f"{room} {direction} , " for room, direction in way)
+    assert format_search_note(again) == format_search_note(found)
+
+
+@given(houses(), st.integers(0, 9), st.sets(st.sampled_from("abcdefghi")))
+def test_what_tips_call_empty_is_looked_at_in_the_end(house: House, seed: int, empty: set[str]) -> None:
+    assert searched(house, seed, 60, frozenset(f"room {letter}" for letter in empty)).success
 
 
 def words(text: str) -> int:
     return len(text.split())
+
+
+def a_config(doors: int = 0, **warmstart: float) -> Config:
+    params = {"numLocations": 11, "numDistractorItems": 0, "includeDoors": doors}
+    return small_config(
+        env={"name": "textworld-express", "options": {"params": params, "view": "short", "num_games": 30}},
+        rollout={"max_steps": 8, "max_context_tokens": 4000, "max_observation_tokens": 400, "style": "terse"},
+        memory={"top_k": 3, "max_tip_tokens": 100},
+        warmstart=warmstart,
+    )
+
+
+@pytest.fixture(scope="module")
+def subject() -> Iterator[CoinDemonstrator]:
+    pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
+    made = CoinDemonstrator(a_config(), words, 1)
+    yield made
+    made.env.close()
+
+
+def test_no_game_that_is_examined_is_played(subject: CoinDemonstrator, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[Task] = []
+    reset = subject.env.reset
+    monkeypatch.setattr(subject.env, "reset", lambda task: played.append(task) or reset(task))
+    for _ in range(30):
+        subject.demonstrate_search(subject.rng.choice(subject.coins))
+    assert {task.split for task in played} == {"train"}
+
+
+def test_a_right_tip_is_followed_whatever_stands_beside_it(subject: CoinDemonstrator) -> None:
+    found = [told for task in subject.coins[:15] if (told := subject.play_with_tip(task))]
+    assert len(found) > 10
+    for trajectory, (right, *others) in found:
+        assert trajectory.success
+        assert right.text == format_search_note(trajectory)
+        assert (right.score, right.max_score) == (1.0, 1.0)
+        assert all(tip.score == 0 and tip.text.startswith("no coin in ") for tip in others)
+        assert len(trajectory.steps) == len(extract_path(trajectory)) + 1 <= subject.config.rollout.max_steps
+
+
+def test_other_games_are_those_of_the_expert_and_coins_are_kept_apart() -> None:
+    pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
+    assert not CoinDemonstrator(a_config(doors=1), words, 0).coins
+    assert load_demonstrator("textworld-express", "full") is CoinDemonstrator
+    assert issubclass(CoinDemonstrator, ExpertDemonstrator)
+    with pytest.raises(ConfigError, match=r"name others in rehearsal\.options"):
+        CoinDemonstrator.build_held_out(a_config(), words, 0)
+    more = a_config().model_copy(update={"rehearsal": RehearsalConfig(options={"num_games": 40})})
+    assert [task.seed for task in CoinDemonstrator.build_held_out(more, words, 0).coins] == [*range(30, 40)]
 
 
 def config_of(**shares: float) -> Config:
@@ -32,32 +162,6 @@ def config_of(**shares: float) -> Config:
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
-
-
-def test_recordings_are_won_by_the_expert_and_repeat() -> None:
-    made = ExpertDemonstrator(config_of(), words, 0)
-    assert len(made.recordings) == 3
-    assert len({recorded.wandered[0].task.id for recorded in made.recordings}) == 3
-    for recorded in made.recordings:
-        assert recorded.gold
-        assert recorded.gold.success
-        assert len(recorded.wandered) == 4
-        assert recorded.gold.task.split == "train"
-    assert ExpertDemonstrator(config_of(), words, 5).recordings == made.recordings  # from the file
-
-
-def test_without_tips_the_expert_is_imitated_and_written_about() -> None:
-    made = ExpertDemonstrator(config_of(p_follow_tip=0.0, p_explore=0.0), words, 0)
-    golds = {
-        " ; ".join(get_actions(recorded.gold)): get_actions(recorded.gold)
-        for recorded in made.recordings
-        if recorded.gold
-    }
-    seen = [demonstration for demonstration in islice(made, 40) if demonstration.messages[-1].content in golds]
-    assert seen
-    for demonstration in seen:
-        said = [message.content for message in demonstration.messages if message.role == "assistant"]
-        assert said[-1] == " ; ".join(said[:-1]) or len(said) == 1  # a row of its own, where tips were shown
 
 
 def test_with_a_tip_it_does_what_the_best_one_says() -> None:
@@ -80,8 +184,3 @@ def test_apart_leaves_out_what_is_trained_or_examined() -> None:
     assert isinstance(made, ExpertDemonstrator)
     assert len(made.recordings) == 3
     assert next(iter(made)).messages
-
-
-def test_sokoban_has_demonstrations_in_both_wordings() -> None:
-    for style in ("full", "terse"):
-        assert load_demonstrator("sokoban", style) is ExpertDemonstrator

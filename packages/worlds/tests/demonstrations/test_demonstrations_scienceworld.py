@@ -1,33 +1,43 @@
-"""ScienceWorld's demonstrations: the scripts by hand, the recordings by the real simulator."""
+"""ScienceWorld's demonstrations: scripts and tips by hand, recordings by the real simulator."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.methods_schema import RehearsalConfig
+from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
-from trailnotes.envs.tasks import load_panel, tasks_of
-from trailnotes.errors import ConfigError
-from trailnotes.types import Completion, Observation, Step, Task, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import Script, get_actions, replay_actions
+from trailnotes.config.toml import load_config
+from trailnotes.envs.tasks import select_unused, tasks_of
+from trailnotes.rollout.conversation import quoted
+from trailnotes.types import Observation
+from trailnotes.warmstart.demonstrations.episodes import Script, get_actions
 from trailnotes_worlds.demonstrations.scienceworld import (
     NUM_WANDERINGS,
     ROOMS,
-    RecordedGame,
-    ScienceWorldDemonstrator,
     load_recordings,
     parse_things,
     shorten_path,
     wander,
 )
-from trailnotes_worlds.scienceworld.tasks import get_simulator_split, scienceworld_tasks
+from trailnotes_worlds.demonstrations.scienceworld_english import (
+    EnglishScienceWorld,
+    format_attempt_tip,
+    parse_listed_actions,
+)
+from trailnotes_worlds.scienceworld.tasks import get_simulator_split, resolve_tasks
 
+SMOLLM2 = BUILTIN / "configs/smollm2"
+
+PATHS = (
+    ("focus on ant",),
+    ("teleport to outside", "look around", "focus on baby brown bear"),
+    ("focus on book (moby dick)", "move book (moby dick) to red box"),
+    ("connect battery anode to black wire terminal 1", "connect black wire terminal 2 to cathode in red light bulb"),
+    ("pour cup containing blue paint in art studio in jug", "mix jug", "wait1", "focus on 2nd green paint"),
+)
 KITCHEN = """This room is called the kitchen. In it, you see: 
 \tthe agent
 \ta substance called air
@@ -61,11 +71,6 @@ def test_a_path_is_shortened_to_teleportations_with_one_look() -> None:
     assert whole == path
 
 
-def test_a_path_that_stays_looks_before_its_first_deed() -> None:
-    assert next(shorten_path(["look around", "focus on lamp"])) == ["look around", "focus on lamp"]
-    assert next(shorten_path(["focus on lamp"])) == ["look around", "focus on lamp"]
-
-
 def driven(script: Script, answer: str) -> list[str]:
     """The actions of a script to which every observation is `answer`."""
     actions = []
@@ -93,98 +98,40 @@ def test_wanderings_look_and_then_deal_with_what_they_saw(seed: int) -> None:
     )
 
 
-def test_wanderings_of_circuits_connect_ends_of_parts() -> None:
-    task = "First, focus on the red light bulb. Then, create an electrical circuit that powers it on."
-    seen = "x\n\ta table. On the table is: a battery, a black wire, a blue wire.\n\ta chair\nYou also see:\n"
-    connections = [
-        action
-        for seed in range(30)
-        for action in driven(wander(random.Random(seed), Observation("", instruction=task)), seen)
-        if action.startswith("connect")
-    ]
-    parts = {"battery anode", "battery cathode", *(f"{c} wire terminal {n}" for c in ("black", "blue") for n in (1, 2))}
-    ends = {end for action in connections for end in action.removeprefix("connect ").split(" to ")}
-    assert parts <= ends
-    assert {"anode in red light bulb", "cathode in red light bulb"} <= ends
-    focused = {f"{pole} in {thing}" for pole in ("anode", "cathode") for thing in ("red light bulb", "table", "chair")}
-    assert ends <= parts | focused
+@pytest.mark.parametrize("actions", PATHS)
+@pytest.mark.parametrize("score", [-100.0, 0.0, 58.0, 100.0])
+def test_actions_and_score_are_read_back_out_of_every_wording(actions: tuple[str, ...], score: float) -> None:
+    rng, texts = random.Random(0), set()
+    for _ in range(400):
+        text = format_attempt_tip(actions, score, rng)
+        assert parse_listed_actions(text) == actions, text
+        assert parse_listed_actions(quoted(text)) == actions, "as a prompt shows it"
+        assert ("full score" in text or f"{score:g}" in text) or score == 100
+        texts.add(text)
+    assert len(texts) > 20
 
 
-def test_a_followed_path_takes_no_notice() -> None:
-    assert driven(replay_actions(["a", "b"], Observation("")), "whatever") == ["a", "b"]
+@pytest.mark.parametrize(
+    ("text", "actions"),
+    [("I do not know.", ()), ("", ()), ("Well: ", ()), ("Try: look around, mix jug", ("look around", "mix jug"))],
+)
+def test_a_tip_in_a_models_own_words_tells_what_it_lists(text: str, actions: tuple[str, ...]) -> None:
+    assert parse_listed_actions(text) == actions
 
 
-def episode(*actions: str, score: float, member: int = 1) -> Trajectory:
-    task = Task("scienceworld/find-animal/0", "scienceworld", options={"task": "find-animal", "variation": 0})
-    first = Observation("a room", instruction="find it", max_score=100.0)
-    steps = tuple(Step(first, (), Completion((), (), (), action), (), action, 0.0) for action in actions)
-    final = replace(first, instruction=None, score=score)
-    return Trajectory(task, steps, final, "terminated", score == 100, score, 100.0, member=member)
-
-
-GOLD = episode("teleport to outside", "focus on bee", score=100.0, member=0)
-WANDERED = (episode("teleport to attic", "focus on door", score=-100.0), episode("look around", score=0.0, member=2))
-
-
-def demonstrator(**warm: float) -> ScienceWorldDemonstrator:
-    config = Config(
-        env=EnvConfig(name="scienceworld"),
-        rollout=RolloutConfig(style="terse"),
-        memory=MemoryConfig(top_k=3),
-        warmstart=WarmstartConfig(**warm),
-    )
-    made = ScienceWorldDemonstrator(config, lambda text: len(text.split()), 0)
-    vars(made)["recordings"] = [RecordedGame(GOLD, WANDERED)]  # instead of what the simulator would record
-    return made
-
-
-def test_apart_leaves_out_what_is_trained_or_examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the protocol calls its variations; and it is refused before the simulator records anything."""
-    asked: list[Config] = []
-
-    def recorded(config: Config) -> list[RecordedGame]:
-        asked.append(config)
-        return [
-            RecordedGame(None, (replace(WANDERED[0], task=task),))
-            for task in scienceworld_tasks("train", config.env.options["task"], protocol="simulator")
-        ]
-
-    monkeypatch.setattr("trailnotes_worlds.demonstrations.scienceworld.load_recordings", recorded)
-    env = EnvConfig(name="scienceworld", options={"task": "find-animal"})
-    both = RehearsalConfig(options={"task": ["find-animal", "find-plant"]})
-    config = Config(env=env, rehearsal=both, rollout=RolloutConfig(style="terse"))
-    made = ScienceWorldDemonstrator.build_held_out(config, lambda text: len(text.split()), 0)
-    trained = {(t.options["task"], t.options["variation"]) for t in tasks_of(config, "train") + load_panel(config)}
-    left = {(r.wandered[0].task.options["task"], r.wandered[0].task.options["variation"]) for r in made.recordings}
-    assert left
-    assert not left & trained
-    assert {name for name, _ in left} >= {"find-plant"}
-    asked.clear()
-    alone = config.model_copy(update={"rehearsal": RehearsalConfig(), "warmstart": WarmstartConfig(variations=3)})
-    monkeypatch.setattr(ScienceWorldDemonstrator, "choose_tasks", lambda _: tasks_of(config, "train")[:3])
-    with pytest.raises(ConfigError, match=r"every training game is trained on or evaluated.*rehearsal\.options"):
-        ScienceWorldDemonstrator.build_held_out(alone, lambda text: len(text.split()), 0)
-    assert not asked
-
-
-def test_obedient_rows_repeat_the_note_with_the_full_score_whatever_it_was_worth() -> None:
-    acted = set()
-    for demo in itertools.islice(demonstrator(p_follow_tip=1.0), 60):
-        if 1 in demo.taught:  # not the rows that only write
-            said = [m.content for i, m in enumerate(demo.messages) if i in demo.taught]
-            acted.add(" ; ".join(said))
-            assert f'notes :\n- " {" ; ".join(said)} " 100 / 100' in demo.messages[0].content
-    assert acted == {" ; ".join(get_actions(t)) for t in (GOLD, *WANDERED)}
-
-
-def test_rows_without_notes_act_and_write_what_was_done() -> None:
-    for demo in itertools.islice(demonstrator(p_follow_tip=0.0, p_explore=0.0), 30):
-        contents = [m.content for m in demo.messages]
-        if "notes :" in contents[0]:  # others failed: the gold path it is, which ends otherwise
-            assert '" -100 / 100' in contents[0] or '" 0 / 100' in contents[0]
-        assert all(not m.content.startswith("focus on door") for i, m in enumerate(demo.messages) if i in demo.taught)
-        if max(demo.taught) == len(contents) - 1 and contents[-2].endswith("note ?"):
-            assert contents[-1] == " ; ".join(get_actions(GOLD))
+def test_the_start_model_is_shown_nothing_that_is_examined() -> None:
+    """No variation of the three tasks, in no split, nor of the one that a trained agent adapts to."""
+    start = load_config(SMOLLM2 / "scienceworld-warmstart.toml")
+    shown = {task.id for task in EnglishScienceWorld.choose_tasks(start)}
+    assert shown
+    for name in ("find-non-living-thing", "lifespan-longest-lived", "use-thermometer", "test-conductivity"):
+        options = f'{{task = "{name}", protocol = "simulator"}}'
+        config = load_config(SMOLLM2 / "scienceworld.toml", ["--env.options", options])
+        examined = {task.id for split in ("train", "validation", "test") for task in tasks_of(config, split)}
+        assert len(examined) > 100
+        assert not examined & shown
+        assert not {*resolve_tasks(name)} & {*resolve_tasks(start.env.options["task"])}
+    assert select_unused(EnglishScienceWorld.choose_tasks(start), config)
 
 
 def test_recordings_are_training_variations_and_repeat(tmp_path: Path) -> None:

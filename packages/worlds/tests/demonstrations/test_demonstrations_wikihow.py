@@ -10,12 +10,10 @@ import pytest
 
 import howto
 from small import small_config
-from trailnotes.algorithms.rememberer.advice import format_advice, parse_advice
+from trailnotes.algorithms.rememberer.advice import parse_advice
 from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError
 from trailnotes.types import Task
-from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator, collect_eval_titles, extract_titles
 from trailnotes_worlds.wikihow.app import parse_action
 from trailnotes_worlds.wikihow.library import write_library
@@ -74,24 +72,6 @@ def test_what_a_tip_tells_is_what_is_done(library: str) -> None:
         assert praised.score == praised.max_score > max((tip.score for tip in others), default=0)
 
 
-def test_what_was_not_reached_is_written_down(library: str) -> None:
-    subject = WikiHowDemonstrator(a_config(library), words, 2)
-    cut = subject.play(TASKS[3], "straight")
-    begun = type(cut)(
-        cut.task, cut.steps[:1], cut.steps[1].observation, "truncated", success=False, score=1, max_score=4
-    )
-    assert subject.write_note(begun).endswith(' ) . not yet : access the article "how to peel an egg"')
-
-
-def test_what_is_said_is_understood_and_comes_again_with_the_seed(library: str) -> None:
-    config = a_config(library, p_follow_tip=0.4, p_explore=0.5)
-    first, again = (list(islice(WikiHowDemonstrator(config, words, 3), 12)) for _ in range(2))
-    assert first == again
-    taught = {demo.messages[place].content for demo in first for place in demo.taught}
-    assert any(text.startswith("INPUT( ") for text in taught)
-    assert all(demo.task is not None and demo.task.split == "train" for demo in first)
-
-
 def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
     config = a_config(library, p_follow_tip=0.4, p_explore=0.7, advice=0.3)
     subject = WikiHowDemonstrator(config, words, 4)
@@ -100,15 +80,6 @@ def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
     assert len(examined) > 5
     assert "paint 1 eggs" in shown
     assert [title for title in examined if title in shown] == []
-
-
-def test_a_goal_that_names_an_examined_article_is_not_played(library: str) -> None:
-    subject = WikiHowDemonstrator(a_config(library), words, 5)
-    subject.tasks = TASKS
-    subject.exclude_titles({"fry an egg twice"})
-    assert [task.options["template"] for task in subject.tasks] == ["article", "about", "references", "author"]
-    subject.exclude_titles({"peel an egg"})
-    assert subject.tasks == []
 
 
 def test_what_task_files_examine_is_shown_by_no_goal_of_another_source(library: str, tmp_path: Path) -> None:
@@ -139,31 +110,3 @@ def test_a_step_that_is_advised_is_answered_in_the_form_that_rememberer_reads(li
         assert parse_action(advice.action).kind != "NOTHING"
         assert demo.taught == {len(demo.messages) - 1}
         assert asked.content.endswith("do :")
-
-
-def test_the_same_situation_is_followed_whatever_it_encourages(library: str) -> None:
-    adviser = WikiHowDemonstrator(a_config(library), words, 7).adviser
-    answers = {adviser.demonstrate_advice(TASKS[3], TASKS).messages[-1].content for _ in range(60)}
-    moments = [adviser.draw_decision(TASKS[3]) for _ in range(60)]
-    assert answers - {format_advice([moment.right]) for moment in moments}
-    for moment in moments:
-        known = adviser.build_matching_example(moment)
-        assert {each.action for each in known.encouraged} <= {moment.right.action, *moment.others}
-        assert not {each.action for each in known.discouraged} & {moment.right.action}
-        assert known.situation == moment.situation
-
-
-def test_examples_that_do_not_fit_are_left_out_with_what_they_tell(library: str) -> None:
-    config = a_config(library)
-    adviser = WikiHowDemonstrator(config, words, 8).adviser
-    adviser.config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_context_tokens": 1})})
-    for _ in range(10):
-        (asked, answer) = adviser.demonstrate_advice(TASKS[0], TASKS).messages
-        assert "example 1" not in asked.content
-        assert parse_action(parse_advice(answer.content)[0].action).kind != "NOTHING"
-
-
-def test_it_is_found_by_its_name_and_kept_apart(library: str) -> None:
-    assert load_demonstrator("wikihow", "full") is WikiHowDemonstrator
-    with pytest.raises(ConfigError, match=r"rehearsal\.options\.library"):
-        WikiHowDemonstrator.build_held_out(a_config(library), words, 0)

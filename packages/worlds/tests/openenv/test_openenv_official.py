@@ -107,17 +107,6 @@ def test_our_client_plays_their_server(official: str) -> None:
     assert check_env(functools.partial(OpenEnvClient, **options)) == ()
 
 
-def test_their_server_is_full_when_it_says_so(official: str) -> None:
-    waits = (120.0, 120.0, 0.5)
-    envs = [OpenEnvClient(url=official, instruction="say", timeout=240.0, connect_timeout=wait) for wait in waits]
-    for env in envs[:2]:
-        env.reset(Task("t", "openenv", 1))
-    with pytest.raises(EnvError, match=r"CAPACITY_REACHED.*set env\.max_envs"):
-        envs[2].reset(Task("t", "openenv", 1))
-    for env in envs:
-        env.close()
-
-
 def test_their_client_and_their_validator_accept_our_server() -> None:
     words = ["envs", "serve", "waymarks-simulator", "--port", "0", "--env.options.actions", "true"]
     with subprocess.Popen([sys.executable, "-m", "trailnotes", *words], stdout=subprocess.PIPE, text=True) as process:

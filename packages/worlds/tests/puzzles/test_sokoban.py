@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trailnotes.envs import check_env, list_env_tasks, make_env
+from trailnotes.errors import EnvError
+from trailnotes.types import Observation, Task
 from trailnotes_worlds.puzzles.levels import DIFFICULTIES, assign_split, canonicalize_orientation, generate_level
 from trailnotes_worlds.puzzles.rooms import (
     DIRECTIONS,
@@ -23,7 +28,7 @@ from trailnotes_worlds.puzzles.rooms import (
     render_rows,
     search_backwards,
 )
-from trailnotes_worlds.puzzles.sokoban import SokobanEnv, SokobanGame, sokoban_tasks
+from trailnotes_worlds.puzzles.sokoban import SokobanEnv, SokobanGame
 
 LEVEL = """
 #######
@@ -92,29 +97,12 @@ def test_a_box_is_pushed_and_neither_two_nor_against_a_wall() -> None:
     assert after("#####\n#@$.#\n#####", "push right").split()[1] == "#-@*#"
 
 
-def test_moves_are_offered_where_they_can_be_made() -> None:
-    warehouse = SokobanGame(*level(LEVEL))
-    assert warehouse.actions() == ("down", "right")
-    assert warehouse.apply_action("left") == "You cannot go there."
-    assert warehouse.apply_action("down right") == "That is no move: say up, down, left or right."
-
-
 def test_words_say_where_everything_is() -> None:
     said = SokobanGame(*level("#####\n#@$.#\n#-*-#\n#####"), in_words=True).render().splitlines()[-1]
     assert said == (
         "(row, column) from the top left corner, which is (0, 0): you (1, 1); boxes (1, 2); goals (1, 3); "
         "boxes on goals (2, 2)."
     )
-
-
-def test_progress_is_the_share_of_boxes_on_goals() -> None:
-    warehouse = SokobanGame(*level("######\n#@$.-#\n#-$.-#\n######"))
-    assert (warehouse.progress, warehouse.won) == (0.0, False)
-    warehouse.apply_action("right")
-    assert (warehouse.progress, warehouse.won) == (0.5, False)
-    for move in ("left", "down", "right"):
-        warehouse.apply_action(move)
-    assert (warehouse.progress, warehouse.won) == (1.0, True)
 
 
 @settings(max_examples=30)
@@ -151,7 +139,66 @@ def test_a_level_is_what_its_difficulty_says(difficulty: str, split: str, seed: 
     assert assign_split(canonicalize_orientation(render_rows(room))) == split
 
 
-def test_levels_of_one_split_hardly_repeat() -> None:
-    env = SokobanEnv()
-    texts = [env.reset(task).text for task in sokoban_tasks("train", num_games=300)]
-    assert len(set(texts)) > 290
+SPLITS = ["train", "validation", "test"]
+squares = st.integers(1, 5).flatmap(
+    lambda size: st.lists(st.text("#.$", min_size=size, max_size=size), min_size=size, max_size=size)
+)
+
+
+def solved(env: Any, task: Task) -> tuple[list[float], Observation]:
+    """The rewards of the expert's actions, and what was seen last."""
+    observation, rewards = env.reset(task), []
+    for action in env.solution(task):
+        assert not observation.done
+        assert action in observation.actions
+        observation = env.step(action)
+        rewards.append(observation.reward)
+    return rewards, observation
+
+
+def test_it_keeps_the_contract() -> None:
+    assert check_env(SokobanEnv) == ()
+
+
+@pytest.mark.parametrize("reward", ["sparse", "dense"])
+@settings(max_examples=40)
+@given(st.sampled_from(["easy", "medium", "hard", "expert"]), st.sampled_from(SPLITS), st.integers(0, 200))
+def test_every_level_is_solved_by_its_expert(reward: str, difficulty: str, split: str, number: int) -> None:
+    env = make_env("sokoban", reward=reward)
+    task = list_env_tasks("sokoban", split, {"difficulty": difficulty, "num_games": 201})[number]
+    rewards, last = solved(env, task)
+    assert (last.terminated, last.truncated, last.success, last.score) == (True, False, True, 1.0)
+    assert math.isclose(math.fsum(rewards), 1.0)
+    assert reward == "dense" or all(reward == 0 for reward in rewards[:-1])
+
+
+@settings(max_examples=10)
+@given(st.sampled_from(["easy", "hard"]), st.integers(0, 9999))
+def test_the_same_seed_gives_the_same_level_and_another_one_another(difficulty: str, dataset_seed: int) -> None:
+    options = {"difficulty": difficulty, "dataset_seed": dataset_seed, "num_games": 12}
+    env, other = make_env("sokoban"), make_env("sokoban")
+    tasks = list_env_tasks("sokoban", "train", options)
+    assert tasks == list_env_tasks("sokoban", "train", options)
+    texts = [env.reset(task).text for task in tasks]
+    assert texts == [other.reset(task).text for task in tasks]
+    assert len(set(texts)) > 8
+
+
+@given(squares)
+def test_a_level_is_one_level_however_it_is_turned(rows: list[str]) -> None:
+    turned = ["".join(column) for column in zip(*rows, strict=True)]
+    for other in (turned, rows[::-1], [row[::-1] for row in rows], turned[::-1]):
+        assert canonicalize_orientation(other) == canonicalize_orientation(rows)
+    assert sorted(canonicalize_orientation(rows)) == sorted("\n".join(rows))
+
+
+def test_steps_are_counted_and_what_is_no_action_changes_nothing() -> None:
+    env = make_env("sokoban", max_steps=2)
+    first = env.reset(list_env_tasks("sokoban", "train", {"num_games": 1})[0])
+    again = env.step("xyzzy")
+    assert again.text.startswith("That is no ")
+    assert again.text.endswith(first.text)
+    late = env.step("")
+    assert (late.truncated, late.terminated, late.success, late.reward) == (True, False, False, 0.0)
+    with pytest.raises(EnvError, match="call reset"):
+        env.step("up")

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from trailnotes.envs import check_env, list_env_tasks, make_env
-from trailnotes.envs.check import ODD_ACTIONS
+import trailnotes
+from tinyrun import metrics
+from trailnotes.config.builtin import BUILTIN
+from trailnotes.config.toml import load_config
+from trailnotes.envs import check_env
+from trailnotes.envs.tasks import select_batch, tasks_of
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.scienceworld.client import (
-    GoldPathFinder,
-    ScienceWorldClient,
-    Solution,
-)
+from trailnotes_worlds.scienceworld.client import GoldPathFinder
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
 from trailnotes_worlds.scienceworld.game import FaultTolerantGame
-from trailnotes_worlds.scienceworld.tasks import NUM_VARIATIONS
+from trailnotes_worlds.scienceworld.tasks import (
+    NUM_VARIATIONS,
+    PAPER_PANEL,
+    get_simulator_split,
+    resolve_simplifications,
+)
 
 FIND = "find-non-living-thing"
 SOME = (FIND, "power-component", "boil", "lifespan-longest-lived", "chemistry-mix-paint-secondary-color")
-UNKNOWN = "No known action matches that input."
 
 
 def task_of(name: str = FIND, variation: int = 0, **options: Any) -> Task:
@@ -61,9 +68,6 @@ def played(env: ScienceWorldEnv, task: Task, actions: Sequence[str]) -> list[Obs
         if observations[-1].done:
             break
     return observations
-
-
-# ---------------------------------------------------------------------------------------------- episodes
 
 
 def test_the_first_observation_says_what_to_do_and_how(game: FaultTolerantGame) -> None:
@@ -112,47 +116,6 @@ def test_a_wrong_focus_ends_the_episode_by_each_convention(game: FaultTolerantGa
     assert rewards == {"raw": (-108.0, -100.0), "floor0": (-8.0, 0.0), "last_positive": (0.0, 8.0)}
 
 
-def test_success_above_70_is_judged_at_the_end_however_it_comes(
-    game: FaultTolerantGame, solutions: GoldPathFinder
-) -> None:
-    path = solutions.find_solution("boil", 1).actions
-    scores = [o.score for o in played(env_with(game, max_steps=1000), task_of("boil", 1), path)]
-    enough = next(place for place, score in enumerate(scores) if 70 < score < 100)
-    ends = {}
-    for success in ("complete", "above70"):
-        observations = played(env_with(game, success=success, max_steps=enough), task_of("boil", 1), path)
-        assert observations[-1].truncated
-        assert not observations[-2].success
-        ends[success] = observations[-1].success
-    assert ends == {"complete": False, "above70": True}
-
-
-def test_own_step_limit_counts_what_the_simulator_takes_for_free(game: FaultTolerantGame) -> None:
-    env = env_with(game, max_steps=3)
-    seen = played(env, task_of(), ["inventory", "nonsense", "look around", "look around"])
-    assert [(o.truncated, o.terminated, o.info["moves"]) for o in seen] == [(False, False, 0)] * 3 + [(True, False, 0)]
-    assert len(played(env, task_of(max_steps=1), ["inventory"] * 3)) == 2
-
-
-def test_a_step_needs_an_episode() -> None:
-    env = ScienceWorldEnv()
-    with pytest.raises(EnvError, match="call reset before step"):
-        env.step("look around")
-    env.close()
-    env.close()
-
-
-def test_whatever_is_said_is_answered(game: FaultTolerantGame) -> None:
-    env = env_with(game)
-    for action in (*ODD_ACTIONS.values(), "focus on air\nfocus on air", "\\n", "c\nt\nshutdown\ne\n", "x" * 20_000):
-        env.reset(task_of("boil"))
-        assert env.step(action).text
-        assert env.step("look around").text.startswith("This room is called the hallway.")
-    env.reset(task_of())
-    assert env.step("").text == env.step("öffne die Tür").text == env.step("\ud800").text == UNKNOWN
-    assert env.step("  LOOK   around. ").text.startswith("This room is called the hallway.")
-
-
 def test_a_question_is_answered_by_number_or_in_words_and_dropped_by_all_else(game: FaultTolerantGame) -> None:
     env = env_with(game, max_steps=100)
     said = {}
@@ -170,9 +133,6 @@ def test_a_question_is_answered_by_number_or_in_words_and_dropped_by_all_else(ga
     assert dropped[1] == 1
 
 
-# ---------------------------------------------------------------------------------------------- actions
-
-
 def test_actions_are_offered_as_asked_and_asking_changes_nothing(game: FaultTolerantGame) -> None:
     actions = ["teleport to kitchen", "open cupboard", "pick up metal pot", "wait1", "look around", "inventory"]
     seen = {
@@ -188,61 +148,15 @@ def test_actions_are_offered_as_asked_and_asking_changes_nothing(game: FaultTole
     assert not any("OBJ" in action or "\n" in action for action in valid)
 
 
-def test_a_list_in_parts_is_the_list_element_by_element(game: FaultTolerantGame) -> None:
-    env_with(game).reset(task_of("boil"))
-
-    def one_by_one(client: ScienceWorldClient) -> tuple[Any, ...]:
-        listed = client.simulator.call("getValidActionObjectCombinations")
-        num = client.simulator.call("size", of=listed)  # type: ignore[arg-type]
-        assert isinstance(num, int)
-        return tuple(client.simulator.call("get", place, of=listed) for place in range(num))  # type: ignore[arg-type]
-
-    assert game.query(ScienceWorldClient.valid_actions) == game.query(one_by_one)
-
-
-def test_no_action_is_offered_after_the_end(game: FaultTolerantGame) -> None:
-    for offer in ("templates", "valid"):
-        last = played(env_with(game, actions=offer), task_of("find-living-thing"), ["focus on air"])[-1]
-        assert last.actions == ()
-
-
-def test_corrections_replace_what_is_not_admissible_and_say_so(game: FaultTolerantGame) -> None:
-    said = {}
-    for mode in ("exact", "jaccard", "ordered"):
-        env = env_with(game, action_correction=mode)
-        last = played(env, task_of(), ["Teleport to kitchen please."])[-1]
-        said[mode] = (last.text, last.info.get("action_changed"), last.info.get("action_taken"))
-    assert said["ordered"] == said["jaccard"] == ("You teleport to the kitchen.", True, "teleport to kitchen")
-    assert said["exact"] == (UNKNOWN, None, None)
-    last = played(env_with(game), task_of(action_correction="ordered"), ["teleport to the kitchen"])[-1]
-    assert last.info["action_changed"] is True
-
-
-# ---------------------------------------------------------------------------------------------- tasks and options
-
-
-def test_options_of_the_task_come_first(game: FaultTolerantGame) -> None:
-    env = env_with(game, task="boil", variation=3, simplification="none")
-    bare = Task("scienceworld/x", "scienceworld")
-    assert "boil" in (env.reset(bare).instruction or "")
-    assert env.step("teleport to kitchen").text == UNKNOWN
-    first = env.reset(task_of("4-2", simplification=["teleportAction"]))
-    assert "non-living" in (first.instruction or "")
-    assert env.step("teleport to kitchen").text == "You teleport to the kitchen."
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"task": "find-nonliving-thing"}, "did you mean find-non-living-thing"),
         ({"variation": 300}, "has no variation 300: use 0 to 299"),
-        ({"variation": -1}, "use 0 to 299"),
         ({"variation": "1"}, "use 0 to 299"),
         ({"simplification": "easy,openContainers"}, "'easy' stands alone"),
         ({"simplification": "flying"}, "unknown simplification 'flying'"),
         ({"task": "power-component", "simplification": "noElectricalAction"}, "needs electricity"),
-        ({"max_steps": 0}, "max_steps = 0 must be a whole number, 1 or more"),
-        ({"action_correction": "guess"}, "action_correction = 'guess' is unknown"),
         ({"task": ["boil", "melt"]}, "which ScienceWorld task it is"),
     ],
 )
@@ -250,62 +164,6 @@ def test_what_a_task_cannot_ask_for_is_refused_before_anything_runs(options: dic
     env = ScienceWorldEnv(java="/bin/false")  # no simulator may be needed for this
     with pytest.raises(ConfigError, match=words):
         env.reset(task_of(**options) if "task" not in options else Task("x", "scienceworld", options=options))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"score": "rwa"}, "score = 'rwa' is unknown: use 'raw' or 'floor0'"),
-        ({"success": "always"}, "success = 'always' is unknown: use 'complete' or 'above70'"),
-        ({"actions": True}, "env.options.actions = True must be a text"),
-        ({"action_correction": "jacard"}, "action_correction = 'jacard' is unknown"),
-        ({"timeout": 0}, "timeout = 0 must be a number"),
-        ({"timeout": float("nan")}, "timeout = nan must be a number"),
-        ({"max_restarts": -1}, "max_restarts = -1 must be a whole number, 0 or more"),
-        ({"max_steps": 2.5}, "max_steps = 2.5 must be a whole number"),
-        ({"examples": True}, "examples = True must be a whole number"),
-        ({"task": "nothing"}, "unknown ScienceWorld task 'nothing'"),
-        ({"java": "/no/java"}, "env.options.java = '/no/java' is not a program"),
-        ({"max_step": 3}, "no such option; did you mean max_steps"),
-    ],
-)
-def test_impossible_options_are_refused_when_the_environment_is_made(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        make_env("scienceworld", **options)
-
-
-def test_tasks_take_their_own_options_and_leave_those_of_the_environment() -> None:
-    options = {"task": ["boil", FIND], "num_train": 2, "max_steps": 7, "score": "floor0"}
-    tasks = list_env_tasks("scienceworld", "train", options)
-    assert [task.id for task in tasks] == [f"scienceworld/{name}/{i}" for name in ("boil", FIND) for i in (0, 1)]
-    assert make_env("scienceworld", **options)
-
-
-# ---------------------------------------------------------------------------------------------- solutions
-
-
-def test_worked_examples_are_solutions_of_other_variations(
-    game: FaultTolerantGame, solutions: GoldPathFinder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trailnotes_worlds.scienceworld.env.GOLD_PATH_FINDER", solutions)
-    monkeypatch.setattr(solutions, "close", lambda: None)
-    first = env_with(game, examples=2).reset(task_of(FIND, 0))
-    examples = (first.briefing or {})["examples"]
-    wanted: list[Solution] = [solutions.find_solution(FIND, variation) for variation in (1, 2)]
-    assert [example["instruction"] for example in examples] == [solution.task_description for solution in wanted]
-    assert [[did for _, did in example["turns"]] for example in examples] == [list(s.actions) for s in wanted]
-
-
-def test_a_gold_path_is_known_after_its_simulator_has_ended(solutions: GoldPathFinder) -> None:
-    path = solutions.find_solution("4-2", 1).actions
-    assert path[-1].startswith("move ")
-    solutions.close()
-    solutions.close()
-    assert solutions._client is None
-    assert solutions.find_solution(FIND, 1).actions == path  # known by now
-
-
-# ---------------------------------------------------------------------------------------------- conformance
 
 
 def test_it_keeps_the_contract() -> None:
@@ -329,3 +187,81 @@ def test_all_tasks_are_solved_by_their_gold_paths_in_four_fresh_simulators(solut
     finally:
         for env in envs:
             env.close()
+
+
+FOLDER = BUILTIN / "configs/scienceworld"
+# Variations to train on and to test on: 5 and 20, or what a task has.
+FEWER = {
+    "chemistry-mix": (5, 8),
+    "chemistry-mix-paint-secondary-color": (5, 9),
+    "chemistry-mix-paint-tertiary-color": (5, 9),
+    "identify-life-stages-1": (5, 5),
+    "identify-life-stages-2": (4, 4),
+    "power-component": (5, 5),
+    "power-component-renewable-vs-nonrenewable-energy": (5, 5),
+}
+
+
+@pytest.mark.parametrize("name", PAPER_PANEL)
+def test_a_config_plays_its_task_by_the_papers_protocol(name: str) -> None:
+    config = load_config(FOLDER / f"{name}.toml").validate_training()
+    tasks = {split: tasks_of(config, split) for split in ("train", "validation", "test")}
+    num_train, num_test = FEWER.get(name, (5, 20))
+    assert (len(tasks[config.train.split]), len(tasks[config.eval.split])) == (num_train, num_test)
+    assert {task.options["task"] for listed in tasks.values() for task in listed} == {name}
+    for split, whole in get_simulator_split(name).items():
+        assert [task.options["variation"] for task in tasks[split]] == list(whole[: len(tasks[split])])
+    assert (
+        len(select_batch(tasks["train"], config.rollout.num_tasks, 0, 0)) == 16
+    )  # variations come again, as published
+    assert resolve_simplifications(name, config.env.options.get("simplification", "easy"))
+
+
+@pytest.mark.parametrize("name", PAPER_PANEL)
+def test_a_config_has_the_papers_settings(name: str) -> None:
+    config = load_config(FOLDER / f"{name}.toml")
+    rollout, optim = config.rollout, config.optim
+    assert (config.preset, config.model.path) == ("paper-scienceworld", "Qwen/Qwen2.5-7B-Instruct")
+    assert (config.model.dtype, config.model.lora.enabled) == ("bfloat16", False)
+    assert (rollout.num_tasks, rollout.group_size, rollout.max_steps, rollout.style) == (16, 8, 30, "full")
+    assert (rollout.max_context_tokens, rollout.max_action_tokens, rollout.temperature) == (4500, 32, 1.0)
+    assert (config.algorithm.name, config.empo2.p_memory, config.empo2.q_off_policy) == ("empo2", 0.25, 2 / 3)
+    assert config.empo2.mode_unit == "iteration"
+    assert (optim.lr, optim.minibatch, optim.epochs, config.loss.kl) == (1e-6, 16, 1, 0.0)
+    assert (config.memory.top_k, config.memory.threshold, config.memory.capacity) == (10, 0.5, 1000)
+    assert (config.eval.temperature, config.eval.split) == (0.4, "test")
+    assert (config.eval.metric, config.eval.num_tasks) == ("return", 0)
+    assert config.train.validation_split not in (config.train.split, config.eval.split)
+
+
+def test_configs_of_the_panel_differ_in_nothing_but_the_task() -> None:
+    texts = set()
+    for name in PAPER_PANEL:
+        text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+        settings = tomllib.loads(text)
+        assert settings["run"].pop("name") == settings["env"]["options"].pop("task") == name
+        assert f"# {name}, task" in text
+        texts.add(str(settings))
+    assert len(texts) == 1
+
+
+@pytest.fixture
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads")
+def test_a_tiny_model_can_be_trained(tmp_path: Path) -> None:
+    settings = (
+        "--env.name scienceworld --env.num_workers 1 --env.max_envs 2 --env.options.num_train 2 "
+        "--model.path builtin:waymarks-start --model.device cpu --rollout.style terse "
+        "--rollout.num_tasks 2 --rollout.group_size 4 --rollout.max_steps 3 --rollout.max_action_tokens 8 "
+        "--rollout.max_observation_tokens 48 --rollout.max_context_tokens 512 --memory.max_write_tokens 8 "
+        "--train.iterations 1"
+    )
+    trailnotes.train(load_config(None, settings.split()), tmp_path / "run")
+    (line,) = metrics(tmp_path / "run")
+    assert (line["rollout/errors"], line["episodes"], line["rollout/env_steps"]) == (0.0, 8, 24.0)
+    assert line["tips/written"]

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shelves import DOZEN, LAMP, MUG, Shelves, product
+from shelves import MUG, Shelves, product
 from trailnotes.errors import ConfigError
-from trailnotes_worlds.webshop.goals import NO_LIMIT, Goal, draw_price, iter_goals, split_price_limit
+from trailnotes_worlds.webshop.goals import NO_LIMIT, iter_goals
 from trailnotes_worlds.webshop.products import Instruction, Product
 from trailnotes_worlds.webshop.protocols import (
     PROTOCOLS,
     SPLITS,
     GoalSelection,
-    build_identity,
     compute_splits,
     make_tasks,
     require_leak_free_split,
@@ -42,9 +39,6 @@ def human(number: int, order: int | None = None) -> Product:
 PENS = Shelves(tuple(human(number) for number in range(1600)))
 
 
-# ---------------------------------------------------------------------------------------------- goals
-
-
 def test_a_synthetic_instruction_makes_a_goal_of_each_combination_with_one_limit() -> None:
     goals = [goal for goal, _ in iter_goals(MUG, "synthetic", 0)]
     assert [goal.options for goal in goals] == [
@@ -57,24 +51,12 @@ def test_a_synthetic_instruction_makes_a_goal_of_each_combination_with_one_limit
     )
 
 
-def test_options_without_end_make_goals_that_end() -> None:
-    options = tuple((f"option {number}", tuple(f"value {value}" for value in range(50))) for number in range(30))
-    endless = replace(MUG, options=options)
-    assert len(list(iter_goals(endless, "synthetic", 0))) == 10_000
-    splits = compute_splits(Shelves((endless,)), GoalSelection("by-product", "synthetic"))
-    assert sum(map(len, splits.values())) == 4
-
-
 def test_a_human_instruction_makes_one_goal_of_values() -> None:
     ((goal, order),) = iter_goals(MUG, "human", 0)
     assert (goal.options, goal.attributes, order) == ((("", "blue"),), ("dishwasher safe",), 7)
     assert goal.instruction == (
         f"i want a blue mug that is dishwasher safe, and price lower than {goal.price_upper:.2f} dollars"
     )
-
-
-def test_a_human_instruction_without_an_attribute_makes_none() -> None:
-    assert not list(iter_goals(replace(MUG, instructions=(Instruction("human", "a mug", ()),)), "human", 0))
 
 
 @pytest.mark.parametrize(
@@ -94,45 +76,6 @@ def test_the_limit_is_the_higher_of_two_of_the_next_four(price: float, limits: s
         drawn.add(goal.price_upper)
         assert ("price lower than" in goal.instruction) == (goal.price_upper < NO_LIMIT)
     assert drawn == limits
-
-
-def test_prices_are_those_listed_or_drawn_once_for_each_seed() -> None:
-    assert draw_price(MUG, 5) == 12.5
-    assert draw_price(product("B0MUG00002", prices=()), 5) == 100.0
-    prices = {draw_price(LAMP, seed) for seed in range(20)}
-    assert len(prices) == 20
-    assert all(30 <= price <= 50 for price in prices)
-    assert draw_price(LAMP, 3) == draw_price(LAMP, 3)
-
-
-@given(st.integers(0, 3), st.integers(0))
-def test_goals_depend_on_product_and_seed_alone(seed: int, noise: int) -> None:
-    random.seed(noise)
-    assert list(iter_goals(LAMP, "synthetic", seed)) == list(iter_goals(LAMP, "synthetic", seed))
-
-
-def test_the_limit_can_be_taken_away_again() -> None:
-    for goal, _ in itertools.chain(iter_goals(MUG, "synthetic", 0), iter_goals(MUG, "human", 0)):
-        text, limit = split_price_limit(goal.instruction)
-        assert goal.instruction == f"{text}, and price lower than {limit:.2f} dollars"
-        assert limit == goal.price_upper
-    assert split_price_limit("a mug, and price lower than 9 dollars") == (
-        "a mug, and price lower than 9 dollars",
-        NO_LIMIT,
-    )
-    twice = "a mug, and price lower than 30.00 dollars, and price lower than 40.00 dollars"
-    assert split_price_limit(twice) == ("a mug, and price lower than 30.00 dollars", 40.0)
-
-
-def test_a_goal_survives_json_and_a_forged_one_is_refused() -> None:
-    for goal, _ in iter_goals(MUG, "synthetic", 0):
-        assert Goal.from_json(goal.to_json()) == goal
-    for record in ({}, {"asin": 1}, goal.to_json() | {"options": [["a"]]}, goal.to_json() | {"price_upper": "much"}):
-        with pytest.raises((KeyError, TypeError, ValueError)):
-            Goal.from_json(record)
-
-
-# ---------------------------------------------------------------------------------------------- protocols
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -164,24 +107,12 @@ def test_original_keeps_the_official_order_where_the_catalogue_has_it() -> None:
     assert numbers == {"test": [0, 499], "validation": [1499], "train": [1500, 12_000]}
 
 
-def test_original_may_have_synthetic_goals_but_not_both_kinds() -> None:
-    assert sum(map(len, compute_splits(PENS, GoalSelection("original", "synthetic")).values())) == 3200
-    with pytest.raises(ConfigError, match="one kind"):
-        compute_splits(PENS, GoalSelection("original", "both"))
-
-
 def test_rememberer_trains_on_ten_goals() -> None:
     for train_set, first in (("S0", 500), ("S1", 510)):
         splits = compute_splits(PENS, GoalSelection("rememberer", train_set=train_set))
         assert [placed.number for placed in splits["train"]] == list(range(first, first + 10))
         assert [placed.number for placed in splits["test"]] == list(range(100))
         assert not {p.goal for p in splits["validation"]} & {p.goal for p in (*splits["train"], *splits["test"])}
-
-
-def test_a_catalogue_without_goals_is_told_to_be_one() -> None:
-    bare = Shelves((replace(MUG, instructions=()),))
-    with pytest.raises(ConfigError, match="finds no goal in this catalogue: import it with --attributes"):
-        make_tasks(compute_splits(bare, GoalSelection()), "train", "by-product")
 
 
 def test_verl_agent_small_leaks_and_is_refused_for_tests_unless_that_is_allowed() -> None:
@@ -245,15 +176,6 @@ def told(what: str) -> tuple[Instruction, ...]:
     return Instruction("human", f"find me {what}", ("soft",)), Instruction("synthetic", f"Find {what}", ("soft",))
 
 
-def test_by_product_gives_each_split_its_share_and_leaves_a_product_its_side() -> None:
-    splits = compute_splits(PENS, GoalSelection())
-    shares = {split: len({p.goal.asin for p in placed}) / 1600 for split, placed in splits.items()}
-    assert shares == pytest.approx({"train": 0.7, "validation": 0.1, "test": 0.2}, abs=0.03)
-    half = compute_splits(Shelves(PENS.products[::2]), GoalSelection())
-    for split in SPLITS:
-        assert {p.goal.asin for p in half[split]} <= {p.goal.asin for p in splits[split]}
-
-
 @settings(deadline=None, max_examples=30)
 @given(st.lists(titles, min_size=1, max_size=30), st.integers(0), st.integers(0), kinds)
 def test_what_one_seed_trains_on_no_other_examines(listed: list[str], one: int, other: int, kind: str) -> None:
@@ -261,35 +183,3 @@ def test_what_one_seed_trains_on_no_other_examines(listed: list[str], one: int, 
     trained, examined = (compute_splits(shelves, GoalSelection("by-product", kind, seed)) for seed in (one, other))
     products = {p.goal.asin for p in trained["train"]}
     assert not products & {p.goal.asin for split in ("validation", "test") for p in examined[split]}
-
-
-def test_another_seed_is_another_panel() -> None:
-    splits = [compute_splits(PENS, GoalSelection(seed=seed)) for seed in (0, 1)]
-    one, other = (build_identity(each, GoalSelection(seed=seed)) for seed, each in enumerate(splits))
-    assert one["splits"]["test"]["sha256"] != other["splits"]["test"]["sha256"]
-    assert make_tasks(splits[1], "test", "by-product")[0].id.endswith("@1")
-
-
-def test_the_identity_changes_with_every_word_of_a_goal() -> None:
-    one = Shelves((human(0, 0), human(1, 1)))
-    changed = replace(one.products[1], instructions=(Instruction("human", "i want a pencil", ("fine tip",), (), 1),))
-    choice, other = GoalSelection("original"), Shelves((one.products[0], changed))
-    before, after = (build_identity(compute_splits(shelves, choice), choice) for shelves in (one, other))
-    assert before["splits"]["test"] != after["splits"]["test"]
-    assert before["splits"]["train"] == after["splits"]["train"]
-
-
-@pytest.mark.parametrize(
-    ("split", "choice", "said"),
-    [
-        ("dev", GoalSelection(), "split 'dev' is unknown"),
-        ("train", GoalSelection("by-products"), "protocol = 'by-products' is unknown"),
-        ("train", GoalSelection(goals="robot"), "goals = 'robot' is unknown"),
-        ("train", GoalSelection("rememberer", train_set="S2"), "train_set = 'S2' is unknown"),
-        ("train", GoalSelection("original"), 'use protocol = "by-product"'),
-    ],
-)
-def test_what_cannot_be_split_is_said_with_the_fix(split: str, choice: GoalSelection, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_tasks(compute_splits(DOZEN, choice), split, choice.protocol)
-    assert said in str(caught.value)

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shelves import DOZEN, LAMP, MUG
-from trailnotes_worlds.webshop.goals import Goal, draw_price, iter_goals
-from trailnotes_worlds.webshop.products import Product, parse_product
+from shelves import LAMP, MUG
+from trailnotes_worlds.webshop.goals import Goal
+from trailnotes_worlds.webshop.products import Product
 from trailnotes_worlds.webshop.reward import COLORS, compute_reward, compute_similarity, extract_color
 
 GOAL = Goal(MUG.asin, "", ("lead free",), (("color", "blue"), ("size", "small")), 20.0)
-PLACE = os.environ.get("TRAILNOTES_TEST_WEBSHOP", "")
-
-
-def test_the_right_purchase_earns_all() -> None:
-    reward = compute_reward(GOAL, MUG, MUG, ["blue", "small"], 12.5)
-    assert (reward.total, reward.num_attributes, reward.num_options, reward.price_fits) == (1.0, 1, 2, True)
-    assert (reward.type_factor, reward.same_query, reward.same_categories, reward.title_score) == (1.0, True, True, 1.0)
 
 
 def test_a_wanted_pair_is_compared_as_python_writes_it() -> None:
@@ -42,15 +30,6 @@ def test_each_part_that_is_missed_costs_its_share_of_four() -> None:
     assert compute_reward(GOAL, MUG, MUG, ["blue", "small"], 20.0).total == 1.0  # the limit itself fits
     leaded = replace(MUG, attributes=("dishwasher safe",))
     assert compute_reward(GOAL, MUG, leaded, ["blue", "small"], 12.5).total == 0.75
-
-
-@pytest.mark.parametrize(
-    "where", [{"title": "Mug, Lead Free"}, {"bullets": ("Glazed,", "LEAD FREE")}, {"description": "It is lead free."}]
-)
-def test_an_attribute_counts_where_a_text_has_it_word_for_word(where: dict[str, object]) -> None:
-    said = replace(MUG, attributes=(), nouns=MUG.nouns, **where)  # type: ignore[arg-type]
-    assert compute_reward(GOAL, MUG, said, [], 0.0).num_attributes == 1
-    assert compute_reward(GOAL, MUG, replace(MUG, attributes=()), [], 0.0).num_attributes == 0
 
 
 @pytest.mark.parametrize(
@@ -79,20 +58,6 @@ def test_few_nouns_in_common_and_nothing_else_cost(shared: int, of: int, factor:
     assert compute_reward(GOAL, wanted, related, ["blue", "small"], 0.0).type_factor == (0.1 if factor == 0.1 else 1.0)
 
 
-def test_a_wanted_title_without_nouns_is_half_known() -> None:
-    silent = replace(MUG, nouns=())
-    assert compute_reward(GOAL, silent, MUG, [], 0.0).title_score == 0.2
-    assert compute_reward(GOAL, silent, replace(MUG, query="cups", categories=()), [], 0.0).type_factor == 0.5
-
-
-def test_nouns_count_as_often_as_they_are_wanted_and_once_where_they_are_found() -> None:
-    wanted = replace(MUG, nouns=("mug", "mug", "ounce", "tea"))
-    assert compute_reward(GOAL, wanted, replace(MUG, nouns=("mug", "mug")), [], 0.0).title_score == 0.25
-
-
-# ---------------------------------------------------------------------------------------------- options
-
-
 @pytest.mark.parametrize(
     ("chosen", "wanted", "matched"),
     [
@@ -114,11 +79,6 @@ def test_nouns_count_as_often_as_they_are_wanted_and_once_where_they_are_found()
 def test_options_match_as_in_the_original(chosen: str, wanted: tuple[str, str], matched: bool) -> None:
     goal = replace(GOAL, options=(wanted,))
     assert compute_reward(goal, MUG, MUG, [chosen], 0.0).num_options == matched
-
-
-def test_one_choice_may_fit_two_wishes_and_each_wish_counts_once() -> None:
-    goal = replace(GOAL, options=(("", "blue"), ("", "light blue")))
-    assert compute_reward(goal, MUG, MUG, ["blue", "blue"], 0.0).num_options == 2
 
 
 def test_colors_are_found_anywhere_and_the_first_of_the_list_counts() -> None:
@@ -149,43 +109,3 @@ def test_a_reward_is_a_share(bought: Product, chosen: list[str], price: float) -
     assert 0 <= reward.total <= 1
     assert reward.num_options <= len(GOAL.options)
     assert compute_reward(GOAL, MUG, bought, [*chosen, "blue"], price).num_options >= reward.num_options
-
-
-def test_the_exact_purchase_of_our_own_goals_earns_all_but_where_a_colour_hides() -> None:
-    missed = []
-    for each in DOZEN:
-        for goal, _ in iter_goals(each, "synthetic", 0):
-            values = [value for _, value in goal.options]
-            if compute_reward(goal, each, each, values, draw_price(each, 0)).total < 1:
-                missed.append(values)
-    assert missed
-    assert all("rectangular" in values for values in missed)
-
-
-# ---------------------------------------------------------------------------------------------- the real products
-
-
-def real_products() -> Iterator[Product]:
-    place = Path(PLACE)
-    extra = json.loads((place / "items_ins_v2_1000.json").read_text())
-    with gzip.open(place / "products_1k.jsonl.gz", "rt", encoding="utf-8") as lines:
-        for record in map(json.loads, lines):
-            # With the product itself bought the noun tokens cancel out: any will do.
-            yield parse_product(record, extra.get(record["asin"]), (), lambda title: tuple(title.lower().split()))
-
-
-@pytest.mark.skipif(not PLACE, reason="TRAILNOTES_TEST_WEBSHOP names no folder with the original's files")
-def test_of_the_exact_purchases_of_the_original_as_many_earn_all_as_were_measured() -> None:
-    """6,452 of 6,910. The others all miss an option, whose value hides the name of a colour that it is not."""
-    num_goals = num_full = 0
-    for each in real_products():
-        for goal, _ in iter_goals(each, "synthetic", 0):
-            num_goals += 1
-            reward = compute_reward(goal, each, each, [value for _, value in goal.options], draw_price(each, 0))
-            if reward.total == 1:
-                num_full += 1
-                continue
-            assert (reward.num_attributes, reward.price_fits, reward.type_factor) == (len(goal.attributes), True, 1.0)
-            hidden = [value for _, value in goal.options if extract_color(value) != value]
-            assert len(goal.options) - reward.num_options <= len(hidden)
-    assert (num_goals, num_full) == (6910, 6452)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 import howto
-from trailnotes.config.schema import EnvConfig
-from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env
-from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.errors import ConfigError, EnvError, RunError
-from trailnotes.types import Observation, Task
+from trailnotes.config.toml import load_config
+from trailnotes.envs import check_env, get_env_identity, list_env_tasks
+from trailnotes.errors import ConfigError, EnvError
+from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.runs.adapt import adapt
+from trailnotes.types import Message, Observation, Task
 from trailnotes_worlds.wikihow import env as wh
-from trailnotes_worlds.wikihow.articles import Article
+from trailnotes_worlds.wikihow.articles import Article, Category
+from trailnotes_worlds.wikihow.goals import Goal, read_goal
 from trailnotes_worlds.wikihow.library import Library, write_library
 from trailnotes_worlds.wikihow.protocols import TEMPLATE_NUMBERS, WikiHowGoal
-from trailnotes_worlds.wikihow.synthetic import make_pages, open_synthetic
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,11 +88,6 @@ def test_it_keeps_the_contract(small: str, options: dict[str, Any]) -> None:
     assert check_env(partial(wh.WikiHowEnv, library=small, **options)) == ()
 
 
-def test_it_keeps_the_contract_on_task_files(small: str, files: Path) -> None:
-    pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
-    assert check_env(partial(wh.WikiHowEnv, library=small, tasks=str(files))) == ()
-
-
 def test_a_task_file_is_played_to_its_full_reward(small: str, files: Path) -> None:
     pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
     env = wh.WikiHowEnv(library=small, tasks=str(files))
@@ -125,30 +121,6 @@ def test_pages_pay_in_any_order_and_once(small: str) -> None:
     assert (early.reward, early.success, early.score, early.max_score) == (1, True, 1, 4)
     twice = play(env, task, "INPUT(2, boil)", "CLICK(3)", "GOBACK", "CLICK(3)")
     assert [step.reward for step in twice] == [0, 1, 1, 0, 0]
-
-
-def test_ours_takes_the_article_itself_and_not_one_whose_title_goes_on(small: str) -> None:
-    env = wh.WikiHowEnv(library=small)
-    task = Task("t", "wikihow", options=WikiHowGoal("article", "Fry an Egg", "Fry-an-Egg").to_json())
-    results = env.step("INPUT(2, fry an egg twice)") if env.reset(task) else None
-    assert results is not None
-    other = next(
-        n for n, leaf in enumerate(env.app.leaves(env.app_state)) if leaf.view.text == "How to Fry an Egg Twice"
-    )
-    assert env.step(f"CLICK({other})").reward == 0
-
-
-def test_a_worker_shows_the_same(small: str) -> None:
-    (task, *_) = listed("train", library=small)
-    actions = ("INPUT(2, boil an egg)", "CLICK(3)", "", "GOBACK")
-
-    async def episode(pool: EnvPool) -> list[Observation]:
-        async with pool.lease() as lease:
-            return [await lease.reset(task), *[await lease.step(action) for action in actions]]
-
-    with EnvPool(EnvConfig(name="wikihow", options={"library": small}, num_workers=1)) as pool:
-        seen = asyncio.run(episode(pool))
-    assert seen == play(wh.WikiHowEnv(library=small), task, *actions)
 
 
 def test_an_episode_is_cut_off_and_nothing_may_be_free(small: str) -> None:
@@ -198,19 +170,6 @@ def test_files_are_split_by_their_folders_or_by_their_articles(small: str, files
         listed("train", protocol="rememberer", train_set="S0", **options)
 
 
-def test_templates_choose_among_our_goals_and_move_none(small: str) -> None:
-    everything = listed("train", library=small)
-    kinds = {task.id: WikiHowGoal.from_json(task.options).kind for task in everything}
-    assert len({*kinds.values()}) > 1
-    for kind in {*kinds.values()}:
-        chosen = listed("train", library=small, templates=[kind])
-        assert chosen == [task for task in everything if kinds[task.id] == kind]
-    with pytest.raises(ConfigError, match="no goal in split 'train'"):
-        listed("train", library=small, templates=["author+article"])
-    one = get_env_identity("wikihow", {"library": small, "templates": ["about"]})
-    assert one["templates"] == ["about"] != get_env_identity("wikihow", {"library": small})["templates"]
-
-
 def test_identity_tells_libraries_and_files_apart(small: str, files: Path) -> None:
     ours = get_env_identity("wikihow", {"library": small})
     assert ours == get_env_identity("wikihow", {"library": small, "view": "short"})
@@ -221,98 +180,6 @@ def test_identity_tells_libraries_and_files_apart(small: str, files: Path) -> No
     after = get_env_identity("wikihow", {"library": small, "tasks": str(files)})
     assert before["splits"]["train"] == after["splits"]["train"]
     assert before["splits"]["test"] != after["splits"]["test"]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"view": "pixels"}, "env.options.view = 'pixels' is unknown: use 'html' or 'short'"),
-        ({"max_steps": 0}, "env.options.max_steps = 0 must be a whole number, 1 or more"),
-        ({"max_text": True}, "env.options.max_text = True must be a whole number"),
-        ({"free_nothing": 1}, "env.options.free_nothing = 1 must be true or false"),
-        ({"library": 3}, "env.options.library = 3 must be a text"),
-        ({"text_events": True}, "env.options.text_events was removed"),
-        ({"libary": "x"}, "did you mean library?"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_env("wikihow", **options)
-    assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"protocol": "by-luck"}, "use 'by-article' or 'rememberer'"),
-        ({"train_set": "S9"}, "use 'S0' or 'S1'"),
-        ({"templates": ["article", "news"]}, "env.options.templates = 'news' is unknown: use 'about' or "),
-        ({"templates": "article"}, "env.options.templates = 'article' must be a list of names"),
-        ({"tasks": "nowhere"}, "holds no .textproto file"),
-        ({"library": "nowhere"}, "nowhere is no wikihow library"),
-    ],
-)
-def test_lists_that_cannot_be_made_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        listed("test", **options)
-
-
-@pytest.mark.parametrize(
-    ("task", "said"),
-    [
-        ({}, "are no goal of WikiHow"),
-        ({"template": "dance", "title": "x", "slug": "x"}, "are no goal of WikiHow"),
-        ({"file": "../secret.textproto"}, "is not in env.options.tasks"),
-        ({"file": "/etc/passwd"}, "is not in env.options.tasks"),
-    ],
-)
-def test_tasks_that_are_none_are_refused(small: str, tmp_path: Path, task: dict[str, Any], said: str) -> None:
-    env = wh.WikiHowEnv(library=small, tasks=str(tmp_path))
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        env.reset(Task("t", "wikihow", options=task))
-
-
-def test_a_goal_is_worded_whatever_its_title(small: str) -> None:
-    title = 'Say "Hi" \\ (to | a* [Dog]) \U0001f415'
-    goal = WikiHowGoal("references", title, "Say-%22Hi%22")
-    env = wh.WikiHowEnv(library=small)
-    assert f'Then, access the article "How to {title}"' in str(
-        env.reset(Task("t", "wikihow", options=goal.to_json())).instruction
-    )
-    assert goal.id == "say_hi_to_a_dog-7"
-
-
-def test_our_library_is_the_same_every_time_and_made_once() -> None:
-    assert make_pages(48) == make_pages(48)
-    assert make_pages(48) != make_pages(48, seed=1)
-    first, again = open_synthetic(48), open_synthetic(48)
-    assert first.name == again.name
-    assert [page.path for page in first] == [page.path for page in make_pages(48)]
-    assert {
-        len(text) > 0 for page in first if isinstance(page, Article) for text in (page.intro, *page.categories)
-    } == {True}
-    first.close()
-    again.close()
-
-
-# -- damage
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda folder: (folder / "pages.db").write_bytes((folder / "pages.db").read_bytes()[:-100]),
-        lambda folder: (folder / "meta.json").write_text("{"),
-        lambda folder: (folder / "pages.db").unlink(),
-        lambda folder: (folder / "search/docs.npy").write_bytes(b""),
-    ],
-    ids=["cut", "meta", "gone", "index"],
-)
-def test_a_damaged_library_is_named(tmp_path: Path, damage: Any) -> None:
-    howto.small_library(tmp_path / "l").close()
-    damage(tmp_path / "l")
-    with pytest.raises(ConfigError, match="damaged|cut or replaced|cannot be read"):  # noqa: RUF043
-        Library.open(tmp_path / "l").get("Boil-an-Egg")
 
 
 @pytest.mark.parametrize(
@@ -332,22 +199,105 @@ def test_libraries_that_cannot_be_are_refused_and_leave_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_library_takes_nobodys_place(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
-        write_library(tmp_path, [howto.FRY])
-    with pytest.raises((ConfigError, RunError)):
-        write_library(tmp_path / "file" / "l", [howto.FRY])
-    assert (tmp_path / "file").read_text() == "mine"
+def test_what_is_hidden_is_nowhere(small: str) -> None:
+    whole = Library.open(small)
+    rest = whole.without([howto.FRY.path, "No-Such-Page"])
+    assert len(rest) == len(whole) - 1 == len([*rest])
+    assert (howto.FRY.path in rest, rest.get(howto.FRY.path)) == (False, None)
+    assert [page.title for page in rest.articles([howto.FRY.path, howto.BOIL.path])] == ["Boil an Egg"]
+    eggs = rest[howto.EGGS.path]
+    assert isinstance(eggs, Category)
+    assert [text for text, _ in eggs.about] == ["All about ", ", and more."]
+    assert rest.search("fry egg", 1) == [howto.FRY_TWO.path]
+    assert whole.search("fry egg", 3)[0] == howto.FRY.path
+    assert len(whole[howto.EGGS.path].about) == 3
 
 
-def test_a_page_of_a_megabyte_costs_no_more_than_its_screen(tmp_path: Path) -> None:
-    huge = Article("Be Huge", intro="word " * 200_000, methods=(("M", ("step " * 1000,) * 1000),),
-                   references=("r" * 1_000_000,), categories=("c" * 10_000,) * 500)  # fmt: skip
-    write_library(tmp_path / "l", [huge]).close()
-    env = wh.WikiHowEnv(library=str(tmp_path / "l"))
-    task = Task("t", "wikihow", options=WikiHowGoal("article", "Be Huge", "Be-Huge").to_json())
-    last = play(env, task, "INPUT(2, be huge)", "CLICK(3)")[-1]
-    assert last.success
-    assert len(last.text) < 120_000
-    env.close()
+def adviser() -> ScriptedPolicy:
+    """Knows the way of one task: at each screen it says what comes next, as advice."""
+
+    def answer(messages: Sequence[Message]) -> str:
+        present = messages[-1].content.rpartition("The present situation:")[2]
+        if "More options" in present:
+            return "CLICK(11) -> 1.0"
+        return "CLICK(3) -> 2.0" if "search src text" in present else "INPUT(2, boil an egg) -> 3.0"
+
+    return ScriptedPolicy(answer)
+
+
+def test_a_scripted_player_fills_the_table_and_reaches_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
+    howto.small_library(tmp_path / "library").close()
+    for split in ("train", "test"):
+        (tmp_path / "tasks" / split).mkdir(parents=True)
+        (tmp_path / "tasks" / split / f"{split}_boil-4.textproto").write_text(howto.TASK)
+    monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", lambda *_: adviser())
+    config = load_config("wikihow/rememberer")
+    options = {**config.env.options, "library": str(tmp_path / "library"), "tasks": str(tmp_path / "tasks")}
+    changes = {
+        "env": config.env.model_copy(update={"options": options, "num_workers": 0}),
+        "rememberer": config.rememberer.model_copy(update={"epochs": 2}),
+    }
+    adapt(config.model_copy(update=changes), "adviser", out=tmp_path / "out", method="rememberer")
+    first, *_, panel = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert (first["table/records"], panel["table/records"]) == (0, 3)  # the home page, the results, the article
+    assert (first["known"], panel["known"]) == (0, 1)
+    assert (panel["rollout/success"], panel["table/q_max"]) == (1, 3)
+
+
+HOST = "mUrl is: https://www.wikihow.com"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
+    path = tmp_path / "boil-4.textproto"
+    path.write_text(howto.TASK)
+    return path
+
+
+def test_a_task_file_lists_its_pages_and_instructions(file: Path) -> None:
+    goal = read_goal(file)
+    assert goal.format_instructions().splitlines() == [
+        "Search an article to learn how to boil an egg.",
+        'Then, access the article "How to Boil an Egg"',
+        "Then, check the author page of Ann Lee, PhD.",
+    ]
+    assert goal.find_reached([f"{HOST}/wikiHowTo?search=an+egg+&wh_an=1"]) == [0]
+    assert goal.find_reached([f"{HOST}/Boil-an-Egg?wh_an=1&amp=1", f"{HOST}/Author/Ann-Lee-PhD?wh_an=1&amp=1"]) == [
+        1,
+        2,
+    ]
+    assert goal.find_reached([]) == []
+
+
+def test_a_goal_of_ours_reaches_the_article_itself() -> None:
+    goal = WikiHowGoal("category", "Fry an Egg", "Fry-an-Egg", "Eggs", "Category:Eggs", "Boil It", "Boil-It").to_pages()
+    lines = ["wikiHowTo?search=eggs+&wh_an=1", "wikiHowTo?search=my+egg+&wh_an=1", "Fry-an-Egg-Twice?wh_an=1&amp=1"]
+    lines += ["Fry-an-Egg?wh_an=1&amp=1", "Category:Eggs?wh_an=1&amp=1", "Boil-It?wh_an=1&amp=1"]
+    assert [goal.find_reached([f"{HOST}/{line}"]) for line in lines] == [[], [0], [], [1], [2], [3]]
+    assert [page.instruction for page in goal.pages] == [
+        'Access the article "How to Fry an Egg"', "Access the page of category Eggs",
+        'Access the article "How to Boil It"', "",
+    ]  # fmt: skip
+    assert isinstance(goal, Goal)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("episode_end_listener: { events: { id: 8", "episode_end_listener: { events: { id: 6", "its end is not"),
+        ("events: { id: 9 }", "", "event 8 needs a log_event and the reward 1"),
+        ('"y = 1"', '"y = 2"', "event 4 needs a log_event and the reward 1"),
+        ('"y = [', "\"y = __import__('os').system('touch pwned') + [", "is no task of WikiHow"),
+        (r"(boil|egg)", "(", "is no task of WikiHow"),
+        ('command: "Search an article to learn how to boil an egg."', "", "is no task of WikiHow"),
+        ("log_event: {", "log_event: 3 {", "cannot be read as a task file"),
+    ],
+)
+def test_files_of_other_kinds_are_refused(file: Path, old: str, new: str, message: str) -> None:
+    assert old in howto.TASK
+    file.write_text(howto.TASK.replace(old, new))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read_goal(file)
+    assert not Path("pwned").exists()

@@ -11,8 +11,7 @@ import pytest
 from trailnotes.commands import main
 from trailnotes.errors import ConfigError
 from trailnotes_worlds.wikihow.articles import Article, Author, Category
-from trailnotes_worlds.wikihow.importing import PageLink, import_library, parse_doc_id, parse_link_path, parse_page
-from trailnotes_worlds.wikihow.library import Library
+from trailnotes_worlds.wikihow.importing import PageLink, import_library, parse_page
 
 EGG = """<!doctype html><html><head><title>x</title><script>document.write("<p>not this one, it is a script</p>")
 </script><style>p { color: r }</style></head><body><ul id="breadcrumb"><li><a href="/Special:List">Categories</a></li>
@@ -107,34 +106,6 @@ def test_sources_that_cannot_be_are_refused(tmp_path: Path, pages: str, meta: st
     assert not (tmp_path / "pages").exists()
 
 
-def test_a_page_keeps_a_heading_of_its_own(dumps: Path, tmp_path: Path) -> None:
-    (dumps / "Boil-Eggs%3F.html").write_text('<h1 id="section_0">Eggs: 3 Easy Ways to Boil Them</h1>')
-    library = import_library(tmp_path / "pages", dumps)
-    page = library["Boil-Eggs%3F"]
-    assert page == Article("Boil Eggs?", slug="Boil-Eggs%3F", heading="Eggs: 3 Easy Ways to Boil Them")
-    assert page.display_title == "Eggs: 3 Easy Ways to Boil Them"
-    library.close()
-
-
-@pytest.mark.parametrize(
-    ("href", "path"),
-    [
-        ("/Boil-an-Egg?x=1#y", "Boil-an-Egg"),
-        ("https://m.wikihow.com/Category:Eggs", "Category:Eggs"),
-        ("//example.org/x", ""),
-        ("http://[", ""),
-        ("javascript:alert(1)", "alert(1)"),  # a path that no page has
-    ],
-)
-def test_links_lead_within_the_site(href: str, path: str) -> None:
-    assert parse_link_path(href) == path
-
-
-def test_names_of_files_are_paths() -> None:
-    assert parse_doc_id("%2fAuthor%2fAnn-Lee?wh_an=1&amp=1") == "Author/Ann-Lee"
-    assert parse_doc_id("Boil-an-Egg.html.gz") == parse_doc_id("/Boil-an-Egg.htm") == "Boil-an-Egg"
-
-
 def test_markup_is_read_as_browsers_read_it() -> None:
     html = (
         "<!doctype html><!-- <p>no</p> --><P TITLE='a > b' class=\"x\">1 &lt; 2 < 3<br/>4</P><p/>"
@@ -160,29 +131,3 @@ def test_the_commands(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "no title has any of these words\n"
     assert main(["wikihow", "import", folder, "--pages", str(dumps)]) == 2
     assert "is there already" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["show", "L", "--path", "x", "--search", "y"], "ask for two things"),
-        (["show", "L", "--path", "nowhere"], "has no page nowhere"),
-        (["show", "L", "--limit", "0"], "shows no article"),
-        (["import", "L", "--pages", ".", "--limit", "0"], "leaves no page"),
-    ],
-)
-def test_commands_that_cannot_be_meant(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import howto
-
-    howto.small_library(tmp_path / "l").close()
-    assert main(["wikihow", *(str(tmp_path / "l") if word == "L" else word for word in words)]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_a_limit_reads_the_first_files(dumps: Path, tmp_path: Path) -> None:
-    library = import_library(tmp_path / "pages", dumps, limit=2)  # by name: the author, then an article
-    assert library.meta["counts"] == {"article": 1, "author": 1}
-    assert isinstance(library, Library)
-    library.close()

@@ -17,7 +17,6 @@ import numpy as np
 
 from trailnotes.config.section import Section, key
 from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.index import decode_vectors
 from trailnotes.memory.retrieval import DECIMALS, WORD, Embedder, Floats, embed_async
 from trailnotes.memory.schema import EmbedderIdentity, MemoryFile, require_identity, translate_errors
 from trailnotes.memory.tips import MAX_KEY_CHARS
@@ -122,13 +121,6 @@ def update_record(record: ExperienceRecord, experience: Experience, target: floa
     )  # fmt: skip
 
 
-def drop_worst_actions(values: Mapping[str, ActionValue], capacity: int) -> dict[str, ActionValue]:
-    """Keep at most `capacity` actions: those of the smallest Q are dropped, of equal ones the least updated first."""
-    ranked = sorted(values.values(), key=lambda value: (-value.value, -value.number, value.action))
-    kept = {value.action for value in ranked[:capacity]}
-    return {action: value for action, value in values.items() if action in kept}
-
-
 SituationKey = tuple[str, str]  # task, observation
 
 
@@ -141,19 +133,14 @@ class SituationIndex:
 
     def __init__(self, config: RemembererConfig) -> None:
         self.records: list[ExperienceRecord] = []
-        self.age = 0  # the highest of all records
+        self.rows: dict[SituationKey, int] = {}
         self._capacity = config.record_capacity
         weights = (config.task_weight, 1 - config.task_weight)
         kinds = (config.task_similarity, config.observation_similarity)
         self._measures = tuple(zip(weights, kinds, strict=True))
         self.needs = tuple(weight > 0 and kind == "embedding" for weight, kind in self._measures)
         self._features: list[list[Any]] = []  # of each record's task and observation, see `prepare_text`
-        self._rows: dict[SituationKey, int] = {}
         self._pairs: Floats | None = None  # (records, records), once the table is full
-
-    def find(self, situation: SituationKey) -> ExperienceRecord | None:
-        row = self._rows.get(situation)
-        return None if row is None else self.records[row]
 
     def compare_to_all(self, situation: SituationKey, vectors: Floats) -> Floats:
         """Compare a situation, with the embeddings (2, dim) of its texts, to every record: float32 (records,)."""
@@ -171,19 +158,13 @@ class SituationIndex:
     def put(self, row: int, record: ExperienceRecord, vectors: Floats) -> None:
         """Store `record` in `row`, in place of its earlier record."""
         if row < len(self.records):
-            del self._rows[self.records[row].situation]
-        self._rows[record.situation] = row
+            del self.rows[self.records[row].situation]
+        self.rows[record.situation] = row
         self.records[row : row + 1] = [record]
-        self.age = max(self.age, record.age)
         self._features[row : row + 1] = [self._prepare(record.situation, vectors)]
         if self._pairs is not None:
             self._pairs[row] = self._pairs[:, row] = self._compare(self._features[row])
             self._pairs[row, row] = -np.inf
-
-    def update(self, record: ExperienceRecord) -> None:
-        """Store a newer state of a record in its row."""
-        self.records[self._rows[record.situation]] = record
-        self.age = max(self.age, record.age)
 
     def choose_row(self, situation: SituationKey, vectors: Floats) -> int | None:
         """Choose the row of a new record; None if it is more like some record than any two records are like each other.
@@ -292,7 +273,9 @@ class ExperienceTable(MemoryFile):
         return len(self._load_situations().records)
 
     def find(self, task: str, observation: str) -> ExperienceRecord | None:
-        return self._load_situations().find(_make_situation(task, observation))
+        situations = self._load_situations()
+        row = situations.rows.get(_make_situation(task, observation))
+        return None if row is None else situations.records[row]
 
     def iter_nearest(self, task: str, observation: str) -> Iterator[ExperienceRecord]:
         """Yield all records, the most similar first, of equals the most visited, then the latest updated."""
@@ -323,25 +306,28 @@ class ExperienceTable(MemoryFile):
         decisions, or all with `n_step = 0` (Monte Carlo), have the rewards until the end and no bootstrap.
         """
         for position in range(len(episode)):
-            self._update_from_step(episode, position)
+            self._learn_step(episode, position)
 
     def _on_rollback(self) -> None:
         self._data_version = -1
 
-    def _update_from_step(self, episode: Sequence[Experience], position: int) -> None:
+    def _learn_step(self, episode: Sequence[Experience], position: int) -> None:
         situations, config = self._load_situations(), self.config
         experience = replace(episode[position], action=replace_surrogates(episode[position].action))
         texts = _make_situation(experience.task, experience.observation)
-        old = situations.find(texts) or ExperienceRecord(0, *texts)
+        row = situations.rows.get(texts)
+        old = ExperienceRecord(0, *texts) if row is None else situations.records[row]
         after = position + (config.n_step or len(episode))
         rewards = [each.reward for each in episode[position:after]]
         bootstrap = self._compute_bootstrap(episode[after], episode[position]) if after < len(episode) else 0.0
         target = math.fsum(config.gamma**i * reward for i, reward in enumerate(rewards))
         target += config.gamma ** len(rewards) * bootstrap
         record = update_record(old, experience, target)
-        kept = drop_worst_actions(record.values, config.action_capacity)
-        record = replace(record, values=kept, age=situations.age + 1)
-        if not old.id:
+        ranked = sorted(record.values.values(), key=lambda value: (-value.value, -value.number, value.action))
+        kept = {value.action for value in ranked[: config.action_capacity]}
+        values = {action: value for action, value in record.values.items() if action in kept}
+        record = replace(record, values=values, age=1 + max((each.age for each in situations.records), default=0))
+        if row is None:
             vectors = self._embed(texts)
             row = situations.choose_row(texts, vectors)
             if row is None:
@@ -354,9 +340,10 @@ class ExperienceTable(MemoryFile):
             cursor = self._write(sql, (*_encode_columns(record), vectors.astype("<f4").tobytes()))
             record = replace(record, id=int(cursor.lastrowid or 0))
             situations.put(row, record, vectors)
-        situations.update(record)
-        assignments = ", ".join(f"{name} = ?" for name in COLUMNS)
-        self._write(f"UPDATE experience SET {assignments} WHERE id = ?", (*_encode_columns(record), record.id))  # noqa: S608
+        else:
+            situations.records[row] = record
+            assignments = ", ".join(f"{name} = ?" for name in COLUMNS)
+            self._write(f"UPDATE experience SET {assignments} WHERE id = ?", (*_encode_columns(record), record.id))  # noqa: S608
         for action in old.values.keys() - record.values.keys():
             self._write("DELETE FROM experience_values WHERE record = ? AND action = ?", (record.id, action))
         for value in record.values.values():
@@ -385,8 +372,18 @@ class ExperienceTable(MemoryFile):
             ((version,),) = self._query("PRAGMA data_version")  # another connection's writes
             if version != self._data_version:
                 self._situations = SituationIndex(self.config)
-                for row, (record, vectors) in enumerate(_iter_records(self._connection, self.embedder.dim)):
-                    self._situations.put(row, record, vectors)
+                values: dict[int, dict[str, ActionValue]] = {}
+                for record, action, reward, q, number, *_ in self._query("SELECT * FROM experience_values"):
+                    values.setdefault(record, {})[action] = ActionValue(action, reward, q, number)
+                rows = self._query(f"SELECT id, vectors, {', '.join(COLUMNS)} FROM experience ORDER BY id")  # noqa: S608
+                for row, record in enumerate(rows):
+                    number, blob, task, observation, history, admissible, last, total, visits, age = record
+                    done, offered = (tuple(parse_json(texts)) for texts in (history, admissible))
+                    vectors = np.frombuffer(blob, "<f4").reshape(2, -1).astype(np.float32, copy=False)
+                    found = ExperienceRecord(
+                        number, task, observation, done, offered, last, total, visits, age, values.get(number, {})
+                    )
+                    self._situations.put(row, found, vectors)
                 self._data_version = version
             return self._situations
 
@@ -398,16 +395,3 @@ def _make_situation(task: str, observation: str) -> SituationKey:
 def _encode_columns(record: ExperienceRecord) -> tuple[Any, ...]:
     values = (getattr(record, name) for name in COLUMNS)
     return tuple(json.dumps(value) if isinstance(value, tuple) else value for value in values)
-
-
-def _iter_records(connection: Any, dim: int) -> Iterator[tuple[ExperienceRecord, Floats]]:
-    """Every record with its vectors (2, dim), the oldest first."""
-    values: dict[int, dict[str, ActionValue]] = {}
-    for record, action, reward, q, number, *_ in connection.execute("SELECT * FROM experience_values"):
-        values.setdefault(record, {})[action] = ActionValue(action, reward, q, number)
-    rows = connection.execute(f"SELECT id, {', '.join(COLUMNS)}, vectors FROM experience ORDER BY id")  # noqa: S608
-    for record_id, task, observation, history, admissible, *numbers, blob in rows:
-        facts: dict[str, Any] = {"history": tuple(parse_json(history)), "admissible": tuple(parse_json(admissible))}
-        facts |= zip(COLUMNS[4:], numbers, strict=True)
-        vectors = decode_vectors([blob[: 4 * dim], blob[4 * dim :]], dim)
-        yield ExperienceRecord(record_id, task, observation, **facts, values=values.get(record_id, {})), vectors

@@ -171,12 +171,9 @@ def min_max_normalize(values: Sequence[float]) -> list[float]:
 
 
 def select_candidate(likelihoods: Sequence[float], advantages: Sequence[float], weight: float) -> int:
-    """Return the index of the largest lambda p^ + (1 - lambda) q^, the first one if several are.
+    """Return the index of the largest lambda p^ + (1 - lambda) q^, the first of equals; `weight` is lambda.
 
-    Args:
-        likelihoods: exp of the mean log-probability of each action's tokens.
-        advantages: Q(s, a) - V(s) of each action.
-        weight: lambda, of the policy.
+    `likelihoods` are exp of the mean log-probability of each action's tokens, `advantages` Q(s, a) - V(s).
     """
     pairs = zip(min_max_normalize(likelihoods), min_max_normalize(advantages), strict=True)
     mixed = [weight * p + (1 - weight) * q for p, q in pairs]
@@ -186,11 +183,7 @@ def select_candidate(likelihoods: Sequence[float], advantages: Sequence[float], 
 def map_to_admissible(predicted: Sequence[str], admissible: Sequence[str], num: int, embedder: Embedder) -> list[str]:
     """Return up to `num` admissible actions: those that were predicted, then those most like all predictions together.
 
-    Args:
-        predicted: actions of the policy in order; repeats count, so that a repeated action attracts twice.
-        admissible: all that the environment takes; no other action is returned.
-        num: k.
-        embedder: likeness is the sum of the cosine similarities to all of `predicted`.
+    Likeness is the sum of the cosine similarities to all of `predicted`, in which repeats count.
     """
     offered = list(dict.fromkeys(admissible))
     exact = [action for action in dict.fromkeys(predicted) if action in set(offered)]

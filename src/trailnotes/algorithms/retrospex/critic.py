@@ -54,8 +54,6 @@ BATCH_SIZE = 128  # transitions in a step (Retrospex release 6d169a4)
 HELD_OUT_SHARE = 0.2  # of the tasks, to measure the critic
 JUDGE_BATCH_SIZE = 512
 Floats = NDArray[np.float32]
-STATE_FIELDS = 2  # task, observation
-ACTION_FIELDS = 3  # task, observation, action
 EMBED_SIZE = 64  # width of the word embedding
 HIDDEN_SIZE = 128  # width of the encoder of a field
 CACHE_SIZE = 65536  # encoded texts remembered
@@ -108,9 +106,9 @@ class CriticNetworks(nn.Module):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
-        self.q = FieldNetwork(vocabulary, ACTION_FIELDS, num_heads=2)
-        self.v = FieldNetwork(vocabulary, STATE_FIELDS, num_heads=1)
-        self.target = FieldNetwork(vocabulary, ACTION_FIELDS, num_heads=2)
+        self.q = FieldNetwork(vocabulary, num_fields=3, num_heads=2)
+        self.v = FieldNetwork(vocabulary, num_fields=2, num_heads=1)
+        self.target = FieldNetwork(vocabulary, num_fields=3, num_heads=2)
         self.target.load_state_dict(self.q.state_dict())
         self.target.requires_grad_(requires_grad=False)
 
@@ -132,10 +130,7 @@ EMPTY_ID = 0  # of a text without words
 
 
 class Vocabulary:
-    """Words to ids: 0 for an empty text, then the known words, then a few that unknown words are hashed to.
-
-    So unknown words differ from each other, and every text is readable.
-    """
+    """Words to ids: 0 for an empty text, then the known words, then a few that unknown words are hashed to."""
 
     def __init__(self, known: Sequence[str]) -> None:
         self.known = tuple(known)
@@ -335,10 +330,7 @@ class IQL:
     def run_epoch(
         self, data: Sequence[Transition], epoch: int, progress: Callable[[float, dict[str, float]], None]
     ) -> dict[str, float]:
-        """Run one epoch, and return its mean losses.
-
-        `progress` is called after each step with the epochs done and the losses so far.
-        """
+        """Run one epoch, and return its mean losses; `progress` gets the epochs done and the losses after each step."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "critic", epoch))
         order = torch.randperm(len(data), generator=generator).tolist()
         sums, seen, losses = [0.0, 0.0], 0, {}
@@ -402,17 +394,8 @@ def estimate_auc(
 ) -> Interval | None:  # fmt: skip
     """Estimate the share of pairs (won step, lost step) in which the won one scores higher; a tie counts half.
 
-    Args:
-        scores: (n,) of the critic for each step.
-        labels: (n,) whether the step's episode was won.
-        episodes: (n,) clusters that are resampled, since the steps of an episode depend on each other.
-        groups: (n,) only pairs within one group count; None compares all with all.
-        confidence: of the percentile interval.
-        num_resamples: bootstrap replications over episodes; those without a pair are left out.
-        seed: of the resampling.
-
-    Returns:
-        The area under the ROC curve with its interval, or None where there is no pair.
+    This area under the ROC curve has a percentile interval of resampled `episodes`, since the steps of an episode
+    depend on each other. Only pairs within one of `groups` count; None compares all with all. None without a pair.
     """
     values, won = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
     if won.all() or not won.any():

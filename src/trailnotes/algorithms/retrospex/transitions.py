@@ -128,11 +128,9 @@ def build_transitions(episode: Trajectory, number: int, reward: RewardRule, fail
 
 
 def shape_rewards(rewards: Sequence[float], reward: RewardRule, failure: FailureRule) -> list[float]:
-    """Shape the rewards of one episode by the named rules; the score is their running sum.
+    """Shape the rewards of one episode by the named rules of Retrospex; the score is their running sum.
 
-    A negative final score stays (`raw`), becomes 0 (`floor0`), or the last positive one before it, 0 if there was none
-    (`last_positive`, Retrospex release 6d169a4); the last reward makes up the difference. Then `spread` gives each of
-    the T steps the T-th part of the final score (release, WebShop).
+    The last reward makes up the difference to the new final score; `last_positive` is 0 if there was none.
     """
     shaped = list(rewards)
     score = math.fsum(shaped)

@@ -72,14 +72,12 @@ def run(args: Namespace, run_whole: Callable[[Path], object] | None = None) -> N
     """Run the small or the real demo, or `run_whole`, which trailnotes-lab has; say what it lacks before it begins."""
     wanted = ("train", "plot") if args.real else ("train",) if args.small else ("train", "textworld")
     lacking = [extra for extra in wanted if find_missing_module(extra)]
-    packages = list(map(find_missing_module, lacking))
+    fixes = [format_install_command(*lacking)] if lacking else []
     if not (args.small or args.real) and run_whole is None:
-        packages.append("trailnotes-lab")
-    if packages:
-        fixes = [format_install_command(*lacking)] if lacking else []
-        fixes += [format_sibling_command("trailnotes-lab")] if "trailnotes-lab" in packages else []
+        fixes.append(format_sibling_command("trailnotes-lab"))
+    if fixes:
         offer = "" if args.small else "; `trailnotes demo --small` takes a minute and the extra train alone"
-        raise MissingExtraError(f"the demo needs {' and '.join(packages)}: {' && '.join(fixes)}{offer}")
+        raise MissingExtraError(f"the demo needs more packages: {' && '.join(fixes)}{offer}")
     if args.real:
         from trailnotes.commands.demo.real import CONFIG as REAL_CONFIG
         from trailnotes.commands.demo.real import SMALL_CONFIG, run_real_demo

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from trailnotes.envs.base import strip_intent
 from trailnotes.envs.options import require_int
 from trailnotes.envs.tasks import load_recorded_tasks, panel, tasks_of
-from trailnotes.envs.textworld.interpreter import (
+from trailnotes.envs.textworld.env import (
     GamePosition,
     build_cached_game,
     get_textworld_version,
@@ -30,8 +30,15 @@ from trailnotes.envs.textworld.interpreter import (
 )
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.build import BUILDER_VERSION, build_game
-from trailnotes.envs.waymarks.simulator import Scene, advance_scene, list_admissible, make_first_scene
-from trailnotes.envs.waymarks.spec import GameSpec, Kind, Rule
+from trailnotes.envs.waymarks.spec import (
+    GameSpec,
+    Kind,
+    Rule,
+    Scene,
+    advance_scene,
+    list_admissible,
+    make_first_scene,
+)
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 

@@ -23,7 +23,6 @@ def list_shown_texts(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def split_equally(texts: Sequence[str]) -> dict[str, float]:
-    """Split a reader's gain into equal parts, one for each text."""
     return dict.fromkeys(texts, 1 / len(texts)) if texts else {}
 
 
@@ -31,11 +30,9 @@ def split_by_use(gains: Mapping[str, float], gain: float) -> dict[str, float]:
     """Split a reader's gain by how much likelier each tip makes the reader's actions.
 
     `gains` are log pi(actions | this tip alone) - log pi(actions | no tip) by text, `gain` that of all tips, in nats.
-
-    Returns:
-        Positive gains over their sum, times 1 - exp(-gain), the part of the actions due to tips at all: so the reader's
-        return estimates the mean effect of tips (importance sampling, truncated at 0). Without a positive gain the
-        parts are equal.
+    Parts are positive gains over their sum, times 1 - exp(-gain), the part of the actions due to tips at all: so the
+    reader's return estimates the mean effect of tips (importance sampling, truncated at 0). Without a positive gain
+    they are equal.
     """
     due = max(0.0, -math.expm1(-gain))
     positive = {text: max(0.0, value) for text, value in gains.items()}
@@ -53,11 +50,7 @@ def compute_tip_credits(
     `normalize_std`. `shares` has a mapping of texts for each trajectory of each group, {} without tips. A text is
     credited once, however many wrote it; groups without a member of either kind give none.
 
-    Returns:
-        (task, text) -> credit, in the order of showing.
-
-    Raises:
-        ValueError: the shares do not match the groups.
+    Returns (task, text) -> credit, in the order of showing.
     """
     if [len(group.trajectories) for group in groups] != [len(row) for row in shares]:
         raise ValueError("shares must hold a mapping for each trajectory of each group")

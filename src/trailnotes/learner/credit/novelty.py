@@ -8,32 +8,32 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import Embedder
-from trailnotes.memory.retrieval import ExactIndex, Floats
+from trailnotes.memory.index import ExactIndex
+from trailnotes.memory.retrieval import Floats
 from trailnotes.storage.checkpoint import Arrays, ComponentState
 from trailnotes.types import Trajectory, TrajectoryGroup
 
 
-class Estimator(Protocol):
-    """An estimator of how new a state is."""
+class Estimator:
+    """An estimator of how new a state is; this one has no state of its own."""
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """Rate each step of each trajectory; afterwards these states count as seen."""
-        ...
+        raise NotImplementedError
 
     def state_dict(self) -> ComponentState:
         """Return all state that the next bonus depends on."""
-        ...
+        return {}, {}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
         """Load a state; raises ValueError or RuntimeError where it does not fit."""
-        ...
 
 
 class Novelty:
@@ -48,29 +48,24 @@ class Novelty:
         if self._estimator is None:
             return list(groups)
         bonuses = iter(self._estimator.rate([t for group in groups for t in group.trajectories]))
-        return [replace(g, trajectories=tuple(_add_bonuses(t, next(bonuses)) for t in g.trajectories)) for g in groups]
+
+        def add(trajectory: Trajectory) -> Trajectory:
+            pairs = zip(trajectory.steps, next(bonuses), strict=True)
+            return replace(trajectory, steps=tuple(replace(step, reward_intrinsic=bonus) for step, bonus in pairs))
+
+        return [replace(group, trajectories=tuple(map(add, group.trajectories))) for group in groups]
 
     def state_dict(self) -> ComponentState:
-        """Return arrays for a safetensors file, and JSON values."""
         arrays, rest = self._estimator.state_dict() if self._estimator else ({}, {})
         return arrays, {"kind": self.kind, **rest}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """Load a state; bonuses continue bit for bit. Another kind's state is ignored, and counting starts afresh.
-
-        Raises:
-            ValueError: it belongs to another embedder, or its parts do not fit each other.
-        """
+        """Load a state; bonuses continue bit for bit. Another kind's state is ignored, and counting starts afresh."""
         if self._estimator is not None and rest.get("kind", "states") == self.kind:
             self._estimator.load_state_dict(arrays, rest)
 
 
-def _add_bonuses(trajectory: Trajectory, bonuses: Sequence[float]) -> Trajectory:
-    pairs = zip(trajectory.steps, bonuses, strict=True)
-    return replace(trajectory, steps=tuple(replace(step, reward_intrinsic=bonus) for step, bonus in pairs))
-
-
-class RetrievalNovelty:
+class RetrievalNovelty(Estimator):
     """1 / (1 + tips shown), in modes with tips only (EMPO2, release 0b40cb72).
 
     Tips that `memory.leave_room` held back do not count; the release counts and shows all that were retrieved.
@@ -80,7 +75,6 @@ class RetrievalNovelty:
         self.memory = memory
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """Rate each step as `Estimator.rate` does."""
         rated = []
         for trajectory in trajectories:
             shown = [len(step.tips) for step in trajectory.steps]
@@ -89,15 +83,8 @@ class RetrievalNovelty:
             rated.append([0.0 if trajectory.mode == "plain" else 1.0 / (1 + num) for num in shown])
         return rated
 
-    def state_dict(self) -> ComponentState:
-        """Return nothing, since the memory counts."""
-        return {}, {}
 
-    def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        """Load nothing, since the memory counts."""
-
-
-class StateCounter:
+class StateCounter(Estimator):
     """1/n, n = visits of similar states of the task, the whole batch included (EMPO2, section 4.3).
 
     A state similar to none is new and remembered; any other counts as a visit of the most similar one. The batch is
@@ -111,23 +98,20 @@ class StateCounter:
         self._visits: dict[str, list[int]] = {}  # n of them
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """Rate each step as `Estimator.rate` does."""
         texts = list(dict.fromkeys(step.observation.text for t in trajectories for step in t.steps))
         vectors = dict(zip(texts, self.embedder.embed(texts), strict=True))
         for trajectory in trajectories:
             for step in trajectory.steps:
-                self._visit(trajectory.task.id, vectors[step.observation.text])
+                vector = vectors[step.observation.text]
+                states = self._states.get(trajectory.task.id, np.empty((0, self.embedder.dim), np.float32))
+                visits = self._visits.setdefault(trajectory.task.id, [])
+                similar, similarities = ExactIndex(states).find_within(vector, self.threshold)
+                if len(similar):
+                    visits[similar[similarities.argmax()]] += 1
+                else:
+                    self._states[trajectory.task.id] = np.vstack([states, vector])
+                    visits.append(1)
         return [[1.0 / self._count(t.task.id, vectors[s.observation.text]) for s in t.steps] for t in trajectories]
-
-    def _visit(self, namespace: str, vector: Floats) -> None:
-        states = self._states.get(namespace, np.empty((0, self.embedder.dim), np.float32))
-        visits = self._visits.setdefault(namespace, [])
-        similar, similarities = ExactIndex(states).find_within(vector, self.threshold)
-        if len(similar):
-            visits[similar[similarities.argmax()]] += 1
-        else:
-            self._states[namespace] = np.vstack([states, vector])
-            visits.append(1)
 
     def _count(self, namespace: str, vector: Floats) -> int:
         similar, _ = ExactIndex(self._states[namespace]).find_within(vector, self.threshold)
@@ -157,7 +141,6 @@ class StateCounter:
 
 
 def split_array(array: npt.NDArray[Any], sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
-    """Split the concatenated parts of an estimator's state; a `ValueError` if the sizes do not fit."""
     if len(array) != sum(sizes):
         raise ValueError(f"{len(array)} states do not fit the sizes {list(sizes)}")
     return np.split(array, np.cumsum(sizes)[:-1]) if sizes else []

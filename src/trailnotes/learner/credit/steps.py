@@ -49,13 +49,7 @@ def assign_state_ids(states: Sequence[Hashable]) -> list[int]:
     return [known.setdefault(state, len(known)) for state in states]
 
 
-def step_relative(
-    visits: Visits,
-    states: Sequence[Hashable],
-    normalize_std: bool = False,
-    *,
-    ddof: int = 1,
-) -> Array:
+def step_relative(visits: Visits, states: Sequence[Hashable], normalize_std: bool = False, *, ddof: int = 1) -> Array:
     """Compute A^S (M,): each visit's score relative to visits of the same state (GiGPO, arXiv 2505.10978).
 
     `states` (M,) are groups of visits, `visits.states` or longer histories; None belongs to none. Exact zeros where
@@ -67,20 +61,13 @@ def step_relative(
             members[state].append(index)
     advantages = np.zeros(len(visits.step))
     for indices in members.values():
-        counted = _deduplicate(visits, indices)
+        # Each visit once, ordered so that sums are always the same.
+        once = {(visits.trajectory[i], visits.step[i]): i for i in reversed(indices)}
+        counted = [once[place] for place in sorted(once)]
         if len(counted) > 1:
             values, group = visits.step_scores[indices], visits.step_scores[counted]
             advantages[indices] = group_relative(values, normalize_std, group=group, ddof=ddof)
     return advantages
-
-
-def _deduplicate(visits: Visits, indices: Sequence[int]) -> list[int]:
-    """Keep each visit once, ordered so that sums are always the same."""
-    ordered = sorted(indices, key=lambda i: (visits.trajectory[i], visits.step[i]))
-    unique: dict[Hashable, int] = {}
-    for i in ordered:
-        unique.setdefault((visits.trajectory[i], visits.step[i]), i)
-    return list(unique.values())
 
 
 def episode_relative(visits: Visits, returns: Array, normalize_std: bool = False) -> Array:

@@ -59,17 +59,23 @@ def add_adapters(model: Any, config: LoraConfig, base: str) -> Any:
 
 
 def load_adapters(model: Any, path: str, settings: Any, config: LoraConfig, base: str) -> Any:
-    """Load the adapters at `path` on the base `model`, to be trained where `config` says so.
-
-    Raises:
-        ConfigError: `config` describes other adapters, or these are no part of the weights.
-    """
+    """Load the adapters at `path` on the base `model`, to be trained where `config`, which describes them, says so."""
     import peft
 
     if settings.is_prompt_learning:
         raise ConfigError(f"model.path = {path!r} holds {settings.peft_type.value}, not adapters of weights: name LoRA")
     if config.enabled:
-        _validate_adapter_config(path, settings, config)
+        targets = settings.target_modules
+        facts: list[tuple[str, Any, Any]] = [("rank", config.rank, getattr(settings, "r", None))]
+        facts.append(("alpha", config.alpha, getattr(settings, "lora_alpha", None)))
+        if config.target_modules is not None and not isinstance(targets, str):
+            facts.append(("target_modules", sorted(config.target_modules), sorted(targets)))
+        for name, wanted, value in facts:
+            if value != wanted:
+                raise ConfigError(
+                    f"model.lora.{name} = {wanted!r}, but the adapters at model.path = {path!r} have {value!r}: set "
+                    f"model.lora.{name} to that, or merge them first: trailnotes export {path} --merge --out DIR"
+                )
         settings.lora_dropout = 0.0
     settings.base_model_name_or_path = base
     with suppress_future_warnings():
@@ -148,9 +154,8 @@ def save_adapters(model: Any, path: Path, state: Mapping[str, Tensor] | None = N
 def merge_adapters(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, float]:
     """Add the adapters of a float32 peft model to its base, which takes the place of `model`, in `dtype`.
 
-    Returns:
-        The model, and the norm of the rounding error divided by the norm of the change, over all adapted weights. (A
-        base that is no number of `dtype` loses more than that.)
+    Returns the model, and the norm of the rounding error divided by the norm of the change, over all adapted weights.
+    (A base that is no number of `dtype` loses more than that.)
     """
     _untie_adapted_embedding(model.get_base_model())
     error = change = 0.0
@@ -171,18 +176,3 @@ def _untie_adapted_embedding(base: Any) -> None:
     if head is not None and head.weight is embedding.weight and (embedding, head) != layers:
         head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
         base.config.tie_word_embeddings = base.config.get_text_config().tie_word_embeddings = False
-
-
-def _validate_adapter_config(path: str, settings: Any, config: LoraConfig) -> None:
-    found: dict[str, Any] = {"rank": getattr(settings, "r", None), "alpha": getattr(settings, "lora_alpha", None)}
-    wanted: dict[str, Any] = {"rank": config.rank, "alpha": config.alpha}
-    targets = settings.target_modules
-    if config.target_modules is not None and not isinstance(targets, str):
-        found |= {"target_modules": sorted(targets)}
-        wanted |= {"target_modules": sorted(config.target_modules)}
-    for name, value in found.items():
-        if value != wanted[name]:
-            raise ConfigError(
-                f"model.lora.{name} = {wanted[name]!r}, but the adapters at model.path = {path!r} have {value!r}: "
-                f"set model.lora.{name} to that, or merge them first: trailnotes export {path} --merge --out DIR"
-            )

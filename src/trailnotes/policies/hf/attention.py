@@ -50,15 +50,11 @@ class SharedRows:
         cls, tree: PrefixTree, order: Sequence[int], device: torch.device,
         build_mask: Callable[[Tensor], Tensor] | None = None,
     ) -> SharedRows:  # fmt: skip
-        """Lay out a tree.
+        """Lay out a tree of rows, each of which becomes the row that `order` names.
 
-        Args:
-            tree: of rows.
-            order: the row that each of its rows becomes.
-            device: of all tensors.
-            build_mask: (b, w) positions -> (b, 1, w, L) mask over the keys of a cache. Queries are then tokens that a
-                row shares with none before it; without a cache, they are all of its tokens, so that each sees those up
-                to its own place.
+        `build_mask` makes of (b, w) positions a (b, 1, w, L) mask over the keys of a cache. Queries are then tokens
+        that a row shares with none before it; without a cache, they are all of its tokens, so that each sees those up
+        to its own place.
         """
         place = torch.zeros(len(order), max(map(len, tree.places)), dtype=torch.int64)
         for row, places in zip(order, tree.places, strict=True):
@@ -154,18 +150,7 @@ def attend(
     """
     shared: SharedRows | None = given.pop("shared_rows", None)
     if shared is not None:
-        parts = []
-        for group in shared.groups:
-            if group.mask is None:
-                keys, values = (take_rows(each, group.place) for each in (key, value))
-            else:
-                keys, values = key[group.rows], value[group.rows]
-            out = scaled_dot_product_attention(
-                take_rows(query, group.place), keys, values, group.mask, dropout, is_causal=group.mask is None,
-                scale=scaling, enable_gqa=True,
-            )  # fmt: skip
-            parts.append(out.transpose(1, 2).flatten(0, 1))
-        return torch.cat(parts).index_select(0, shared.source)[None], None
+        return _attend_shared(shared, query, key, value, dropout, scaling), None
     special = any(given.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache"))
     added = attention_mask is not None and attention_mask.is_floating_point() and attention_mask.shape[1] == 1
     rounds = query.device.type == "cpu" and query.dtype == torch.bfloat16
@@ -183,3 +168,20 @@ def attend(
     scores = scores.mul_(size**-0.5 if scaling is None else scaling).add_(attention_mask)
     out = torch.matmul(scores.softmax(-1).to(value.dtype), value).reshape(batch, heads, 1, -1)
     return out.transpose(1, 2), None
+
+
+def _attend_shared(
+    shared: SharedRows, query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None
+) -> Tensor:  # (1, N, heads, D)
+    parts = []
+    for group in shared.groups:
+        if group.mask is None:
+            keys, values = (take_rows(each, group.place) for each in (key, value))
+        else:
+            keys, values = key[group.rows], value[group.rows]
+        out = scaled_dot_product_attention(
+            take_rows(query, group.place), keys, values, group.mask, dropout, is_causal=group.mask is None,
+            scale=scaling, enable_gqa=True,
+        )  # fmt: skip
+        parts.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, shared.source)[None]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from trailnotes.policies.hf.attention import SharedRows, take_rows, use_cached_attention
 from trailnotes.policies.prefixes import PrefixTree, iter_trees
@@ -28,9 +28,18 @@ from trailnotes.types import count_common_prefix
 
 Ints = npt.NDArray[np.int64]
 
+logger = logging.getLogger(__name__)
 PROBE_SCALE = 100.0  # makes a soft cap or scale on the logits show, however small the weights of a fresh model are
 MIN_CAPACITY = 64  # columns of a new cache
 MIN_SLOTS = 8
+MAX_TOKENS = 4096  # padded tokens in one forward pass
+MIN_PADDING = 64  # padded tokens that cost less than one more forward pass
+MIN_SHARED = 16  # tokens that two prompts must begin with alike, for the second to take over their keys from the first
+
+Slot = int
+SlotInput = tuple[Slot, Sequence[int]]  # an episode's slot and its new tokens, at least one
+Windows = Mapping[str, int]  # tokens that a kind of layer sees, as transformers names it; 0 = all
+FULL_ATTENTION: Windows = {"full_attention": 0}
 
 
 class ModelParts(NamedTuple):
@@ -50,81 +59,27 @@ def split_model(model: Any) -> ModelParts | None:
     head = inner.get_output_embeddings()
     if body in (None, inner) or head is None:
         return None
+    generator = torch.Generator().manual_seed(0)
     try:
-        return ModelParts(body, head) if _is_exact_split(inner, body, head) else None
+        ids = torch.randint(inner.get_input_embeddings().num_embeddings, (2, 8), generator=generator).to(inner.device)
+        scaled = head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE)
+        with scaled, evaluation_mode(inner), torch.no_grad():
+            expected = inner(input_ids=ids, use_cache=False).logits.float()
+            logits = head(body(input_ids=ids, use_cache=False).last_hidden_state).float()
+        tolerance = (1e-4 if head.weight.dtype == torch.float32 else 2e-2) * expected.abs().max().clamp(min=1.0)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):  # a body that is asked otherwise
         return None
-
-
-@torch.no_grad()
-def _is_exact_split(model: Any, body: Any, head: Any) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    token_ids = torch.randint(model.get_input_embeddings().num_embeddings, (2, 8), generator=generator)
-    token_ids = token_ids.to(model.device)
-    with head.register_forward_hook(lambda _module, _inputs, output: output * PROBE_SCALE), evaluation_mode(model):
-        expected = model(input_ids=token_ids, use_cache=False).logits.float()
-        found = head(body(input_ids=token_ids, use_cache=False).last_hidden_state).float()
-    tolerance = 1e-4 if head.weight.dtype == torch.float32 else 2e-2
-    return expected.shape == found.shape and bool(
-        (expected - found).abs().max() <= tolerance * expected.abs().max().clamp(min=1.0)
-    )
+    is_exact = expected.shape == logits.shape and bool((expected - logits).abs().max() <= tolerance)
+    return ModelParts(body, head) if is_exact else None
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put `model` into evaluation mode for the duration of the block."""
     before = model.training
     model.eval()
     try:
         yield
     finally:
-        model.train(before)
-
-
-@contextmanager
-def in_float32(model: nn.Module) -> Iterator[None]:
-    """Put the bfloat16 weights of `model` into float32 for the duration of the block; they come back bit for bit."""
-    before = [(weight, weight.dtype) for weight in model.parameters() if weight.dtype == torch.bfloat16]
-    try:
-        for weight, _ in before:
-            weight.data = weight.data.float()
-        yield
-    finally:
-        for weight, dtype in before:
-            weight.data = weight.data.to(dtype)
-
-
-@contextmanager
-def update_mode(model: nn.Module) -> Iterator[None]:
-    """Put adapters' dropout and layers with gradient checkpointing into training mode for the duration of the block.
-
-    The model's own dropout stays off: it would keep the ratio from starting at 1. Modules inside a checkpointed layer
-    stay in evaluation mode, and rates that the layer itself would apply (OPT, Falcon) are 0.
-    """
-    before = model.training
-    model.eval()
-    active = [
-        module
-        for name, module in model.named_modules()
-        if getattr(module, "gradient_checkpointing", False)
-        or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
-    ]
-    holders = {id(holder): holder for module in active for holder in (module, getattr(module, "config", module))}
-    rates = [
-        (holder, name, rate)
-        for holder in holders.values()
-        for name, rate in vars(holder).items()
-        if "drop" in name and isinstance(rate, float)
-    ]
-    try:
-        for module in active:
-            module.training = True
-        for holder, name, _ in rates:
-            setattr(holder, name, 0.0)
-        yield
-    finally:
-        for holder, name, rate in rates:
-            setattr(holder, name, rate)
         model.train(before)
 
 
@@ -135,20 +90,14 @@ class Network:
         self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.parts = split_model(model)
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the inputs."""
-        device: torch.device = self.model.device
-        return device
-
     @torch.inference_mode()
     def __call__(self, last: Ints, *, rows: Tensor | None = None, **inputs: Any) -> Tensor:
         """Compute the logits at column `last[i]` of row `rows[i]`, by default of row i: (B,) -> (B, V)."""
         if self.model.training:
             self.model.eval()
-        single = rows is None  # where there is one column, all rows are wanted
-        rows = torch.arange(len(last), device=self.device) if rows is None else rows
-        columns = torch.from_numpy(last).to(self.device)
+        device, single = self.model.device, rows is None  # where there is one column, all rows are wanted
+        rows = torch.arange(len(last), device=device) if rows is None else rows
+        columns = torch.from_numpy(last).to(device)
         if self.parts is None:
             logits: Tensor = self.model(**inputs).logits[rows, columns]
         else:
@@ -161,19 +110,21 @@ class Network:
         """Score each token of each reply to one prompt without any cache, in nats at temperature 1."""
         if self.model.training:
             self.model.eval()
-        width, start = len(prompt) + max(map(len, replies)) - 1, len(prompt) - 1
-        ids, mask = (np.zeros((len(replies), width), dtype=np.int64) for _ in range(2))
-        for row, reply in enumerate(replies):
-            ids[row, : start + len(reply)] = [*prompt, *reply[:-1]]
-            mask[row, : start + len(reply)] = 1
-        inputs = {"input_ids": ids, "attention_mask": mask}
-        given = {name: torch.from_numpy(array).to(self.device) for name, array in inputs.items()}
+        start = len(prompt) - 1
+        inputs = pad_rows([[*prompt, *reply[:-1]] for reply in replies], self.model.device)
         if self.parts is not None:
-            logits = self.parts.head(self.parts.body(**given, use_cache=False).last_hidden_state[:, start:])
+            logits = self.parts.head(self.parts.body(**inputs).last_hidden_state[:, start:])
         else:
-            logits = self.model(**given, use_cache=False).logits[:, start:]
-        found = torch.log_softmax(logits.float(), dim=-1)
-        return [found[row, torch.arange(len(reply)), torch.tensor(reply)].tolist() for row, reply in enumerate(replies)]
+            logits = self.model(**inputs).logits[:, start:]
+        scores = torch.log_softmax(logits.float(), dim=-1)
+        return [scores[i, torch.arange(len(reply)), torch.tensor(reply)].tolist() for i, reply in enumerate(replies)]
+
+
+def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Any]:
+    """Make the inputs of a model that computes whole rows, padded on the right, without a cache."""
+    ids = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    mask = nn.utils.rnn.pad_sequence([torch.ones(len(row), dtype=torch.int64) for row in rows], batch_first=True)
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device), "use_cache": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,27 +168,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             found.append(read[:, :, : access.length])
         return found[0], found[1]
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first columns of one slot to another."""
-        for stored in (self.keys, self.values):
-            stored[target, :, :length] = stored[source, :, :length]
-
-    def resize(self, slots: int, capacity: int) -> None:
-        """Copy into arrays of another size, of which only the common part is kept."""
-        if self.is_initialized:
-            self.keys, self.values = (_resize_tensor(old, slots, capacity) for old in (self.keys, self.values))
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
-        """Return the number of keys that the attention sees, and the position of the first."""
         return self.cache.access.length, 0
 
     def get_seq_length(self) -> int:
-        """Return the columns read; rows differ, so positions are always passed explicitly."""
-        return self.cache.access.length
+        return self.cache.access.length  # rows differ, so positions are always passed explicitly
 
     def get_max_length(self) -> int:
-        """Return no limit: the cache grows."""
-        return -1
+        return -1  # the cache grows
 
 
 class SlotCache(Cache):  # type: ignore[misc]
@@ -262,19 +200,20 @@ class SlotCache(Cache):  # type: ignore[misc]
         if (new_slots, new_capacity) == (self.num_slots, self.capacity):
             return
         for layer in self.layers:
-            layer.resize(new_slots, new_capacity)
+            # One array at a time, so that only one of the old ones is in memory besides.
+            layer.keys = _resize_tensor(layer.keys, new_slots, new_capacity)
+            layer.values = _resize_tensor(layer.values, new_slots, new_capacity)
         self.num_slots, self.capacity = new_slots, new_capacity
         if self.layers:
             trim_heap(self.layers[0].keys.device)
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first columns of one slot to another, in all layers."""
         for layer in self.layers:
-            layer.copy(source, target, length)
+            for stored in (layer.keys, layer.values):
+                stored[target, :, :length] = stored[source, :, :length]
 
     def clear(self) -> None:
-        """Give all memory back."""
         self.layers.clear()
         self.num_slots = self.capacity = 0
 
@@ -293,18 +232,6 @@ def _resize_tensor(old: Tensor, slots: int, capacity: int) -> Tensor:
     return new
 
 
-logger = logging.getLogger(__name__)
-
-MAX_TOKENS = 4096  # padded tokens in one forward pass
-MIN_PADDING = 64  # padded tokens that cost less than one more forward pass
-MIN_SHARED = 16  # tokens that two prompts must begin with alike, for the second to take over their keys from the first
-
-Slot = int
-Windows = Mapping[str, int]  # tokens that a kind of layer sees, as transformers names it; 0 = all
-FULL_ATTENTION: Windows = {"full_attention": 0}
-SlotInput = tuple[Slot, Sequence[int]]  # an episode's slot and its new tokens, at least one
-
-
 class Decoder:
     """Contexts by slot: the token ids whose keys and values each taken slot holds, and the forward pass."""
 
@@ -313,7 +240,6 @@ class Decoder:
         self._ids: dict[Slot, list[int]] = {}
 
     def acquire(self) -> Slot:
-        """Take the lowest free slot, empty."""
         slot = next(slot for slot in range(len(self._ids) + 1) if slot not in self._ids)
         self._ids[slot] = []
         return slot
@@ -321,10 +247,12 @@ class Decoder:
     def release(self, slot: Slot) -> None:
         """Forget a slot; with the last one all memory goes."""
         self._ids.pop(slot, None)
+        if not self._ids:
+            self.free_memory()
 
     def rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
         """Roll a slot back to what it shares with a prompt; return how many tokens need not be computed."""
-        length = _count_common_prefix(self._ids[slot], prompt)
+        length = count_common_prefix(self._ids[slot], prompt, len(prompt) - 1)  # one must go in for logits to come out
         del self._ids[slot][length:]
         return length
 
@@ -332,6 +260,10 @@ class Decoder:
         """Empty all slots after the weights have changed, and give their memory back."""
         for ids in self._ids.values():
             ids.clear()
+        self.free_memory()
+
+    def free_memory(self) -> None:
+        """Give back what is kept for all slots."""
 
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
         """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
@@ -342,14 +274,9 @@ class SlotDecoder(Decoder):
     """Decoder that appends only new tokens to the cache of each episode."""
 
     def __init__(
-        self,
-        network: Network,
-        context_length: int,
-        windows: Windows = FULL_ATTENTION,
-        *,
-        shared_prompts: bool = True,
-        own_attention: bool = False,  # the model uses `attend`
-    ) -> None:
+        self, network: Network, context_length: int, windows: Windows = FULL_ATTENTION, *,
+        shared_prompts: bool = True, own_attention: bool = False,  # the model uses `attend`
+    ) -> None:  # fmt: skip
         super().__init__(network)
         self.shared_prompts = shared_prompts
         self.shares_tokens = shared_prompts and own_attention and not any(windows.values())
@@ -357,21 +284,10 @@ class SlotDecoder(Decoder):
         self.context_length, self.windows = context_length, windows
         self.cache = SlotCache()
 
-    def release(self, slot: Slot) -> None:
-        """Forget a slot; with the last one all memory goes."""
-        super().release(slot)
-        if not self._ids:
-            self.cache.clear()
-
-    def reset_cache(self) -> None:
-        """Empty all slots, and give their memory back."""
-        super().reset_cache()
+    def free_memory(self) -> None:
         self.cache.clear()
 
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
-        """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
-        if not rows:
-            raise ValueError("no row to extend")
         if self.shares_tokens and len(rows) > 1 and max(len(new) for _, new in rows) > 1:
             return self._extend_trees(rows)
         fresh = {index: new for index, (slot, new) in enumerate(rows) if not self._ids[slot]}
@@ -404,8 +320,8 @@ class SlotDecoder(Decoder):
     def _forward_tree(self, rows: Sequence[SlotInput], tree: PrefixTree) -> Tensor:
         slots = [slot for slot, _ in rows]
         starts = np.array([len(self._ids[slot]) for slot in slots], dtype=np.int64)
-        width, device = max(map(len, tree.places)), self.network.device
-        self._prepare_cache(slots, False, starts, width)
+        device = self.network.model.device
+        self._prepare_cache(slots, False, starts, max(map(len, tree.places)))
         access = self.cache.access
         shared = SharedRows.from_tree(
             tree, range(len(rows)), device, lambda positions: self._build_mask(positions, access.length, 0)
@@ -421,23 +337,18 @@ class SlotDecoder(Decoder):
         return logits
 
     def _extend_in_groups(self, rows: Sequence[SlotInput]) -> Tensor:
+        """Compute rows of similar length together, each at most MAX_TOKENS at a time."""
         logits: list[Tensor] = []
         order: list[int] = []
         for group in _group_by_length([len(new) for _, new in rows]):
             order += group
-            logits.append(self._extend_group([rows[index] for index in group]))
+            chosen = [rows[index] for index in group]
+            while len(chosen) == 1 and len(chosen[0][1]) > MAX_TOKENS:
+                ((slot, new),) = chosen
+                self._forward([(slot, new[:MAX_TOKENS])])
+                chosen = [(slot, new[MAX_TOKENS:])]
+            logits.append(self._forward(chosen))
         return _restore_order(logits, order)
-
-    def _extend_group(self, rows: Sequence[SlotInput]) -> Tensor:
-        """Columns in turns of at most MAX_TOKENS; only a single row is ever longer than that."""
-        width = max(len(new) for _, new in rows)
-        if width * len(rows) <= MAX_TOKENS:
-            return self._forward(rows)
-        assert len(rows) == 1
-        (slot, new), logits = rows[0], torch.empty(0)
-        for start in range(0, width, MAX_TOKENS):
-            logits = self._forward([(slot, new[start : start + MAX_TOKENS])])
-        return logits
 
     def _forward(self, rows: Sequence[SlotInput]) -> Tensor:
         slots = [slot for slot, _ in rows]
@@ -448,25 +359,21 @@ class SlotDecoder(Decoder):
         is_span = idle * width <= max(len(rows), MIN_PADDING // 4)
         batch = list(range(low, high)) if is_span else sorted(slots)
         place = {slot: index for index, slot in enumerate(batch)}
-        ids = np.zeros((len(batch), width), dtype=np.int64)
+        ids, last = np.zeros((len(batch), width), dtype=np.int64), np.zeros(len(batch), dtype=np.int64)
         starts = np.array([len(self._ids.get(slot, ())) for slot in batch], dtype=np.int64)
-        last = np.zeros(len(batch), dtype=np.int64)
         for slot, new in rows:
             ids[place[slot], : len(new)] = new
             last[place[slot]] = len(new) - 1
-        position_ids = self._prepare_cache(batch, is_span, starts, width)
-        cache = self.cache
+        position_ids, cache = self._prepare_cache(batch, is_span, starts, width), self.cache
         length = cache.capacity if self.gapless and width == 1 else max(len(self._ids[slot]) for slot in slots) + width
         cache.access = replace(cache.access, length=length)
         masks = {kind: self._build_mask(position_ids, length, window) for kind, window in self.windows.items()}
         logits = self.network(
             last,
-            input_ids=torch.from_numpy(ids).to(self.network.device),
+            input_ids=torch.from_numpy(ids).to(self.network.model.device), past_key_values=cache, use_cache=True,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             position_ids=position_ids.clamp(max=self.context_length - 1),  # padding may stand past the end
-            past_key_values=cache,
-            use_cache=True,
-        )
+        )  # fmt: skip
         for slot, new in rows:
             self._ids[slot].extend(new)
         taken = [place[slot] for slot in slots]
@@ -474,7 +381,7 @@ class SlotDecoder(Decoder):
 
     def _prepare_cache(self, batch: list[Slot], is_span: bool, starts: Ints, width: int) -> Tensor:
         """Make room for `width` new columns of the slots, and say where they are; return their positions."""
-        device, cache = self.network.device, self.cache
+        device, cache = self.network.model.device, self.cache
         cache.reserve(max(batch) + 1, int(starts.max()) + width)
         taken = torch.tensor(batch, device=device)
         position_ids = torch.from_numpy(starts[:, None] + np.arange(width)).to(device)
@@ -497,52 +404,32 @@ class RecomputeDecoder(Decoder):
     """Decoder that computes whole contexts each time: slow, and right for every causal LM."""
 
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
-        """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
         for slot, new in rows:
             self._ids[slot].extend(new)
         contexts = [self._ids[slot] for slot, _ in rows]
-        ids = np.zeros((len(rows), max(map(len, contexts))), dtype=np.int64)
-        mask = np.zeros_like(ids)
-        for row, context in enumerate(contexts):
-            ids[row, : len(context)] = context
-            mask[row, : len(context)] = 1
-        device = self.network.device
-        return self.network(
-            mask.sum(axis=1) - 1,
-            input_ids=torch.from_numpy(ids).to(device),
-            attention_mask=torch.from_numpy(mask).to(device),
-            use_cache=False,
-        )
+        last = np.array([len(context) - 1 for context in contexts], dtype=np.int64)
+        return self.network(last, **pad_rows(contexts, self.network.model.device))
 
 
 def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True) -> Decoder:
     """Make the decoder that keeps its cache, if this model allows it."""
     network = Network(model)
-    own_attention = use_cached_attention(model)
+    own = use_cached_attention(model)
     try:
-        decoder = SlotDecoder(
-            network, context_length, get_attention_windows(model.config, context_length),
-            shared_prompts=shared_prompts, own_attention=own_attention,
-        )  # fmt: skip
+        windows = get_attention_windows(model.config, context_length)
+        decoder = SlotDecoder(network, context_length, windows, shared_prompts=shared_prompts, own_attention=own)
         _validate_decoder(decoder)
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        logger.warning("no cache is kept between turns, each token recomputes its context: %s", reason)
+        logger.warning("no cache is kept between turns, each token recomputes its context: %r", error)
         return RecomputeDecoder(network)
     return decoder
 
 
 def get_attention_windows(config: Any, context_length: int) -> Windows:
-    """List the kinds of attention layers and their windows, as the model's own cache has them.
-
-    Raises:
-        ValueError: it has other layers.
-    """
-    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
-
+    """List the kinds of attention layers and their windows. Raises `ValueError` for a model with other layers."""
     # A chunk of Llama 4 begins anew, so it is no sliding window, though transformers caches it as one.
-    others = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if others:
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if others := kinds - {"full_attention", "sliding_attention"}:
         raise ValueError(f"the model has layers of {', '.join(sorted(others))}")
     windows: dict[str, int] = {}
     for layer in DynamicCache(config=config).layers:
@@ -558,45 +445,37 @@ def get_attention_windows(config: Any, context_length: int) -> Windows:
 
 def _validate_decoder(decoder: SlotDecoder) -> None:
     """Raise `ValueError` if passes over the cache do not give what passes without it give."""
-    network = decoder.network
-    size = network.model.get_input_embeddings().num_embeddings
+    network, size = decoder.network, decoder.network.model.get_input_embeddings().num_embeddings
     ids = [(7 * index + 3) % size for index in range(min(9, decoder.context_length))]
     first, second = decoder.acquire(), decoder.acquire()
     decoder.extend([(first, ids[:2]), (second, ids[1:6])])
     logits = decoder.extend([(first, ids[2:6]), (second, ids[6:])])
-    decoder.release(first)
-    decoder.release(second)
+    for slot in (first, second):
+        decoder.release(slot)
     network.model.eval()
     for got, expected in zip(logits, (ids[:6], ids[1:]), strict=True):
         with torch.inference_mode():  # by the plainest call there is
-            want = network.model(torch.tensor([expected], device=network.device), use_cache=False).logits[0, -1]
+            want = network.model(torch.tensor([expected], device=network.model.device), use_cache=False).logits[0, -1]
         tolerance = 1e-3 if want.dtype == torch.float32 else 0.1
-        want = want.float()
-        if not bool((got.float() - want).norm() <= tolerance * (want - want.mean()).norm()):
+        if not bool((got.float() - want.float()).norm() <= tolerance * (want.float() - want.float().mean()).norm()):
             raise ValueError("a forward pass over its cache differs from one without")
 
 
 def _find_shared_prefixes(prompts: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, int]]:
     """Find prompts that may take over the keys of another, such as those of one group; {} where that saves little.
 
-    Returns:
-        Index of a prompt -> index of one that begins alike and takes over nothing itself, and the tokens in common,
-        fewer than the prompt has.
+    They are mapped to the index of the other, which takes over nothing itself, and to the tokens in common.
     """
     found: dict[int, tuple[int, int]] = {}
     leader: int | None = None
     for index in sorted(prompts, key=lambda index: tuple(prompts[index])):
-        length = 0 if leader is None else _count_common_prefix(prompts[leader], prompts[index])
-        if leader is not None and length >= max(MIN_SHARED, len(prompts[index]) // 2):
+        prompt = prompts[index]
+        length = 0 if leader is None else count_common_prefix(prompts[leader], prompt, len(prompt) - 1)
+        if leader is not None and length >= max(MIN_SHARED, len(prompt) // 2):
             found[index] = leader, length
         else:
             leader = index
     return found if sum(length for _, length in found.values()) > MIN_PADDING else {}
-
-
-def _count_common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with, but for the last of the other: one must go in for logits to come out."""
-    return count_common_prefix(one, other, len(other) - 1)
 
 
 def _restore_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:

@@ -60,8 +60,8 @@ class Engine:
 
     @property
     def num_unfinished(self) -> int:
-        """Number of requests that wait or run."""
-        return len(self._list_unfinished())
+        requests = (*self._running.values(), *self._waiting.values())
+        return sum(not request.future.done() for request in requests)
 
     def open(self, episode: str) -> None:
         """Announce an episode. Raises `PolicyError` if one of this name is open."""
@@ -70,7 +70,6 @@ class Engine:
         self._slots[episode] = None
 
     def close(self, episode: str) -> None:
-        """Free an episode's slot, and cancel its request."""
         slot = self._slots.pop(episode, None)
         for requests in (self._waiting, self._running):
             if episode in requests:
@@ -98,10 +97,6 @@ class Engine:
                 if requests.get(episode) is request:
                     del requests[episode]
 
-    def _list_unfinished(self) -> list[_GenerationRequest]:
-        requests = (*self._running.values(), *self._waiting.values())
-        return [request for request in requests if not request.future.done()]
-
     def _can_admit(self) -> bool:
         ready = not self.deterministic or (not self._running and len(self._waiting) == len(self._slots))
         return bool(self._waiting) and ready
@@ -119,7 +114,15 @@ class Engine:
                 self._step()
                 await asyncio.sleep(0)
         except Exception as error:  # noqa: BLE001 - the boundary: those who wait must hear of it
-            self._fail_all(error)
+            failed = [*self._running.values(), *self._waiting.values()]
+            self._running, self._waiting = {}, {}
+            self.decoder.reset_cache()
+            what = error if isinstance(error, PolicyError) else f"generation failed: {type(error).__name__}: {error}"
+            for request in failed:
+                if not request.future.done():
+                    wrapped = PolicyError(str(what))
+                    wrapped.__cause__ = error
+                    request.future.set_exception(wrapped)
         finally:
             for request in self._running.values():  # only if this task was cancelled
                 request.future.cancel()
@@ -128,12 +131,11 @@ class Engine:
 
     def _admit(self) -> None:
         """Let all waiting requests join, in the order of their names, which no timing changes."""
-        joining = [self._waiting.pop(episode) for episode in sorted(self._waiting)]
-        for request in joining:
-            self._running[request.episode] = request
-            slot = self._slots[request.episode]
+        for episode in sorted(self._waiting):
+            request = self._running[episode] = self._waiting.pop(episode)
+            slot = self._slots[episode]
             if slot is None:
-                slot = self._slots[request.episode] = self.decoder.acquire()
+                slot = self._slots[episode] = self.decoder.acquire()
             request.slot = slot
             request.pending = request.prompt_ids[self.decoder.rewind(slot, request.prompt_ids) :]
 
@@ -153,16 +155,6 @@ class Engine:
                 request.future.set_result(Completion(request.prompt_ids, ids, numbers, *end))
                 del self._running[request.episode]
 
-    def _fail_all(self, error: Exception) -> None:
-        failed = self._list_unfinished()
-        self._running, self._waiting = {}, {}
-        self.decoder.reset_cache()
-        text = str(error) if isinstance(error, PolicyError) else f"generation failed: {type(error).__name__}: {error}"
-        for request in failed:
-            wrapped = PolicyError(text)
-            wrapped.__cause__ = error
-            request.future.set_exception(wrapped)
-
 
 def require_room(prompt_ids: TokenIds, sampling: Sampling, context_length: int) -> None:
     """Refuse a prompt whose longest completion exceeds the context. Raises `PolicyError`."""
@@ -176,10 +168,8 @@ def require_room(prompt_ids: TokenIds, sampling: Sampling, context_length: int) 
 class StopCondition:
     """Rule for the end of a completion, shared by all engines: an end token, a stop text, or the limit.
 
-    Args:
-        decode: ids to text.
-        end_ids: tokens that end a turn; they belong to the ids of a completion, and not to its text.
-        opening: the tag of thinking that every prompt ends with, "" for none; texts of completions begin with it.
+    `end_ids` end a turn; they belong to the ids of a completion, and not to its text. `opening` is the tag of thinking
+    that every prompt ends with, "" for none; texts of completions begin with it.
     """
 
     def __init__(self, decode: Decode, end_ids: Collection[int], opening: str = "") -> None:
@@ -216,21 +206,11 @@ def draw_uniforms(seed: int, num: int) -> Uniforms:
 
 
 def sample_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Uniforms) -> tuple[list[int], list[float]]:
-    """Draw one token for each row by inverting the cumulative distribution.
+    """Draw one token for each row of (B, V) logits by inverting its cumulative distribution at a number in [0, 1).
 
     Temperature 0 takes the most probable token, whatever top-k and top-p are, and reports its log-probability at
-    temperature 1: the draw itself has probability 1, which teaches nothing.
-
-    Args:
-        logits: (B, V), any float type.
-        settings: B settings.
-        uniforms: (B,) numbers in [0, 1).
-
-    Returns:
-        B token ids, and B log-probabilities under the distribution drawn from: temperature, top-k and top-p included.
-
-    Raises:
-        PolicyError: logits that are not finite.
+    temperature 1: the draw itself has probability 1, which teaches nothing. Returns B token ids, and B
+    log-probabilities under the distribution drawn from: temperature, top-k and top-p included.
     """
     temperatures, logits = [each.temperature or 1.0 for each in settings], logits.float()
     if any(temperature != 1.0 for temperature in temperatures):

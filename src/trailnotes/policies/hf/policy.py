@@ -7,13 +7,13 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from trailnotes.config.builtin import resolve_model_path
 from trailnotes.config.model_schema import NO_MODEL_MESSAGE, ModelConfig, require_model_directory
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, find_missing_module, format_install_command
+from trailnotes.policies.base import TrainedPolicy
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
 try:
@@ -31,23 +31,23 @@ try:
         load_adapters,
         suppress_future_warnings,
     )
-    from trailnotes.policies.hf.decoder import MAX_TOKENS, Network, make_decoder
+    from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
     from trailnotes.policies.hf.engine import Engine, require_room
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('train')}") from missing
 
 
+logger = logging.getLogger(__name__)
 UNLIMITED = 1 << 30  # context of a model that states none
+REQUEST_TIMEOUT = 20.0  # seconds for the one request to the hub
 
 
-class HFPolicy:
+class HFPolicy(TrainedPolicy):
     """Policy that samples from a model of transformers in this process.
 
     After the learner has changed the weights of this model, it must call `bump_version`. `template_options` go to the
     tokenizer's chat template.
     """
-
-    probes: Sequence[Completion] = ()
 
     def __init__(
         self, model: Any, tokenizer: Any, *, name: str = "", deterministic: bool = True, shared_prompts: bool = True,
@@ -67,24 +67,11 @@ class HFPolicy:
         decode, end_ids, opening = self.format.decode, self.format.end_ids | end_ids, self.format.opening
         self.engine = Engine(decoder, decode, end_ids, deterministic=deterministic, opening=opening)
 
-    def encode(self, messages: Sequence[Message]) -> TokenIds:
-        """Encode the conversation up to where the assistant speaks."""
-        return self.format.encode(messages)
-
-    def count_tokens(self, text: str) -> int:
-        """Count the tokens of `text` alone."""
-        return self.format.count_tokens(text)
-
     def open_episode(self, episode: str) -> None:
-        """Announce a live episode to the engine."""
         self.engine.open(episode)
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
-        """Sample the next assistant turn.
-
-        Raises:
-            PolicyError: prompt and completion exceed the context, the episode is not open, or the engine failed.
-        """
+        """Sample the next assistant turn, as `Policy.generate`."""
         prompt_ids = self.encode(messages)
         require_room(prompt_ids, sampling, self.context_length)
         return await self.engine.generate(prompt_ids, sampling, episode)
@@ -92,37 +79,18 @@ class HFPolicy:
     async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
         """Compute the mean log-probability of the tokens of each reply to a conversation, in nats at temperature 1.
 
-        A text counts with the end of its turn, ids as they were sampled; neither may be empty.
-
-        Raises:
-            PolicyError: prompt and longest reply exceed the context.
+        A text counts with the end of its turn, ids as they were sampled; neither may be empty. Raises `PolicyError`
+        where prompt and longest reply exceed the context.
         """
         prompt, rows = encode_replies(self.format, messages, replies, self.context_length)
         width = len(prompt) + max(map(len, rows), default=0)
         size = max(1, MAX_TOKENS // width)
-        parts = (self._network.score_replies(prompt, rows[i : i + size]) for i in range(0, len(rows), size))
+        network = self.engine.decoder.network
+        parts = (network.score_replies(prompt, rows[i : i + size]) for i in range(0, len(rows), size))
         return [math.fsum(row) / len(row) for part in parts for row in part]
 
-    @cached_property
-    def _network(self) -> Network:
-        return Network(self.model)
-
     def close_episode(self, episode: str) -> None:
-        """Free the cache of the episode."""
         self.engine.close(episode)
-
-    def close(self) -> None:
-        """Close nothing: there are no resources of its own."""
-
-    async def sleep(self) -> None:
-        """Do nothing: it shares its device with no other process."""
-
-    async def wake(self) -> None:
-        """Do nothing: it never sleeps."""
-
-    def report(self) -> dict[str, float]:
-        """Return no figures of its own."""
-        return {}
 
     def bump_version(self) -> None:
         """Count a new version of the weights and clear the cache. Raises `PolicyError` as `reset_cache`."""
@@ -130,10 +98,7 @@ class HFPolicy:
         self.version += 1
 
     async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:  # noqa: ARG002
-        """Copy the weights of a learner whose model is another one, as `TrainedPolicy.load`.
-
-        There are no probes and no difference (0.0): a copy within one process cannot go wrong.
-        """
+        """Copy the weights of a learner whose model is another one; no probes, since a copy cannot go wrong."""
         self.reset_cache()
         own = get_trained_parameters(self.model)
         if strange := weights.keys() - own.keys():
@@ -159,32 +124,28 @@ def _report_damage(what: str) -> Iterator[None]:
     except (ConfigError, MissingExtraError, PolicyError):
         raise
     except Exception as error:
-        raise PolicyError(f"{what} does not load: {' '.join(str(error).split())}") from error
+        raise PolicyError(f"{what} does not load: {_join_lines(error)}") from error
 
 
 def load_model(config: ModelConfig) -> tuple[Any, Any]:
     """Load model and tokenizer from a directory or hub name, with adapters if these are to be trained.
 
     Where `model.path` holds adapters, they sit on their base; with `model.lora.enabled` they are trained further. A
-    directory never causes network traffic, and no code that a model brings along is run.
-
-    Raises:
-        ConfigError: `model.path`, `model.base` or `model.device` cannot be used.
-        PolicyError: the files are there, but do not load.
+    directory never causes network traffic, and no code that a model brings along is run. Raises `ConfigError` for
+    settings that cannot be used, and `PolicyError` for files that do not load.
     """
-    path, is_local = _resolve_path(config.path)
+    path, _ = _resolve_path(config.path)
     device = resolve_device(config.device)
     transformers.utils.logging.disable_progress_bar()  # two bars on one terminal garble each other; ours is of the run
     with _report_damage(f"model.path = {config.path!r}"):
-        adapters = load_adapter_config(path, is_local)
-        base, base_is_local = _resolve_base(config, adapters) if adapters else (path, is_local)
+        base, is_local, adapters = resolve_base_model(config)
         tokenizer = load_tokenizer(config)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            base, local_files_only=base_is_local, trust_remote_code=False, **_make_load_options(config, device)
+            base, local_files_only=is_local, trust_remote_code=False, **_make_load_options(config, device)
         )
         for layer in model.modules() if config.load_in_4bit else ():
             layer.support_avx512bf16_for_cpu = False  # it rounds what acts further, in place, and learns no more
-        base = str(Path(base).resolve()) if base_is_local else base
+        base = str(Path(base).resolve()) if is_local else base
         if config.gradient_checkpointing:
             with suppress_future_warnings():
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -196,12 +157,6 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
 
 
 def _make_load_options(config: ModelConfig, device: torch.device) -> dict[str, Any]:
-    """Make the options of `from_pretrained` for the precision and the attention of a model.
-
-    Raises:
-        ConfigError: the device or the dtype cannot attend so.
-        MissingExtraError: bitsandbytes is missing.
-    """
     dtype, attention = getattr(torch, config.dtype), config.attn_implementation
     options: dict[str, Any] = {"dtype": dtype}
     if attention:
@@ -212,9 +167,7 @@ def _make_load_options(config: ModelConfig, device: torch.device) -> dict[str, A
         options["attn_implementation"] = attention
     if config.load_in_4bit:
         if package := find_missing_module("quantize"):
-            raise MissingExtraError(
-                f"model.load_in_4bit needs the package {package}: {format_install_command('quantize')}"
-            )
+            raise MissingExtraError(f"{package} is not installed: {format_install_command('quantize')}")
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )
@@ -226,8 +179,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
     """Load the tokenizer of `load_model` alone; adapters without one use that of their base. Raises as `load_model`."""
     path, is_local = _resolve_path(config.path)
     with _report_damage(f"the tokenizer of model.path = {config.path!r}"):
-        if (adapters := load_adapter_config(path, is_local)) and not (Path(path) / "tokenizer_config.json").is_file():
-            path, is_local = _resolve_base(config, adapters)
+        if not (Path(path) / "tokenizer_config.json").is_file():
+            path, is_local, _ = resolve_base_model(config)
         return transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
 
 
@@ -238,13 +191,9 @@ def get_context_length(config: ModelConfig) -> int:
 
 
 def load_architecture(config: ModelConfig, *, download: bool = True) -> Any:
-    """Load the config by which transformers builds the model; of adapters that of their base.
+    """Load the config by which transformers builds the model; of adapters that of their base. Raises as `load_model`.
 
     With `download`, the hub is asked for a model that is not on this machine.
-
-    Raises:
-        ConfigError: `model.path` or `model.base` cannot be used.
-        PolicyError: it does not load.
     """
     with _report_damage(f"model.path = {config.path!r}"):
         path, is_local, _ = resolve_base_model(config, download=download)
@@ -254,19 +203,25 @@ def load_architecture(config: ModelConfig, *, download: bool = True) -> Any:
 def resolve_base_model(config: ModelConfig, *, download: bool = True) -> tuple[str, bool, Any | None]:
     """Find the whole model, which of adapters is their base. Raises `ConfigError` as `load_architecture`.
 
-    Returns:
-        Its directory or name, whether it is read from this machine alone, and peft's settings of the adapters or None.
+    Returns its directory or name, whether it is read from this machine alone, and peft's settings of adapters or None.
     """
     path, is_local = _resolve_path(config.path, download=download)
     adapters = load_adapter_config(path, is_local)
-    return (*_resolve_base(config, adapters, download=download), adapters) if adapters else (path, is_local, None)
+    if adapters is None:
+        return path, is_local, None
+    named = config.base or adapters.base_model_name_or_path or ""
+    try:
+        return *_resolve_path(named, download=download), adapters
+    except ConfigError as error:
+        raise ConfigError(
+            f"the adapters at model.path = {config.path!r} belong to the model {named!r}, which is not there: set "
+            "model.base to where it is"
+        ) from error
 
 
 def is_downloaded(config: ModelConfig) -> bool:
     """Return whether the weights are on this machine, so that `load_model` downloads nothing."""
-    path, _ = _resolve_path(config.path, download=False)
-    if adapters := load_adapter_config(path, is_local=True):
-        path, _ = _resolve_base(config, adapters, download=False)
+    path, _, _ = resolve_base_model(config, download=False)
     names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
     return Path(path).is_dir() or any(isinstance(try_to_load_from_cache(path, name), str) for name in names)
 
@@ -280,17 +235,6 @@ def require_trainable(config: ModelConfig) -> None:
             f"model.path = {config.path!r} holds adapters: set model.lora.enabled = true to train them further, or "
             f"merge them first: trailnotes export {config.path} --merge --out DIR"
         )
-
-
-def _resolve_base(config: ModelConfig, adapters: Any, *, download: bool = True) -> tuple[str, bool]:
-    named = config.base or adapters.base_model_name_or_path
-    try:
-        return _resolve_path(named or "", download=download)
-    except ConfigError as error:
-        raise ConfigError(
-            f"the adapters at model.path = {config.path!r} belong to the model {named!r}, which is not there: set "
-            "model.base to where it is"
-        ) from error
 
 
 def _resolve_path(path: str, *, download: bool = True) -> tuple[str, bool]:
@@ -324,11 +268,10 @@ def resolve_device(name: str) -> torch.device:
 
 def require_context_length(config: ModelConfig, wanted: int) -> None:
     """Raise `ConfigError` for episodes of `wanted` tokens where the model holds fewer."""
-    room, positions = get_context_length(config), _get_max_positions(load_architecture(config))
+    room = get_context_length(config)
     if wanted > room:
-        reason = " before longrope takes other factors for all of them" if room < positions else ""
         raise ConfigError(
-            f"rollout.max_context_tokens = {wanted}, but the model at model.path holds {room} tokens{reason}: set "
+            f"rollout.max_context_tokens = {wanted}, but the model at model.path holds {room} tokens: set "
             f"rollout.max_context_tokens to {room} or less"
         )
 
@@ -339,54 +282,39 @@ def _compute_context_length(config: Any) -> int:
     Where a batch has a token beyond `original_max_position_embeddings`, longrope computes all of it by its long
     factors, while cached keys keep the short ones. Dynamic rope changes beyond `max_position_embeddings`.
     """
-    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    text = config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
     kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # of all layers, or of a kind of them
     short = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
-    return min([_get_max_positions(config), *map(int, short)])
-
-
-def _get_max_positions(config: Any) -> int:
-    return int(getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or UNLIMITED)
+    return min(int(getattr(text, "max_position_embeddings", None) or UNLIMITED), *map(int, short), UNLIMITED)
 
 
 def validate_vocabulary(tokenizer: Any, num_embeddings: int) -> None:
     """Raise `PolicyError` for a tokenizer with more tokens than the model embeds."""
     if len(tokenizer) > num_embeddings:
-        raise PolicyError(
-            f"the tokenizer has {len(tokenizer)} tokens but the model embeds only {num_embeddings}: "
-            "they do not belong together, or the embeddings were never resized"
-        )
-
-
-logger = logging.getLogger(__name__)
-REQUEST_TIMEOUT = 20.0  # seconds for the one request
+        raise PolicyError(f"the tokenizer has {len(tokenizer)} tokens but the model embeds only {num_embeddings}")
 
 
 @functools.cache
 def is_cache_only(name: str) -> bool:
-    """Return whether to read the model of that name from the cache alone, since the hub is out of reach or not wanted.
-
-    Raises:
-        PolicyError: the hub has no such model, or cannot be reached while the cache has none either.
-    """
+    """Return whether to read a model from the cache alone, since the hub is out of reach or not wanted."""
     cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
     if constants.HF_HUB_OFFLINE:
         return True
     try:
         HfApi().model_info(name, timeout=REQUEST_TIMEOUT)
-    except HfHubHTTPError as error:
-        raise PolicyError(
-            f"model.path = {name!r} is no directory here, and the hub does not give a model of that name (status "
-            f"{error.response.status_code}): correct it, or log in (HF_TOKEN) where the model asks for it"
-        ) from error
-    except Exception as error:  # the boundary: clients of the network raise errors of many libraries
-        if cached:
+    except Exception as error:
+        if cached and not isinstance(error, HfHubHTTPError):
             logger.warning("the hub cannot be reached: %s is read from the cache", name)
             return True
         raise PolicyError(
-            f"model.path = {name!r} is no directory here and not in the cache, and the hub cannot be reached "
-            f"({' '.join(str(error).split())}): name a directory, or fetch the model where there is a network"
+            f"model.path = {name!r} is no directory here, and the hub does not give it ({_join_lines(error)}): correct "
+            "it, log in (HF_TOKEN) where the model asks for it, or fetch it where there is a network"
         ) from error
     if not cached:
         logger.warning("%s is not in the cache yet: fetching it from the hub to %s", name, constants.HF_HUB_CACHE)
     return False
+
+
+def _join_lines(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -14,13 +14,7 @@ from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command
 from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
 from trailnotes.types import FinishReason, Message, Sampling, replace_surrogates
-from trailnotes.web.faults import (
-    RetryableError,
-    explain_refusal,
-    extract_error_text,
-    is_retryable,
-    parse_retry_after,
-)
+from trailnotes.web.faults import RetryableError, explain_refusal, extract_error_text, is_retryable, parse_retry_after
 from trailnotes.web.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_async_response_hook, redact_key
 
 try:
@@ -53,23 +47,10 @@ class TokenUsage:
     completion_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """One request as the policy makes it."""
-
-    key: str
-    messages: Sequence[Message]
-    sampling: Sampling
-    most: TokenUsage  # reserved while it is under way
-
-
 class AnswerCache:
     """All answers of a run by key, with their sums, kept in `path` as one JSON object a line; None keeps no file.
 
     A line is on disk before its answer is used. Prompts are not in it.
-
-    Raises:
-        RunError: a damaged line, or a file that cannot be written.
     """
 
     def __init__(self, path: Path | None, endpoint: EndpointConfig) -> None:
@@ -87,19 +68,16 @@ class AnswerCache:
             self._old = frozenset(self._answers)
 
     def find(self, key: str) -> PaidAnswer | None:
-        """Find the answer to a request, if there is one."""
         self.reused += key in self._old
         return self._answers.get(key)
 
     def store(self, answer: PaidAnswer) -> None:
-        """Write an answer down, and count it."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_jsonl(self.path, [asdict(answer)], sync=True)
         self._add_to_totals(answer)
 
     def compute_cost(self, amount: TokenUsage) -> float:
-        """Compute the price of so many tokens."""
         prices = self.endpoint.price_input, self.endpoint.price_output
         return (prices[0] * amount.prompt_tokens + prices[1] * amount.completion_tokens) / 1_000_000
 
@@ -108,21 +86,16 @@ class AnswerCache:
         under_way = [*self.reserved, amount]
         tokens = sum(each.prompt_tokens + each.completion_tokens for each in under_way)
         spent, limit = self.tokens_read + self.tokens_generated, self.endpoint.max_tokens_total
-        if limit and spent + tokens > limit:
-            return (
-                f"the next request could pass endpoint.max_tokens_total = {limit}: {spent} tokens are spent, and it "
-                f"may take {tokens}; raise the limit and run the same command again"
-            )
         cost, most = sum(map(self.compute_cost, under_way)), self.endpoint.max_cost
-        if most and self.cost + cost > most:
-            return (
-                f"the next request could pass endpoint.max_cost = {most:g}: {self.cost:.6g} is spent, and it may cost "
-                f"{cost:.2g}; raise the limit and run the same command again"
-            )
-        return ""
+        if limit and spent + tokens > limit:
+            passed = f"endpoint.max_tokens_total = {limit}: {spent} tokens are spent, and it may take {tokens}"
+        elif most and self.cost + cost > most:
+            passed = f"endpoint.max_cost = {most:g}: {self.cost:.6g} is spent, and it may cost {cost:.2g}"
+        else:
+            return ""
+        return f"the next request could pass {passed}; raise the limit and run the same command again"
 
     def metrics(self) -> dict[str, float]:
-        """Return the totals of the run, earlier starts included."""
         names = ("requests", "retries", "lost", "tokens_read", "tokens_generated", "cost", "reused")
         return {f"endpoint/{name}": getattr(self, name) for name in names}
 
@@ -143,8 +116,7 @@ def hash_request(
     """Hash all that an answer depends on; the same in every process."""
     said = [(message.role, message.content) for message in messages]
     asked = [url.rstrip("/"), model, said, asdict(sampling), *([options] if options else [])]
-    text = json.dumps(asked)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
 
 
 MAX_STOPS = 4  # that a request may have
@@ -173,11 +145,7 @@ class LoopClient:
 
 
 class Endpoint:
-    """Server of `config`, and one model there, whose chat template gets `options`; it keeps the key to itself.
-
-    Raises:
-        ConfigError: an address or a key that cannot be right.
-    """
+    """Server of `config`, and one model there, whose chat template gets `options`; it keeps the key to itself."""
 
     def __init__(self, config: EndpointConfig, model: str, options: Mapping[str, Any] | None = None) -> None:
         self.config, self.model, self.options = config, model, options
@@ -187,7 +155,6 @@ class Endpoint:
         self._line: LoopClient | None = None
 
     async def get_loop_client(self) -> LoopClient:
-        """Get the connection of this event loop, or open it."""
         loop = asyncio.get_running_loop()
         if self._line is None or self._line.loop is not loop:
             opened = _open_client(self.config, self._key)
@@ -195,44 +162,37 @@ class Endpoint:
             self._line = LoopClient(loop, opened, await anext(opened), slots, asyncio.Event())
         return self._line
 
-    async def send(self, query: ChatRequest) -> EndpointReply:
-        """Send a request once.
-
-        Raises:
-            RetryableError: it failed in a way that may pass.
-            PolicyError: it failed for good; the text names the fix.
-        """
+    async def send(self, messages: Sequence[Message], sampling: Sampling) -> EndpointReply:
+        """Send a request once. Raises `RetryableError` for what may pass, else `PolicyError`."""
         client = (await self.get_loop_client()).client
         try:
             async with asyncio.timeout(self.config.timeout):  # the client's own limit starts anew with each byte
-                answer = await client.chat.completions.with_raw_response.create(**self._build_body(query))
+                answer = await client.chat.completions.with_raw_response.create(**self._build_body(messages, sampling))
         except (TimeoutError, APITimeoutError) as error:
             reason = f"no answer within endpoint.timeout = {self.config.timeout:g} s"
             raise RetryableError(reason, billed=_was_sent(error)) from None
         except APIStatusError as error:
             if is_retryable(error.status_code, error.body):
-                reason = self._redact_key(f"{error.status_code}: {extract_error_text(error.body)}")
+                reason = redact_key(self._key, f"{error.status_code}: {extract_error_text(error.body)}")
                 raise RetryableError(reason, wait=parse_retry_after(error.response.headers)) from None
             refusal = explain_refusal(
                 error.status_code, error.body, url=self.config.base_url, model=self.model,
                 key_env=self.config.api_key_env,
             )  # fmt: skip
-            raise PolicyError(self._redact_key(refusal)) from None
+            raise PolicyError(redact_key(self._key, refusal)) from None
         except APIConnectionError as error:
-            reason = self._redact_key(f"no connection ({error.__cause__ or error})")
+            reason = redact_key(self._key, f"no connection ({error.__cause__ or error})")
             raise RetryableError(reason, billed=_was_sent(error)) from None
         try:
             return _parse_reply(answer.http_response.text)
         except RetryableError as trouble:
-            raise RetryableError(self._redact_key(trouble.reason), billed=True) from None
+            raise RetryableError(redact_key(self._key, trouble.reason), billed=True) from None
 
-    def _build_body(self, query: ChatRequest) -> dict[str, Any]:
-        sampling, config = query.sampling, self.config
+    def _build_body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
+        config = self.config
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [
-                {"role": message.role, "content": replace_surrogates(message.content)} for message in query.messages
-            ],
+            "messages": [{"role": each.role, "content": replace_surrogates(each.content)} for each in messages],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             config.max_tokens_field: sampling.max_tokens,
@@ -240,27 +200,19 @@ class Endpoint:
         }
         if sampling.stop:
             body["stop"] = list(sampling.stop[:MAX_STOPS])
-        extra = dict(config.extra)
-        if self.options:
-            extra["chat_template_kwargs"] = self.options  # as vLLM and SGLang name it
-        if extra:
+        options = {"chat_template_kwargs": self.options} if self.options else {}  # as vLLM and SGLang name it
+        if extra := {**config.extra, **options}:
             body["extra_body"] = extra
         return {name: value for name, value in body.items() if name not in config.omit}
-
-    def _redact_key(self, text: str) -> str:
-        return redact_key(self._key, text)
 
 
 async def _open_client(config: EndpointConfig, key: str) -> AsyncIterator[AsyncOpenAI]:
     """Open one client. A generator, since an event loop closes those that it leaves behind."""
     client = AsyncOpenAI(
-        api_key=key or NO_KEY,
-        base_url=config.base_url,
-        timeout=config.timeout,
-        max_retries=0,
-        default_headers=IDENTITY_HEADERS,
+        api_key=key or NO_KEY, base_url=config.base_url, timeout=config.timeout, default_headers=IDENTITY_HEADERS,
+        max_retries=0,  # its own retries know no broken JSON and no empty answer, and are not counted
         http_client=DefaultAsyncHttpxClient(event_hooks={"response": [make_async_response_hook(key)]}),
-    )  # its own retries know no broken JSON and no empty answer, and are not counted
+    )  # fmt: skip
     async with client:
         yield client
 

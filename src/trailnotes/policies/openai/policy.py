@@ -14,15 +14,8 @@ from weakref import WeakValueDictionary
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, ConfigError, PolicyError
-from trailnotes.policies.openai.endpoint import (
-    AnswerCache,
-    ChatRequest,
-    Endpoint,
-    LoopClient,
-    PaidAnswer,
-    TokenUsage,
-    hash_request,
-)
+from trailnotes.policies.base import OwnedPolicy
+from trailnotes.policies.openai.endpoint import AnswerCache, Endpoint, LoopClient, PaidAnswer, TokenUsage, hash_request
 from trailnotes.types import Completion, Message, Sampling, TokenIds, strip_thinking
 from trailnotes.web.faults import RetryableError, compute_wait
 
@@ -34,14 +27,10 @@ TOKENS_PER_MESSAGE = 4  # that a chat template puts around each message
 LONG_WAIT = 5.0  # seconds; longer ones are announced
 
 
-class OpenAIPolicy:
+class OpenAIPolicy(OwnedPolicy):
     """Policy that asks an endpoint. Every answer is kept, and a request that was answered before is not sent again.
 
     `name` is that of the model at the server. `answers` is the file of answers; None keeps them in this process only.
-
-    Raises:
-        ConfigError: a setting that the endpoint cannot follow, or no key for one that wants it.
-        RunError: `answers` is damaged.
     """
 
     append_only = False
@@ -62,7 +51,6 @@ class OpenAIPolicy:
         self._told: set[str] = set()
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:  # noqa: ARG002
-        """Return (), since a server returns no ids."""
         return ()
 
     def count_tokens(self, text: str) -> int:
@@ -70,29 +58,20 @@ class OpenAIPolicy:
         return math.ceil(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN)
 
     def open_episode(self, episode: str) -> None:
-        """Announce an episode; its requests are counted from here on."""
         self._asked[episode] = Counter()
 
-    def close(self) -> None:
-        """Close nothing: connections end with their event loop."""
-
     def close_episode(self, episode: str) -> None:
-        """Forget the requests of the episode, not their answers."""
         self._asked.pop(episode, None)
 
     def metrics(self) -> dict[str, float]:
-        """Return what the endpoint has done for this run, all starts together."""
         return self.answers.metrics()
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
         """Ask for the next assistant turn, or take the answer that is kept.
 
         The n-th equal request of an episode gets the n-th answer to it, so a run that is started again reads its
-        answers from disk.
-
-        Raises:
-            PolicyError: the episode is not open, the endpoint refuses the request, or it failed too often.
-            BudgetError: the request could pass a limit. Nothing is under way then.
+        answers from disk. Raises `PolicyError` where the endpoint refuses or failed too often, and `BudgetError` before
+        a request that could pass a limit.
         """
         if episode not in self._asked:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
@@ -112,17 +91,16 @@ class OpenAIPolicy:
         async with line.slots:
             while True:
                 most = TokenUsage(math.ceil(estimate * self._density), sampling.max_tokens)
-                query = ChatRequest(key, messages, sampling, most)
                 try:
                     async with self._reserve_budget(most, line):
-                        answer = await _shield_until_done(self._send_once(query, tries))
+                        answer = await _shield_until_done(self._send_once(key, messages, sampling, most, tries))
                 except RetryableError as trouble:
                     tries += 1
                     if tries > self.config.max_retries:
                         raise PolicyError(
                             f"{self.config.base_url} failed {tries} times, at last with {trouble.reason}: see that it "
-                            "runs, lower endpoint.concurrency if it answers one request after the other, or raise "
-                            "endpoint.timeout, and run the same command again"
+                            "runs, or set endpoint.concurrency or endpoint.timeout, and run the "
+                            "same command again"
                         ) from None
                     seconds = compute_wait(tries, trouble.wait)
                     level = logging.WARNING if seconds >= LONG_WAIT else logging.INFO
@@ -148,32 +126,31 @@ class OpenAIPolicy:
             self.answers.reserved.remove(most)
             line.freed.set()
 
-    async def _send_once(self, query: ChatRequest, tries: int) -> PaidAnswer:
+    async def _send_once(
+        self, key: str, messages: Sequence[Message], sampling: Sampling, most: TokenUsage, tries: int
+    ) -> PaidAnswer:
         """Send a request once. An answer is kept before it is used; a lost one that may have been billed is counted."""
         try:
-            said = await self.endpoint.send(query)
+            said = await self.endpoint.send(messages, sampling)
         except RetryableError as trouble:
             if trouble.billed:
-                most = query.most
-                cost = self.answers.compute_cost(most)
-                lost = PaidAnswer(
-                    "", "", "stop", most.prompt_tokens, most.completion_tokens, cost, estimated=True,
-                    lost=trouble.reason,
-                )  # fmt: skip
-                self.answers.store(lost)
+                self.answers.store(PaidAnswer(
+                    "", "", "stop", most.prompt_tokens, most.completion_tokens, self.answers.compute_cost(most),
+                    estimated=True, lost=trouble.reason,
+                ))  # fmt: skip
             raise
-        amount = said.usage or TokenUsage(query.most.prompt_tokens, self.count_tokens(said.text))
+        amount = said.usage or TokenUsage(most.prompt_tokens, self.count_tokens(said.text))
         answer = PaidAnswer(
-            query.key, said.text, said.finish_reason, amount.prompt_tokens, amount.completion_tokens,
+            key, said.text, said.finish_reason, amount.prompt_tokens, amount.completion_tokens,
             self.answers.compute_cost(amount), estimated=said.usage is None, retries=tries, model=said.model,
         )  # fmt: skip
         self.answers.store(answer)
         if not answer.text and answer.finish_reason == "length":
             self._warn_once(
-                f"{self.name} used up {query.sampling.max_tokens} tokens before its first word, as models that think "
+                f"{self.name} used up {sampling.max_tokens} tokens before its first word, as models that think "
                 "do: raise rollout.max_action_tokens and memory.max_write_tokens"
             )
-        if answer.text and answer.finish_reason == "stop" and query.sampling.stop and not strip_thinking(answer.text):
+        if answer.text and answer.finish_reason == "stop" and sampling.stop and not strip_thinking(answer.text):
             self._warn_once(
                 f"{self.name} was stopped while it was thinking: a server looks for rollout.stop there too; add "
                 '"stop" to endpoint.omit (answers are cut all the same), or set model.template_options = '

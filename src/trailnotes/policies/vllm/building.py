@@ -21,6 +21,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.policies.hf.decoder import Network
 from trailnotes.policies.hf.policy import (
     get_context_length,
+    load_architecture,
     load_model,
     load_tokenizer,
     resolve_base_model,
@@ -52,7 +53,7 @@ def make_vllm_policy(
         config: its sections `model`, `engine` and `rollout`.
         trains: a learner will hand over its weights before any episode. Where not, this function hands over what
             engines cannot read of `model.path` by themselves: adapters, and everything to engines on other machines.
-        connects: how each engine is started or reached; () as the config says, see `make_connectors`.
+        connects: how each engine is started or reached; () as the config says.
         directory: of the run, from which engines on other machines read weights.
 
     Raises:
@@ -67,27 +68,39 @@ def make_vllm_policy(
         )
     is_elsewhere = bool(connects or config.engine.urls)
     folder = _make_weight_dir(config, directory if is_elsewhere else None)
-    ways = connects or make_connectors(config, folder)
+    if not connects:
+        validate_engine_settings(config.engine)
+        connects = [partial(EngineServer, f"engine {url}", url.rstrip("/")) for url in config.engine.urls]
+        connects = connects or [partial(start_engine, config, each, folder) for each in range(config.engine.replicas)]
     tokenizer = load_tokenizer(config.model)
-    validate_vocabulary(tokenizer, _load_text_config(config).vocab_size)
+    validate_vocabulary(tokenizer, load_architecture(config.model).get_text_config(decoder=True).vocab_size)
     saved = resolve_base_model(config.model)[2]
     policy = VLLMPolicy(
-        config, ways, tokenizer, folder, end_ids=_find_end_ids(config), adapters=_get_adapter_settings(config, saved),
-        sleeps=trains and not connects and is_sleeping(config),
+        config, connects, tokenizer, folder, end_ids=_find_end_ids(config),
+        adapters=_get_adapter_settings(config, saved),
+        sleeps=trains and not is_elsewhere and is_sleeping(config),
     )  # fmt: skip
-    try:
-        if is_elsewhere and not trains:
-            model, _ = load_model(config.model.model_copy(update={"device": "cpu", "attn_implementation": ""}))
-            has_adapters, network = hasattr(model, "peft_config"), Network(model)
-            weights = {name: p for name, p in model.named_parameters() if not has_adapters or ".lora_" in name}
-            logprobs = [network.score_replies(each.prompt_ids, [each.token_ids])[0] for each in policy.probes]
-            policy.load_initial_weights(weights, logprobs)
-        elif saved and not trains:
-            policy.load_initial_weights(_load_saved_adapters(config.model.path))
-    except BaseException:
-        policy.close()
-        raise
+    if not trains and (is_elsewhere or saved):
+        try:
+            _load_initial_weights(config, policy, is_elsewhere=is_elsewhere)
+        except BaseException:
+            policy.close()
+            raise
     return policy
+
+
+def _load_initial_weights(config: Config, policy: VLLMPolicy, *, is_elsewhere: bool) -> None:
+    if is_elsewhere:
+        model, _ = load_model(config.model.model_copy(update={"device": "cpu", "attn_implementation": ""}))
+        has_adapters, network = hasattr(model, "peft_config"), Network(model)
+        weights = {name: p for name, p in model.named_parameters() if not has_adapters or ".lora_" in name}
+        logprobs = [network.score_replies(each.prompt_ids, [each.token_ids])[0] for each in policy.probes]
+        policy.load_initial_weights(weights, logprobs)
+    else:
+        file = Path(config.model.path).expanduser() / "adapter_model.safetensors"
+        if not file.is_file():  # a pickle is never read
+            raise ConfigError(f'{file} is not there: merge the adapters first, or set engine.name = "hf"')
+        policy.load_initial_weights(load_file(file))
 
 
 def validate_engine_settings(engine: EngineConfig) -> None:
@@ -101,14 +114,6 @@ def validate_engine_settings(engine: EngineConfig) -> None:
             )
     if not engine.urls:
         find_engine_python(engine.python)
-
-
-def make_connectors(config: Config, folder: Path) -> list[Connect]:
-    """Make a function for each engine of a config that starts or reaches it. Raises as `make_vllm_policy`."""
-    validate_engine_settings(config.engine)
-    if config.engine.urls:
-        return [partial(EngineServer, f"engine {url}", url.rstrip("/")) for url in config.engine.urls]
-    return [partial(start_engine, config, index, folder) for index in range(config.engine.replicas)]
 
 
 def start_engine(
@@ -126,13 +131,8 @@ def start_engine(
 def build_command(
     config: Config, devices: str = "", *, alone: bool = False, program: Path | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Build the command that starts an engine, and its environment variables; with `alone`, for a run elsewhere.
-
-    Raises:
-        ConfigError: vLLM has no adapters of this rank; or as `find_engine_python`.
-        MissingExtraError: as `find_engine_python`.
-    """
-    path, is_local, _ = resolve_base_model(config.model)
+    """Build the command that starts an engine, and its environment variables; with `alone`, for a run elsewhere."""
+    path, is_local, saved = resolve_base_model(config.model)
     on_cpu = resolve_device(config.model.device).type == "cpu"
     options: dict[str, Any] = {
         "dtype": config.model.dtype,
@@ -149,18 +149,17 @@ def build_command(
     num_engines = 1 if alone or config.engine.devices else config.engine.replicas  # on one device
     if on_cpu:  # blocks of 128, the default there, would never be shared by prompts that are shorter
         options |= {"block-size": CACHE_BLOCK_TOKENS, "distributed-executor-backend": "uni"}
-        text, context = _load_text_config(config), options["max-model-len"]
-        options["kv-cache-memory-bytes"] = compute_cache_bytes(text, config, context, num_engines)
+        text = load_architecture(config.model).get_text_config(decoder=True)
+        options["kv-cache-memory-bytes"] = compute_cache_bytes(text, config, options["max-model-len"], num_engines)
         flags.append("enforce-eager")
     else:
         fraction = SHARED_GPU_FRACTION if config.has_shared_gpu and not alone else DEDICATED_GPU_FRACTION
         options["gpu-memory-utilization"] = config.engine.device_memory or fraction / num_engines
         flags += ["enable-sleep-mode"] * (is_sleeping(config) and not alone)
-    if rank := _get_lora_rank(config):
-        rooms = [room for room in LORA_RANKS if room >= rank]
-        if not rooms:
+    if rank := int(saved.r) if saved else config.model.lora.rank * config.model.lora.enabled:
+        if rank > LORA_RANKS[-1]:
             raise ConfigError(f"model.lora.rank = {rank}: vLLM has adapters of rank {LORA_RANKS[-1]} at most")
-        options |= {"max-loras": NUM_ADAPTERS, "max-lora-rank": rooms[0]}
+        options |= {"max-loras": NUM_ADAPTERS, "max-lora-rank": next(room for room in LORA_RANKS if room >= rank)}
         flags.append("enable-lora")
     command = [find_engine_python(config.engine.python), str(program or server.PROGRAM), "serve", path]
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
@@ -201,36 +200,16 @@ def _make_weight_dir(config: Config, shared: Path | None) -> Path:
     return folder
 
 
-def _load_text_config(config: Config) -> Any:
-    path, is_local, _ = resolve_base_model(config.model)
-    found = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
-    return found.get_text_config(decoder=True)
-
-
-def _get_lora_rank(config: Config) -> int:
-    saved = resolve_base_model(config.model)[2]
-    own = config.model.lora.rank if config.model.lora.enabled else 0
-    return int(saved.r) if saved else own
-
-
 def _get_adapter_settings(config: Config, saved: Any | None) -> dict[str, Any] | None:
     """Collect the settings that the tensors of the adapters do not show; None for a whole model."""
-    if saved:
-        if saved.peft_type.value != "LORA" or saved.use_dora or saved.modules_to_save:
-            raise ConfigError(
-                f"model.path = {config.model.path!r} holds adapters that vLLM cannot run: merge them first (trailnotes "
-                f'export {config.model.path} --merge --out DIR), or set engine.name = "hf"'
-            )
-        return {"lora_alpha": saved.lora_alpha, "use_rslora": bool(saved.use_rslora)}
-    return {"lora_alpha": config.model.lora.alpha} if config.model.lora.enabled else None
-
-
-def _load_saved_adapters(path: str) -> dict[str, torch.Tensor]:
-    file = Path(path).expanduser() / "adapter_model.safetensors"
-    if not file.is_file():  # a pickle is never read
-        raise ConfigError(f'{file} is not there: merge the adapters first, or set engine.name = "hf"')
-    tensors: dict[str, torch.Tensor] = load_file(file)
-    return tensors
+    if not saved:
+        return {"lora_alpha": config.model.lora.alpha} if config.model.lora.enabled else None
+    if saved.peft_type.value != "LORA" or saved.use_dora or saved.modules_to_save:
+        raise ConfigError(
+            f"model.path = {config.model.path!r} holds adapters that vLLM cannot run: merge them first (trailnotes "
+            f'export {config.model.path} --merge --out DIR), or set engine.name = "hf"'
+        )
+    return {"lora_alpha": saved.lora_alpha, "use_rslora": bool(saved.use_rslora)}
 
 
 def _find_end_ids(config: Config) -> frozenset[int]:
@@ -238,6 +217,5 @@ def _find_end_ids(config: Config) -> frozenset[int]:
     try:
         end = transformers.GenerationConfig.from_pretrained(path, local_files_only=is_local).eos_token_id
     except OSError:  # it brings none; transformers makes them of the model's config
-        architecture = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
-        end = getattr(architecture, "eos_token_id", None)
-    return frozenset(end) if isinstance(end, list) else frozenset() if end is None else frozenset({int(end)})
+        end = getattr(load_architecture(config.model), "eos_token_id", None)
+    return frozenset(end if isinstance(end, list) else [] if end is None else [end])

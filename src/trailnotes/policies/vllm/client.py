@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,17 +19,17 @@ import httpx2
 
 from trailnotes.config.model_schema import ENGINE_KEY_VARIABLE, EngineConfig
 from trailnotes.errors import PolicyError
+from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.vllm.server import EngineServer
 from trailnotes.policies.vllm.weights import WeightFiles
 from trailnotes.storage.files import parse_json
-from trailnotes.types import Completion, TokenIds
-
-Take = Callable[[list[int], list[float]], Completion | None]  # of a completion's newest tokens
+from trailnotes.types import Completion, Sampling, TokenIds
 
 POLL_SECONDS = 0.2  # between two looks at a server that starts
 HEALTH_TIMEOUT = 10.0  # seconds for the answer
 CHUNK_TOKENS = 16  # that a completion without stop texts may bring at a time
 MAX_SCORED = 64  # tokens that are scored by one request; vLLM takes 128
+MAX_SEED = 1 << 63  # vLLM hands seeds to torch
 COMPLETIONS = "/v1/completions"
 
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every request
@@ -67,26 +69,33 @@ class EngineClient:
                 raise self._lose(f"did not start within engine.start_timeout = {limit:g} s")
             time.sleep(POLL_SECONDS)
         if self.server.process is None:
-            self._watch_server()
+            url = urlsplit(self.server.url)
+            try:
+                self._watch = socket.create_connection((url.hostname or "", url.port or 80), HEALTH_TIMEOUT)
+            except OSError:
+                raise self._lose("") from None
+            self._watch.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._watch.setblocking(False)
 
-    async def complete(self, body: dict[str, Any], take: Take) -> tuple[Completion, int]:
-        """Sample a completion until `take` returns something for its newest tokens and their log-probabilities.
-
-        Returns:
-            What `take` returned, and the number of prompt tokens found in the cache; -1 where it is not known, since
-            the completion was cut short.
+    async def complete(
+        self, prompt_ids: TokenIds, sampling: Sampling, endings: StopCondition
+    ) -> tuple[Completion, int]:
+        """Sample a completion; return it, and how many prompt tokens were cached (-1: unknown, since it was cut short).
 
         Raises:
-            PolicyError: the engine refuses, or ends the completion before `take` does.
+            PolicyError: the engine refuses, or its numbers are not finite.
             EngineLostError: it is lost, or this request has waited for others and must be repeated.
         """
-        about = {"stream": True, "stream_options": {"include_usage": True}, "stream_interval": CHUNK_TOKENS}
+        body = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+        body |= {"prompt": list(prompt_ids), "logprobs": 0, "seed": sampling.seed % MAX_SEED}
+        body |= {"stop_token_ids": sorted(endings.end_ids), "stream": True, "stream_options": {"include_usage": True}}
+        body["stream_interval"] = 1 if sampling.stop else CHUNK_TOKENS  # stop texts are looked for on this side
         try:
-            async with self._async.stream("POST", COMPLETIONS, json=self._make_request(about | body)) as response:
+            async with self._async.stream("POST", COMPLETIONS, json=self._make_request(body)) as response:
                 if response.is_error:
                     text = (await response.aread()).decode(errors="replace")
                     raise await asyncio.to_thread(self._refuse, response.status_code, text)
-                taken = await self._read_stream(response, take)
+                completion = await self._read_completion(response, prompt_ids, sampling, endings)
         except httpx2.ReadTimeout:
             if time.monotonic() - self._progressed_at < self._engine.timeout:
                 raise EngineLostError("other requests took all of the engine's time") from None
@@ -95,29 +104,42 @@ class EngineClient:
         except httpx2.TransportError:
             raise await asyncio.to_thread(self._lose, "") from None
         self._require_same_server()
-        return taken
+        return completion
 
-    async def _read_stream(self, response: httpx2.Response, take: Take) -> tuple[Completion, int]:
-        taken: Completion | None = None
-        reason: str | None = None
+    async def _read_completion(
+        self, response: httpx2.Response, prompt_ids: TokenIds, sampling: Sampling, endings: StopCondition
+    ) -> tuple[Completion, int]:
+        ids: list[int] = []
+        logprobs: list[float] = []
+        completion: Completion | None = None
+        reason = ""
         async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            self._progressed_at = time.monotonic()
-            event = parse_json(line.removeprefix("data: "))
-            if "error" in event:
-                raise await asyncio.to_thread(self._refuse, 500, json.dumps(event))
+            event = await self._parse_event(line)
             for choice in event["choices"]:
                 reason = choice["finish_reason"] or reason
-                if choice["token_ids"] and taken is None:
-                    taken = take(choice["token_ids"], choice["logprobs"]["token_logprobs"])
-            if taken is not None and reason is None:
-                return taken, -1
-            if taken is not None and (usage := event.get("usage")):
-                return taken, (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-        if taken is not None:
-            return taken, -1
+                tokens = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
+                for token, logprob in tokens if choice["token_ids"] and not completion else ():
+                    ids.append(token)
+                    logprobs.append(math.nan if logprob is None else logprob)
+                    if end := endings.find_end(ids, sampling):
+                        completion = Completion(prompt_ids, tuple(ids), tuple(logprobs), *end)
+                        break
+            if not all(map(math.isfinite, logprobs)):
+                raise PolicyError("the engine's log-probabilities are not finite: its weights broke")
+            if completion and (not reason or event["usage"]):
+                usage = event["usage"] or {}
+                return completion, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0) if reason else -1
         raise await asyncio.to_thread(self._refuse, 500, f"it ended a completion too early ({reason})")
+
+    async def _parse_event(self, line: str) -> dict[str, Any]:
+        """Parse a line of a stream; one without an event has no choices and no usage."""
+        event: dict[str, Any] = {"choices": (), "usage": None}
+        if line.startswith("data: {"):
+            self._progressed_at = time.monotonic()
+            event |= parse_json(line.removeprefix("data: "))
+            if "error" in event:
+                raise await asyncio.to_thread(self._refuse, 500, json.dumps(event))
+        return event
 
     def score(self, rows: Sequence[tuple[TokenIds, int]], temperature: float) -> list[list[float]]:
         """Score the tokens of each row from a place on, in nats, as the sampler does. Raises as `call`."""
@@ -186,15 +208,6 @@ class EngineClient:
         except httpx2.TransportError:
             return False
 
-    def _watch_server(self) -> None:
-        url = urlsplit(self.server.url)
-        try:
-            self._watch = socket.create_connection((url.hostname or "", url.port or 80), HEALTH_TIMEOUT)
-        except OSError:
-            raise self._lose("") from None
-        self._watch.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._watch.setblocking(False)
-
     def _require_same_server(self) -> None:
         """Raise `EngineLostError` where another server has taken the place of ours, whose weights are others."""
         try:
@@ -207,12 +220,14 @@ class EngineClient:
         raise self._lose("was replaced by another")
 
     def _refuse(self, status: int, text: str, path: str = "") -> Exception:
-        """Return the error for an answer that is none: a refusal, unless the engine behind the server is lost."""
+        """Return the error for a refusal; another where the engine behind the server is lost."""
         if status >= 500 and not self._is_healthy():
             return self._lose("")
         if status == 404:
             text = f"its server has no {path}: start it by trailnotes engine serve"
-        return PolicyError(f"{self.server.label}: {_read_message(text)}")
+        with suppress(ValueError, LookupError, TypeError):  # vLLM's own message
+            text = json.loads(text)["error"]["message"]
+        return PolicyError(f"{self.server.label}: {' '.join(str(text).split())[:600]}")
 
     def _lose(self, reason: str) -> EngineLostError:
         with self._guard:
@@ -221,14 +236,3 @@ class EngineClient:
                 if self._watch:
                     self._watch.close()
         return EngineLostError(self.failure)
-
-
-def _read_message(text: str) -> str:
-    """Find the message in a refusal of vLLM; the text itself where there is none."""
-    try:
-        answer = parse_json(text)
-        error = answer.get("error", answer)
-        text = error.get("message") or error.get("detail") or text if isinstance(error, dict) else str(error)
-    except (ValueError, AttributeError):
-        pass
-    return " ".join(str(text).split())[:600]

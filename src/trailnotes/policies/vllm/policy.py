@@ -28,22 +28,11 @@ T = TypeVar("T")
 
 
 class VLLMPolicy:
-    """Policy that samples from engines with the same weights.
+    """Policy that samples from engines with the same weights, which `make_vllm_policy` makes; see `TrainedPolicy`.
 
     An episode begins with the engine that has the fewest, and stays with it, where its prefix is in the cache. Batches
-    form as requests arrive: equal seeds give equal tokens but for the last bits of what is computed together.
-
-    Args:
-        config: its sections `model`, `engine` and `rollout`.
-        connects: how to start or reach each engine.
-        tokenizer: of transformers.
-        folder: for weights, which every engine sees under this path; it is the policy's own.
-        end_ids: tokens that end a turn, besides those of the chat format.
-        adapters: settings of adapters that their tensors do not show (``lora_alpha``); None where all is trained.
-        sleeps: whether the engines leave their device to the learner while it learns.
-
-    Raises:
-        PolicyError: an engine does not start.
+    form as requests arrive: equal seeds give equal tokens but for the last bits of what is computed together. Weights
+    are files in `folder`, which every engine sees under this path, and which is the policy's own.
     """
 
     def __init__(
@@ -58,36 +47,32 @@ class VLLMPolicy:
         self.probes: Sequence[Completion] = make_probes(self.format, self.context_length)
         self.replicas = [Replica(connect, self.endings, config.engine) for connect in connects]
         self._sleeps = sleeps
-        self._reported = (0, 0, 0)
+        self._reported = [0, 0, 0]
         self._dtype, self._temperature = getattr(torch, config.model.dtype), config.rollout.temperature
         self._folder, self._adapters = folder, adapters
         self._assigned: dict[str, Replica | None] = {}  # to the open episodes, at their first request
         self._asking: set[str] = set()
         self._loading = False
         self._weights: WeightFiles | None = None
-        self._start_replicas()
+        try:
+            self._map_replicas(Replica.start)
+        except BaseException:
+            self.close()
+            raise
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
-        """Encode the conversation up to where the assistant speaks."""
         return self.format.encode(messages)
 
     def count_tokens(self, text: str) -> int:
-        """Count the tokens of `text` alone."""
         return self.format.count_tokens(text)
 
     def open_episode(self, episode: str) -> None:
-        """Announce a live episode. Raises `PolicyError` if one of this name is open."""
         if episode in self._assigned:
             raise PolicyError(f"episode {episode!r} is open already: each live episode needs a name of its own")
         self._assigned[episode] = None
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
-        """Sample the next assistant turn. An engine that is lost meanwhile is replaced, and asked again.
-
-        Raises:
-            PolicyError: prompt and completion exceed the context, the episode is not open or has a request under way,
-                weights are being loaded, or an engine cannot be kept alive.
-        """
+        """Sample the next assistant turn. An engine that is lost meanwhile is replaced, and asked again."""
         prompt_ids = self.encode(messages)
         require_room(prompt_ids, sampling, self.context_length)
         if episode not in self._assigned:
@@ -107,16 +92,11 @@ class VLLMPolicy:
             self._asking.discard(episode)
 
     def close_episode(self, episode: str) -> None:
-        """Give up the episode's place, if there is one."""
         if replica := self._assigned.pop(episode, None):
             replica.num_episodes -= 1
 
     async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
-        """Mean log-probability of the tokens of each reply, at temperature 1; see `HFPolicy.score`.
-
-        Raises:
-            PolicyError: prompt and longest reply exceed the context, or an engine cannot be kept alive.
-        """
+        """Mean log-probability of the tokens of each reply, at temperature 1; see `HFPolicy.score`."""
         prompt, rows = encode_replies(self.format, messages, replies, self.context_length)
         replica = min(self.replicas, key=lambda each: each.num_episodes)
         asked = [((*prompt, *row), len(prompt)) for row in rows]
@@ -124,63 +104,45 @@ class VLLMPolicy:
 
     def load_initial_weights(self, weights: Mapping[str, Tensor], said: Sequence[Sequence[float]] = ()) -> None:
         """Load weights that will not be trained. As `load`, but `said` at temperature 1, and it blocks."""
-        self._load_all(weights, self.version, self._make_probe_record(said, 1.0))
+        self._load_all(weights, self.version, said, 1.0)
 
     async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:
-        """Hand weights to every engine, and compare its probe log-probabilities with those that the learner `said`.
-
-        Returns:
-            The largest of the engines' mean differences from the learner, in nats.
-
-        Raises:
-            PolicyError: completions are under way, an engine refuses the weights or cannot be kept alive, or it differs
-                from the learner by more than the tolerance.
-        """
+        """Hand weights to every engine, and compare its probe log-probabilities with those that the learner `said`."""
         if self._asking or self._loading:
             raise PolicyError(f"the weights changed while {len(self._asking)} completions were under way")
         self._loading = True
         try:
-            return await asyncio.to_thread(
-                self._load_all, weights, version, self._make_probe_record(said, self._temperature)
-            )
+            return await asyncio.to_thread(self._load_all, weights, version, said, self._temperature)
         finally:
             self._loading = False
 
     async def sleep(self) -> None:
-        """Leave a shared device to the learner."""
         if self._sleeps:
             await asyncio.to_thread(self._map_replicas, lambda replica: replica.call("/sleep"))
 
     async def wake(self) -> None:
-        """Take a shared device back, with the memory that torch still caches."""
         if self._sleeps:
             torch.cuda.empty_cache()  # where there is none, nothing happens
             await asyncio.to_thread(self._map_replicas, lambda replica: replica.call("/wake_up"))
 
     def report(self) -> dict[str, float]:
         """Count engines started anew since the last call, and the share of prompt tokens found in their caches."""
-        found = tuple(
-            sum(getattr(each, name) for each in self.replicas) for name in ("num_rebuilds", "num_read", "num_cached")
-        )
-        rebuilds, read, cached = (now - then for now, then in zip(found, self._reported, strict=True))
-        self._reported = found
+        names = ("num_rebuilds", "num_read", "num_cached")
+        counts = [sum(getattr(each, name) for each in self.replicas) for name in names]
+        rebuilds, read, cached = (now - then for now, then in zip(counts, self._reported, strict=True))
+        self._reported = counts
         return {"rebuilds": float(rebuilds), "cached": cached / read if read else 0.0}
 
     def close(self) -> None:
-        """End the engines that were started here, and hang up on the others. Twice is fine."""
         for replica in self.replicas:
             replica.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start_replicas(self) -> None:
-        try:
-            self._map_replicas(Replica.start_engine)
-            self._map_replicas(Replica.wait_until_ready)
-        except BaseException:
-            self.close()
-            raise
-
-    def _load_all(self, weights: Mapping[str, Tensor], version: int, record: ProbeRecord | None) -> float:
+    def _load_all(
+        self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]], temperature: float
+    ) -> float:
+        rows = [(probe.prompt_ids + probe.token_ids, len(probe.prompt_ids)) for probe in self.probes]
+        record = ProbeRecord(rows, said, temperature) if said else None
         folder = self._folder / f"weights-{secrets.token_hex(8)}"
         before, files = self._weights, write_weights(weights, folder, version, self._dtype, self._adapters)
         self._weights = files
@@ -189,10 +151,6 @@ class VLLMPolicy:
             shutil.rmtree(before.folder, ignore_errors=True)
         self.version = version
         return max(distances)
-
-    def _make_probe_record(self, said: Sequence[Sequence[float]], temperature: float) -> ProbeRecord | None:
-        rows = [(probe.prompt_ids + probe.token_ids, len(probe.prompt_ids)) for probe in self.probes]
-        return ProbeRecord(rows, said, temperature) if said else None
 
     def _map_replicas(self, ask: Callable[[Replica], T]) -> list[T]:
         """Ask all engines at once; raise the first error once all have answered."""

@@ -8,8 +8,8 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.errors import PolicyError
@@ -22,24 +22,16 @@ from trailnotes.types import Completion, Sampling, TokenIds
 logger = logging.getLogger(__name__)
 
 MAX_REBUILDS = 3  # in a row, without an answer in between
-MAX_SEED = 1 << 63  # vLLM hands seeds to torch
 
 Connect = Callable[[], EngineServer]  # starts an engine, or finds out where it listens
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeRecord:
+class ProbeRecord(NamedTuple):
     """Tokens scored by the learner, to which an engine with the same weights must give the same log-probabilities."""
 
     rows: Sequence[tuple[TokenIds, int]]  # ids, and from where on they are scored
     logprobs: Sequence[Sequence[float]]  # nats, of the scored ones
     temperature: float
-
-    def distance(self, scores: Sequence[Sequence[float]]) -> float:
-        """Compute the mean absolute difference in nats over all scored tokens; not finite where one is not."""
-        pairs = zip(chain.from_iterable(self.logprobs), chain.from_iterable(scores), strict=True)
-        distances = [abs(expected - score) for expected, score in pairs]
-        return math.fsum(distances) / len(distances)
 
 
 class Replica:
@@ -63,13 +55,9 @@ class Replica:
         """The server that is asked now."""
         return self._client.server if self._client else None
 
-    def start_engine(self) -> None:
-        """Start the engine, and do not wait for it."""
+    def start(self) -> None:
+        """Start the engine, and block until it has answered. Raises `PolicyError` where it does not start."""
         self._client = EngineClient(self._connect(), self._engine)
-
-    def wait_until_ready(self) -> None:
-        """Block until the first engine has answered. Raises `PolicyError` where it does not start."""
-        assert self._client is not None
         try:
             self._client.wait_until_ready()
             self._client.score([((1, 2, 3), 2)], 1.0)  # a model that starts may still fail at its first request
@@ -79,26 +67,24 @@ class Replica:
     async def complete(self, prompt_ids: TokenIds, sampling: Sampling) -> Completion:
         """Sample a completion; if the engine is lost meanwhile, once more from the start.
 
-        Raises:
-            PolicyError: the engine refuses, its numbers are not finite, or it cannot be kept alive.
+        Raises `PolicyError` where it refuses, its numbers are not finite, or it cannot be kept alive.
         """
         while True:
             client = self._client
             if client is None or client.failure:
                 client = await asyncio.to_thread(self._ensure_engine)
             with suppress(EngineLostError):
-                completion = await self._complete_once(client, prompt_ids, sampling)
+                completion, cached = await client.complete(prompt_ids, sampling, self._endings)
                 self._rebuilds_in_a_row = 0
+                if cached >= 0:
+                    self.num_read += len(prompt_ids)
+                    self.num_cached += cached
                 return completion
 
     def load(self, weights: WeightFiles, record: ProbeRecord | None) -> float:
         """Load weights into the engine, and compare it, and every later one, with the learner's record. Blocks.
 
-        Returns:
-            Mean difference between engine and learner, in nats; 0 without a record.
-
-        Raises:
-            PolicyError: it exceeds the tolerance; or as `complete` does.
+        Returns the mean difference in nats, 0 without a record. Raises as `complete`, or where it is too large.
         """
         with self._guard:  # an engine that another thread is starting has the old ones when this goes on
             self._weights, self._record = weights, record
@@ -131,31 +117,6 @@ class Replica:
             if client:
                 client.close()
 
-    async def _complete_once(self, client: EngineClient, prompt_ids: TokenIds, sampling: Sampling) -> Completion:
-        ids: list[int] = []
-        logprobs: list[float] = []
-
-        def take(new_ids: list[int], new_logprobs: list[float]) -> Completion | None:
-            for token, logprob in zip(new_ids, new_logprobs, strict=True):
-                if logprob is None or not math.isfinite(logprob):
-                    raise PolicyError("the engine's log-probabilities are not finite: its weights broke")
-                ids.append(token)
-                logprobs.append(logprob)
-                if end := self._endings.find_end(ids, sampling):
-                    return Completion(prompt_ids, tuple(ids), tuple(logprobs), *end)
-            return None
-
-        body = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
-        body |= {"prompt": list(prompt_ids), "logprobs": 0, "seed": sampling.seed % MAX_SEED}
-        body["stop_token_ids"] = sorted(self._endings.end_ids)
-        if sampling.stop:  # this side looks for stop texts, and must then see each token
-            body["stream_interval"] = 1
-        completion, cached = await client.complete(body, take)
-        if cached >= 0:
-            self.num_read += len(prompt_ids)
-            self.num_cached += cached
-        return completion
-
     def _ensure_engine(self) -> EngineClient:
         """Return an engine with the current weights, which may have to be started first. Blocks."""
         with self._guard:
@@ -173,7 +134,11 @@ class Replica:
                 if self._closed:  # meanwhile
                     client.close()
                 try:
-                    self._prepare(client)
+                    client.wait_until_ready()
+                    if self._weights:
+                        client.load(self._weights)
+                    if self._record:
+                        self._check_probes(client, self._record)
                 except EngineLostError:
                     pass  # the next round starts another
                 except PolicyError:
@@ -182,21 +147,17 @@ class Replica:
                 self._client, self._successor = client, None  # only now: until it has the weights, nobody may ask it
             return client
 
-    def _prepare(self, client: EngineClient) -> None:
-        client.wait_until_ready()
-        if self._weights:
-            client.load(self._weights)
-        if self._record:
-            self._check_probes(client, self._record)
-
     def _check_probes(self, client: EngineClient, record: ProbeRecord) -> float:
-        distance = record.distance(client.score(record.rows, record.temperature))
-        tolerance = self._engine.max_logprob_mismatch
-        if not distance <= tolerance:
+        """Return the mean absolute difference in nats over all scored tokens. Raises `PolicyError` above tolerance."""
+        scores = client.score(record.rows, record.temperature)
+        pairs = zip(chain.from_iterable(record.logprobs), chain.from_iterable(scores), strict=True)
+        distances = [abs(expected - score) for expected, score in pairs]
+        distance, tolerance = math.fsum(distances) / len(distances), self._engine.max_logprob_mismatch
+        if not distance <= tolerance:  # not a number, too
             version = self._weights.version if self._weights else "at its start"
             raise PolicyError(
                 f"{client.server.label} has other weights than the learner (version {version}): its log-probabilities "
-                f"are {distance:.3g} nats off, on average over {sum(map(len, record.logprobs))} tokens, and "
+                f"are {distance:.3g} nats off, on average over {len(distances)} tokens, and "
                 f'engine.max_logprob_mismatch = {tolerance:g}; start it anew, or set engine.name = "hf"'
             )
         return distance

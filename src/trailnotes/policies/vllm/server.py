@@ -41,11 +41,10 @@ def find_engine_python(named: str) -> str:
         MissingExtraError: none is named, and vLLM is nowhere to be found.
     """
     if named:
-        found = shutil.which(os.path.expanduser(named))  # noqa: PTH111 - `which` takes names, too
-        if found is None:
-            raise ConfigError(f"engine.python = {named!r} is no program: name the Python of an environment with vLLM")
-        return found
-    if (found_here := find_spec("vllm")) is not None and found_here.origin:  # a mere folder of that name has none
+        if program := shutil.which(os.path.expanduser(named)):  # noqa: PTH111 - `which` takes names, too
+            return program
+        raise ConfigError(f"engine.python = {named!r} is no program: name the Python of an environment with vLLM")
+    if (here := find_spec("vllm")) is not None and here.origin:  # a mere folder of that name has none
         return sys.executable
     for root in (Path.cwd(), Path(__file__).parents[4]):
         if (root / CLONE_PYTHON).is_file():
@@ -98,7 +97,7 @@ class EngineServer:
 
     @property
     def is_listening(self) -> bool:
-        """Tell whether there is something to connect to, as far as it is known here."""
+        """Tell whether there is something to connect to: httpx would leave a Unix socket open where there is not."""
         if self.has_ended or self.socket_path is None:
             return not self.has_ended
         with socket.socket(socket.AF_UNIX) as probe:
@@ -112,7 +111,7 @@ class EngineServer:
             self.process.wait(0.0 if reason else STOP_LIMIT)
         how = reason or ("hung up" if self.process.returncode is None else describe_exit(self.process.returncode))
         kill_group(self.process, STOP_LIMIT)
-        last = read_last_words(self.log) if self.log else ""
+        last = read_last_words(self.log) if self.log and self.log.exists() else ""
         return f"{how}; its last words: {last}" if last else how
 
 
@@ -135,13 +134,10 @@ def start_server(
 
 def read_last_words(log: Path) -> str:
     """Return the first error near the end of an engine's output, or else its last lines."""
-    with suppress(OSError):
-        text = _PREFIX.sub("", log.read_bytes()[-LOG_TAIL:].decode(errors="replace"))
-        if error := _ERROR.search(text):  # errors that follow from it say less
-            return " ".join(error[0].split())[:600]
-        lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and "it/s" not in line]  # no bars
-        return " / ".join(lines[-LAST_LINES:])[-600:]
-    return ""
+    text = _PREFIX.sub("", log.read_bytes()[-LOG_TAIL:].decode(errors="replace"))
+    error = _ERROR.search(text)  # errors that follow from it say less
+    lines = [error[0]] if error else [line for line in text.splitlines() if line.strip()][-LAST_LINES:]
+    return " / ".join(" ".join(line.split()) for line in lines)[-600:]
 
 
 def make_work_dir(size: int | None = None) -> Path:
@@ -152,36 +148,23 @@ def make_work_dir(size: int | None = None) -> Path:
     """
     shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - no name in it is foreseeable
     for left in [*shared.glob(f"{WORK_DIR_PREFIX}*"), *disk.glob(f"{WORK_DIR_PREFIX}*")]:
-        _remove_stale_dir(left)
+        with suppress(OSError):  # in use, gone already, or another user's
+            descriptor = _lock(left)
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(descriptor)
     in_memory = size is not None and shared.is_dir() and shutil.disk_usage(shared).free > 3 * size
-    path = _make_locked_dir(shared if in_memory else disk)
+    new = Path(tempfile.mkdtemp(prefix=".new-", dir=shared if in_memory else disk))
+    _lock(new)  # until this process ends; programs that we start do not get it
+    path = new.rename(new.with_name(WORK_DIR_PREFIX + new.name.removeprefix(".new-")))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
 
 
-def _make_locked_dir(root: Path) -> Path:
-    """Make a directory with a lock that ends with this process."""
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=WORK_DIR_PREFIX, dir=root))
-        with suppress(FileNotFoundError):
-            held = os.open(path, os.O_RDONLY)  # programs that we start do not get it
-            fcntl.flock(held, fcntl.LOCK_EX)
-            if path.exists():  # else another start has removed it before it was locked
-                return path
-            os.close(held)
-
-
-def _remove_stale_dir(left: Path) -> None:
-    """Remove a directory of ours that no process locks any more; another start may be doing the same."""
+def _lock(folder: Path) -> int:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # gone already, or another user's
-        return
-    try:
-        if os.fstat(held).st_uid == os.getuid():
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
-    except BlockingIOError:
-        pass  # it is in use
-    finally:
-        os.close(held)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

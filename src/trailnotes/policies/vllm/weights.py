@@ -1,4 +1,4 @@
-"""Weights as folders of files, from which engines load them."""
+"""Weights as folders of safetensors files, from which engines load them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from trailnotes.errors import PolicyError
 
-DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _ADAPTER = re.compile(r"\.(\w+)\.lora_([AB])\.(?:\w+\.)?weight$")  # module, side, and the adapters' name
 
 
@@ -38,7 +39,7 @@ def write_weights(
     """Write a whole model, by the names of its state dict, or adapters, by peft's.
 
     Args:
-        weights: all of a model, or adapters alone.
+        weights: all of a model, or adapters alone, with or without the name that peft gives them in a live model.
         folder: a new one.
         version: of the weights.
         dtype: of the engine.
@@ -48,91 +49,36 @@ def write_weights(
     Raises:
         PolicyError: the weights are not of the kind that `adapters` says, or cannot be written.
     """
-    if is_adapters(weights) != (adapters is not None):
-        raise PolicyError(
-            "these engines were started for a whole model: set model.lora.enabled = true"
-            if adapters is None
-            else "these engines were started for adapters: hand over the adapters alone"
-        )
+    matches = {name: match for name in weights if (match := _ADAPTER.search(name))}
+    if not weights or len(matches) != (0 if adapters is None else len(weights)):
+        wanted = "the adapters alone" if adapters is not None else "a whole model, or set model.lora.enabled = true"
+        raise PolicyError(f"{len(matches)} of {len(weights)} tensors are adapters by their names: hand over {wanted}")
     try:
         folder.mkdir(parents=True)
         if adapters is None:
-            _write_full_model(weights, folder / "model.safetensors", dtype)
+            first: dict[Any, str] = {}  # tied weights are written once
+            for name, tensor in weights.items():
+                first.setdefault((tensor.data_ptr() or name, tensor.shape, tensor.stride()), name)
+            for number, name in enumerate(first.values()):  # a file each: no second copy of the whole model
+                _save({name: weights[name]}, folder / f"model-{number:05}.safetensors", dtype)
         else:
-            settings = write_adapters(weights, folder / "adapter_model.safetensors", dtype, adapters)
+            settings = {**adapters, **_describe_adapters(weights, matches)}
             (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    except OSError as error:
-        raise PolicyError(f"the weights for the engine cannot be written to {folder}: {error.strerror}") from error
+            plain = {f"{name[: m.start()]}.{m[1]}.lora_{m[2]}.weight": weights[name] for name, m in matches.items()}
+            _save(plain, folder / "adapter_model.safetensors", dtype)
+    except (OSError, SafetensorError) as error:
+        raise PolicyError(f"the weights for the engine cannot be written: {error}") from error
     return WeightFiles(folder, version, adapters is not None)
 
 
-def is_adapters(weights: Mapping[str, Tensor]) -> bool:
-    """Return whether these are adapters in peft's names, rather than a whole model.
-
-    Raises:
-        PolicyError: they are something of both, or nothing.
-    """
-    count = sum(_ADAPTER.search(name) is not None for name in weights)
-    if not weights or 0 < count < len(weights):
-        raise PolicyError(
-            f"{count} of {len(weights)} tensors are adapters by their names: hand over a whole model, or adapters alone"
-        )
-    return bool(count)
-
-
-def _write_full_model(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
-    """Write all weights of a model, by the names of its state dict; tied weights are written once."""
-    unique: dict[str, Tensor] = {}
-    seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
-    for name, tensor in weights.items():
-        place = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
-        if place not in seen or not tensor.data_ptr():
-            unique[name] = tensor
-        seen.add(place)
-    _write_safetensors(unique, path, dtype)
-
-
-def write_adapters(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype, extra: Mapping[str, Any]) -> Any:
-    """Write adapters, with or without the name that peft gives them in a live model (``default``).
-
-    Args:
-        weights: by peft's names.
-        path: of the file.
-        dtype: of the engine.
-        extra: settings of the adapters that the weights do not show, ``lora_alpha`` among them.
-
-    Returns:
-        Their ``adapter_config.json``.
-
-    Raises:
-        PolicyError: their ranks differ, which one setting cannot say.
-    """
-    modules: set[str] = set()
-    ranks: set[int] = set()
-    plain: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        match = _ADAPTER.search(name)
-        assert match is not None
-        modules.add(match[1])
-        ranks.add(tensor.shape[0 if match[2] == "A" else 1])
-        plain[f"{name[: match.start()]}.{match[1]}.lora_{match[2]}.weight"] = tensor
+def _describe_adapters(weights: Mapping[str, Tensor], matches: Mapping[str, re.Match[str]]) -> dict[str, Any]:
+    ranks = {weights[name].shape[0 if match[2] == "A" else 1] for name, match in matches.items()}
     if len(ranks) != 1:
         raise PolicyError(f"the adapters have ranks {sorted(ranks)}: vLLM is given adapters of one rank alone")
-    _write_safetensors(plain, path, dtype)
-    own = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"}
-    return {**own, **extra, "r": ranks.pop(), "target_modules": sorted(modules)}
+    modules = sorted({match[1] for match in matches.values()})
+    fixed = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"}
+    return {**fixed, "r": ranks.pop(), "target_modules": modules}
 
 
-def _write_safetensors(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in weights.items():
-        start, end = end, end + tensor.numel() * dtype.itemsize
-        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in weights.values():
-            whole = tensor.detach().to("cpu", dtype).contiguous()
-            file.write(whole.view(-1).view(torch.uint8).numpy().data)
+def _save(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
+    save_file({name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}, path)

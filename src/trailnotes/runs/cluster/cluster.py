@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import torch
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from trailnotes.config.schema import Config
+from trailnotes.envs.workers.hosts import Host
 from trailnotes.errors import ClusterError, ConfigError
-from trailnotes.runs.cluster.engines import has_cluster_engines, place_engines
+from trailnotes.learner.process_group import resolve_device_type
+from trailnotes.learner.ranks import RankMonitor
+from trailnotes.policies.hf.policy import resolve_device
+from trailnotes.policies.vllm.replica import Connect
+from trailnotes.runs.cluster.engines import place_engines
 from trailnotes.runs.cluster.envs import ActorHost
 from trailnotes.runs.cluster.memory import ServedMemory
-from trailnotes.runs.cluster.ranks import get_rank_resources, start_ranks
+from trailnotes.runs.cluster.ranks import start_ranks
 from trailnotes.runs.cluster.waiting import Bundle, get_result
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
-    from trailnotes.envs.workers.hosts import Host
-    from trailnotes.learner.ranks import RankMonitor
-    from trailnotes.policies.vllm.replica import Connect
-    from trailnotes.types import StrPath
+from trailnotes.types import StrPath
 
 
 class Cluster:
@@ -31,29 +31,18 @@ class Cluster:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.home: str = ray.get_runtime_context().get_node_id()  # the node of this process
-        self._nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        self.nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # when this process connected
         self._group: Any = None  # placement group: first a bundle for each environment worker, then for each rank
+        self._is_outside = config.cluster.address.startswith("ray://")  # this process is on no node
         self._gpu: Any = None  # actor; as long as it is referred to, the GPU of this process is set aside
         self._engines: list[Any] = []  # actors
 
     @property
-    def nodes(self) -> list[str]:
-        """Ids of the nodes that lived when this process connected."""
-        return list(self._nodes)
-
-    @property
     def num_machines(self) -> int:
-        """Number of different addresses; tests have several nodes on one machine."""
-        return len({node["NodeManagerAddress"] for node in self._nodes.values()})
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks besides this process."""
-        return self.config.learner.world_size - 1
+        return len({node["NodeManagerAddress"] for node in self.nodes.values()})
 
     def get_node_name(self, node: str) -> str:
-        """Return the name of a node in messages."""
-        address = self._nodes.get(node, {}).get("NodeManagerAddress", "that has joined since")
+        address = self.nodes.get(node, {}).get("NodeManagerAddress", "that has joined since")
         return f"node {address} ({node[:6]})"
 
     def reserve(self) -> None:
@@ -63,7 +52,8 @@ class Cluster:
             ConfigError: the ranks could not reach this process.
             ClusterError: there is no room for all of them within `cluster.timeout`.
         """
-        workers, ranks, limit = self.config.env.num_workers, self.num_ranks, self.config.cluster.timeout
+        workers, ranks = self.config.env.num_workers, self.config.learner.world_size - 1
+        limit = self.config.cluster.timeout
         if ranks and self._is_outside:
             raise ConfigError(
                 "learner.world_size above 1 needs this process on a machine of the cluster: start it there, with "
@@ -72,7 +62,8 @@ class Cluster:
         if self._needs_gpu():
             self._gpu = reserve_gpu(self.config, self.pin_to_node(self.home))
         bundles = [{"CPU": self.config.cluster.env_cpus}] * workers
-        bundles += [get_rank_resources(self.config) for _ in range(ranks)]
+        if ranks:
+            bundles += [{"CPU": 1.0} | ({"GPU": 1.0} if resolve_device_type(self.config) == "cuda" else {})] * ranks
         if not bundles:
             return
         self._group = placement_group(bundles, strategy="SPREAD")
@@ -88,17 +79,17 @@ class Cluster:
         return ActorHost(self.config, index, self._get_bundle(index))
 
     def make_memory(self, path: StrPath) -> ServedMemory:
-        """Serve the memory file of the run from this machine. Raises as `ServedMemory`."""
+        """Serve the memory file of the run from this machine."""
         return ServedMemory(self.config, path, self.pin_to_node(self.home), self.get_node_name(self.home))
 
     def start_ranks(self) -> RankMonitor:
         """Start the ranks of the learner besides this process, for `make_learner`. Raises as `ranks.start_ranks`."""
-        first = self.config.env.num_workers
-        return start_ranks(self.config, [self._get_bundle(first + number) for number in range(self.num_ranks)])
+        first, ranks = self.config.env.num_workers, self.config.learner.world_size - 1
+        return start_ranks(self.config, [self._get_bundle(first + number) for number in range(ranks)])
 
     def start_engines(self) -> list[Connect]:
         """Start the engines of the run; return `connects` of `make_vllm_policy`, [] if it needs none."""
-        if not has_cluster_engines(self.config):
+        if self.config.engine.name != "vllm" or self.config.engine.urls:
             return []
         actors, connects = place_engines(self.config)
         self._engines += actors
@@ -114,24 +105,16 @@ class Cluster:
 
     @staticmethod
     def pin_to_node(node: str) -> Any:
-        """Make the scheduling strategy that places an actor on this node and no other."""
         return NodeAffinitySchedulingStrategy(node, soft=False)
 
     def _get_bundle(self, index: int) -> Bundle:
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
         node = placement_group_table(self._group)["bundles_to_node_id"][index]
-        return Bundle(strategy, self.get_node_name(node), self._nodes.get(node, {}).get("NodeManagerAddress", ""))
-
-    @property
-    def _is_outside(self) -> bool:
-        """Whether this process is on no node, and reaches the cluster through Ray's client port."""
-        return self.config.cluster.address.startswith("ray://")
+        return Bundle(strategy, self.get_node_name(node), self.nodes.get(node, {}).get("NodeManagerAddress", ""))
 
     def _needs_gpu(self) -> bool:
         """Return whether this process computes on a GPU of its node that Ray may give to others."""
-        from trailnotes.policies.hf.policy import resolve_device
-
-        if self._is_outside or self._nodes[self.home]["Resources"].get("GPU", 0.0) < 1:
+        if self._is_outside or self.nodes[self.home]["Resources"].get("GPU", 0.0) < 1:
             return False
         device = resolve_device(self.config.model.device)  # one with a number is used as it is: Ray does not know of it
         return device.type == "cuda" and device.index is None
@@ -141,19 +124,14 @@ class GpuReservation:
     """Actor that has a GPU set aside, and leaves it to the process of the run."""
 
     def get_gpu_id(self) -> str:
-        """Return the name of its GPU on its machine."""
         (name,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         return str(name)
 
 
 def reserve_gpu(config: Config, here: Any) -> Any:
-    """Set a GPU of this machine aside, and compute on it from here on.
+    """Set a GPU of this machine aside, and compute on it from here on; the actor returned keeps it while referred to.
 
-    `here` is the scheduling strategy that places an actor on the node of this process. The actor that is returned keeps
-    the GPU as long as it is referred to.
-
-    Raises:
-        ClusterError: other programs have all of them, or this process does not see the one that Ray gives.
+    Raises `ClusterError` where other programs have all of them, or this process does not see the one that Ray gives.
     """
     actor = ray.remote(GpuReservation).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
     who = "a GPU of this machine for the process of the run (if others have them all, start it elsewhere)"
@@ -161,8 +139,7 @@ def reserve_gpu(config: Config, here: Any) -> Any:
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     if visible and gpu not in visible:
         raise ClusterError(
-            f"Ray gives GPU {gpu} to the process of the run, whose CUDA_VISIBLE_DEVICES is {','.join(visible)}: unset "
-            "it"
+            f"Ray gives this process GPU {gpu}, and its CUDA_VISIBLE_DEVICES is {','.join(visible)}: unset it"
         )
     torch.cuda.set_device(visible.index(gpu) if visible else int(gpu))
     return actor

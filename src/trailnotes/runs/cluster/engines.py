@@ -11,25 +11,24 @@ import os
 import socket
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import ray
+
+from trailnotes.config.schema import Config
 from trailnotes.errors import ClusterError, PolicyError, TrailnotesError
-from trailnotes.runs.cluster.waiting import get_result
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
-    from trailnotes.policies.vllm.replica import Connect
-    from trailnotes.policies.vllm.server import EngineServer
-
-LOCALHOST = "127.0.0.1"
+from trailnotes.policies.hf.policy import resolve_device
+from trailnotes.policies.vllm.building import start_engine
+from trailnotes.policies.vllm.client import EngineClient, EngineLostError
+from trailnotes.policies.vllm.replica import Connect
+from trailnotes.policies.vllm.server import EngineServer, make_work_dir
+from trailnotes.runs.cluster.waiting import LOCALHOST, get_result
 
 
 class EngineActor:
     """Actor with one engine for a run, whose process is at the address `home`, and was started in `directory`."""
 
     def __init__(self, config: Config, home: str, directory: str, program: Path | None) -> None:
-        from trailnotes.policies.vllm.server import make_work_dir
-
         with contextlib.suppress(OSError):
             os.chdir(directory)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # those that Ray has set aside, if any
@@ -39,13 +38,8 @@ class EngineActor:
         self._folder = make_work_dir()
         self._server: EngineServer | None = None
 
-    def start(self) -> tuple[str, str]:
-        """Start the engine, in place of the one before; return its address once it is ready, or "" and why not."""
-        import ray
-
-        from trailnotes.policies.vllm.building import start_engine
-        from trailnotes.policies.vllm.client import EngineClient, EngineLostError
-
+    def start(self) -> str:
+        """Start the engine, in place of the one before; return its address once it is ready."""
         if self._server:
             self._server.close("was replaced")
         node = ray.util.get_node_ip_address()
@@ -55,38 +49,21 @@ class EngineActor:
                 port = listener.getsockname()[1]
             self._server = start_engine(self._config, 0, self._folder, host=host, port=port, program=self._program)
             EngineClient(self._server, self._config.engine).wait_until_ready()
-        except (TrailnotesError, EngineLostError, OSError) as error:
-            return "", str(error)
-        return self._server.url, ""
-
-
-def has_cluster_engines(config: Config) -> bool:
-    """Return whether the cluster places the engines of a run: an embedded one lives in the process of the run."""
-    return config.engine.name == "vllm" and not config.engine.urls
-
-
-def get_engine_resources(config: Config) -> dict[str, float]:
-    """List the resources of one engine: as many GPUs as `engine.devices` names for one, or else a single one."""
-    from trailnotes.policies.hf.policy import resolve_device
-
-    cpus = {"CPU": float(config.run.threads or 1)}
-    if resolve_device(config.model.device).type == "cpu":
-        return cpus
-    return cpus | {"GPU": float(max((len(devices.split(",")) for devices in config.engine.devices), default=1))}
+        except (EngineLostError, OSError) as error:
+            raise PolicyError(f"{error}") from error
+        return self._server.url
 
 
 def place_engines(config: Config, program: Path | None = None) -> tuple[list[Any], list[Connect]]:
     """Place `engine.replicas` engines, spread over the nodes of the cluster; `program` stands in for vLLM's.
 
-    Returns:
-        The actors, to be ended by the caller, and how to start the engine of each.
+    Each has as many GPUs as `engine.devices` names for one, or else a single one. Returns the actors, to be ended by
+    the caller, and how to start the engine of each.
     """
-    import ray
-
-    each = get_engine_resources(config)
+    gpus = max((len(devices.split(",")) for devices in config.engine.devices), default=1)
     kind = ray.remote(EngineActor).options(
-        num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), max_restarts=-1, max_task_retries=-1,
-        scheduling_strategy="SPREAD",
+        num_cpus=config.run.threads or 1, num_gpus=0 if resolve_device(config.model.device).type == "cpu" else gpus,
+        max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD",
     )  # fmt: skip
     home, directory = ray.util.get_node_ip_address(), str(Path.cwd())
     actors = [kind.remote(config, home, directory, program) for _ in range(config.engine.replicas)]
@@ -94,18 +71,12 @@ def place_engines(config: Config, program: Path | None = None) -> tuple[list[Any
 
 
 def start_placed_engine(actor: Any, number: int, config: Config) -> EngineServer:
-    """Have an actor start its engine, and return the server.
-
-    Raises:
-        PolicyError: the actor finds no place in time, or cannot start it.
-    """
-    from trailnotes.policies.vllm.server import EngineServer
-
+    """Have an actor start its engine. Raises `PolicyError` where it finds no place in time, or cannot start it."""
     label = f"engine {number} of the cluster"
     try:
-        url, failure = get_result(actor.start.remote(), label, config.engine.start_timeout, "engine.start_timeout")
+        url = get_result(actor.start.remote(), label, config.engine.start_timeout, "engine.start_timeout")
     except ClusterError as error:
         raise PolicyError(f"{error}; if the cluster has no room for it, lower engine.replicas or add nodes") from error
-    if not url:
-        raise PolicyError(f"{label}: {failure}")
+    except TrailnotesError as error:
+        raise PolicyError(f"{label}: {error}") from error
     return EngineServer(label, url)

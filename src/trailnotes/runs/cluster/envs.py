@@ -32,11 +32,9 @@ class EnvActor:
         self._server = EnvServer()
 
     def answer(self, frame: bytes) -> bytes:
-        """Answer one request frame."""
         return self._server.answer(json.loads(frame[HEADER.size :]))
 
     def close(self) -> None:
-        """Close all of its environments."""
         self._server.close()
 
 
@@ -57,13 +55,11 @@ class ActorHost(RemoteHost):
         self._request(start_request, None)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen in this event loop, from now on."""
         self._loop = loop
         self._head_since = time.monotonic()
         self.drain()
 
     def detach(self) -> None:
-        """Stop listening to the actor."""
         self._loop = None
 
     def drain(self) -> None:

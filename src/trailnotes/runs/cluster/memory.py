@@ -16,7 +16,7 @@ import ray
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.controls import make_prompt_memory
-from trailnotes.memory.owner import reconcile
+from trailnotes.memory.exchange import reconcile
 from trailnotes.memory.retrieval import embedder_of
 from trailnotes.memory.schema import Closeable
 from trailnotes.memory.store import REQUEST
@@ -55,7 +55,6 @@ class MemoryService:
         return open_memory(self._path, self._config.memory, embedder=embedder_of(on_cpu))
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """Find tips for a prompt."""
         memory = make_prompt_memory(self._memory, self._config.algorithm.show_tips)
         return await memory.search_async(namespace, query, top_k)
 
@@ -67,22 +66,17 @@ class MemoryService:
         return getattr(memory, method)(*arguments, **keywords)
 
     def reconcile(self, *arguments: Any) -> bool:
-        """Reconcile the file with a checkpoint, as `owner.reconcile`."""
         return reconcile(self._memory, *arguments)
 
     def close(self) -> None:
-        """Close the memory file."""
         self._memory.close()
 
 
 class ServedMemory(Closeable):
-    """The memory of a run, behind the methods that `memory.base` names; it searches only tips that prompts may show.
+    """The memory of a run, with the methods of `memory.base` and `owner`; it searches only tips that prompts may show.
 
-    `here` is the scheduling strategy that places the actor beside this process, and `place` the name of this node.
-
-    Raises:
-        MemoryStoreError: the file is damaged, of a newer version, belongs to another embedder, or is out of reach.
-        ClusterError: the service does not answer within `cluster.timeout`; so does each method.
+    `here` is the scheduling strategy that places the actor beside this process, and `place` the name of this node. All
+    methods raise `ClusterError` where the service does not answer within `cluster.timeout`.
     """
 
     def __init__(
@@ -96,49 +90,39 @@ class ServedMemory(Closeable):
         self.stats()  # or the reason why not
 
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """Find tips, as `Memory.search`."""
         tips: list[Tip] = self._ask("search_async", namespace, query, top_k)
         return tips
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        """Find tips, as `AsyncMemory.search_async`."""
         ref = self.actor.search_async.remote(namespace, query, top_k)
         tips: list[Tip] = await await_result(ref, self._who, self.limit, "cluster.timeout")
         return tips
 
     def add(self, tips: Sequence[Tip], *, once: str = "") -> int:
-        """Add tips, as `TipMemory.add`; return 0 also where Ray repeated a write that had been stored."""
         changed: int = self._ask("call", "add", list(tips), once=once or make_request_id())
-        return changed
+        return changed  # 0, too, where Ray repeated a write that had been stored
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
-        """Register tasks, as `TipMemory.register_tasks`."""
         new: bool = self._ask("call", "register_tasks", list(tasks))
         return new
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
-        """Report episodes, as `FeedbackMemory.report`."""
         self._ask("call", "report", list(episodes), once=once or make_request_id())
 
     def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
-        """Record effects, as `TipMemory.record_effects`."""
         self._ask("call", "record_effects", list(readings), once=once or make_request_id())
 
     def snapshot(self, path: StrPath) -> None:
-        """Copy the file, as `Memory.snapshot`."""
         self._ask("call", "snapshot", str(Path(path).resolve()))
 
     def restore(self, path: StrPath) -> None:
-        """Restore a copy, as `Memory.restore`."""
         self._ask("call", "restore", str(Path(path).resolve()))
 
     def stats(self) -> dict[str, float]:
-        """Count the tips, as `Memory.stats`."""
         counts: dict[str, float] = self._ask("call", "stats")
         return counts
 
     def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
-        """Reconcile the file with a checkpoint, as `owner.reconcile`."""
         begins: bool = self._ask("reconcile", saved and saved.resolve(), start.resolve(), aside.resolve(), list(tips))
         return begins
 
@@ -153,11 +137,10 @@ class ServedMemory(Closeable):
 
 
 def get_folder_id(path: Path) -> tuple[int, int]:
-    """Identify the folder of `path`: device and inode are the same for two processes that see the same one."""
+    """Identify the folder of `path` by device and inode."""
     status = path.parent.stat()
     return status.st_dev, status.st_ino
 
 
 def make_request_id() -> str:
-    """Make a name for one write, so that it is stored once."""
     return f"{REQUEST}{uuid.uuid4().hex}"

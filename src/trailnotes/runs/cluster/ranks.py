@@ -9,24 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import ray
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from trailnotes.config.schema import Config
+from trailnotes.learner.process_group import resolve_device_type
 from trailnotes.learner.ranks import RankMonitor, describe_error, follow_rank_0
-from trailnotes.runs.cluster.waiting import Bundle, extract_cause, get_result
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    from trailnotes.config.schema import Config
-
-LOCALHOST = "127.0.0.1"
+from trailnotes.runs.cluster.waiting import LOCALHOST, Bundle, extract_cause, get_result
 
 
 class RankActor:
@@ -38,8 +33,6 @@ class RankActor:
 
     def follow(self, rank: int, world: int, device_type: str, seconds: float, at: tuple[str, int]) -> None:
         """Repeat the calls of rank 0 until it ends this rank. `at` is the host and port of the store."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
         store = TCPStore(*at, world, timeout=timedelta(seconds=seconds))
         own = LOCALHOST if at[0] == LOCALHOST else ray.util.get_node_ip_address()
         follow_rank_0(rank, world, device_type, seconds, store, interface=find_interface(own))
@@ -52,7 +45,6 @@ class RankActorHandle:
         self.actor, self.done, self.where = actor, done, where
 
     def exit_reason(self) -> str | None:
-        """Return how it died; None while it lives, "" if it ended by itself or raised an error."""
         if not ray.is_initialized():  # to ask Ray anything would start a cluster
             return "ended with the connection to the cluster"
         if not ray.wait([self.done], timeout=0)[0]:
@@ -66,51 +58,30 @@ class RankActorHandle:
         return ""
 
     def end(self, seconds: float) -> None:
-        """Kill it if it does not end by itself within so many seconds."""
         if ray.is_initialized():  # else all actors of this process have ended
             ray.wait([self.done], timeout=seconds)
             ray.kill(self.actor)
 
 
-def get_rank_resources(config: Config) -> dict[str, float]:
-    """List the resources of each rank but rank 0, which is in the process of the run."""
-    from trailnotes.learner.process_group import resolve_device_type
-
-    return {"CPU": 1.0} | ({"GPU": 1.0} if resolve_device_type(config) == "cuda" else {})
-
-
 def start_ranks(config: Config, bundles: Sequence[Bundle]) -> RankMonitor:
-    """Start ranks 1 and up as actors, each on one of the bundles.
-
-    Raises:
-        ClusterError: one does not start in time.
-    """
-    from trailnotes.learner.process_group import resolve_device_type
-
-    world, seconds, limit = config.learner.world_size, config.learner.timeout, config.cluster.timeout
-    each, here = get_rank_resources(config), ray.util.get_node_ip_address()
-    kind = ray.remote(num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), max_restarts=0)(RankActor)
+    """Start ranks 1 and up as actors, each on one of the bundles. Raises `ClusterError` if one is late."""
+    world, seconds, device_type = config.learner.world_size, config.learner.timeout, resolve_device_type(config)
+    here = ray.util.get_node_ip_address()
+    kind = ray.remote(num_cpus=1, num_gpus=int(device_type == "cuda"), max_restarts=0)(RankActor)
     actors = [kind.options(scheduling_strategy=one.strategy).remote(str(Path.cwd())) for one in bundles]
     for rank, (actor, bundle) in enumerate(zip(actors, bundles, strict=True), start=1):
         who = f"rank {rank} of the learner on {bundle.node}"
-        get_result(actor.__ray_ready__.remote(), who, limit, "cluster.timeout")
+        get_result(actor.__ray_ready__.remote(), who, config.cluster.timeout, "cluster.timeout")
     store = create_store(LOCALHOST if all(one.address == here for one in bundles) else here, world, seconds)
     ranks = {}
     for rank, (actor, bundle) in enumerate(zip(actors, bundles, strict=True), start=1):
-        meeting = (store.host, store.port)
-        done = actor.follow.remote(rank, world, resolve_device_type(config), seconds, meeting)
+        done = actor.follow.remote(rank, world, device_type, seconds, (store.host, store.port))
         ranks[rank] = RankActorHandle(actor, done, f" on {bundle.node}")
     return RankMonitor(ranks, seconds, store, find_interface(store.host))
 
 
 def create_store(host: str, world: int, seconds: float) -> TCPStore:
-    """Create a store of rank 0 at this address of its machine and no other; torch chooses the port.
-
-    Raises:
-        OSError: this machine has no such address.
-    """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
+    """Create a store of rank 0 at this address of its machine and no other; torch chooses the port."""
     with socket.create_server((host, 0)) as listener:  # by itself the store would listen at all addresses
         return TCPStore(
             host, listener.getsockname()[1], world, is_master=True, timeout=timedelta(seconds=seconds),

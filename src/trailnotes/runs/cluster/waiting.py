@@ -14,6 +14,8 @@ from trailnotes.errors import ClusterError, TrailnotesError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LOCALHOST = "127.0.0.1"
+
 
 class Bundle(NamedTuple):
     """Room for one actor, set aside by a placement group."""
@@ -24,13 +26,7 @@ class Bundle(NamedTuple):
 
 
 def get_result(ref: Any, who: str, limit: float, setting: str) -> Any:
-    """Get the value of a reference of Ray, as `ray.get`.
-
-    Args:
-        ref: of an answer of `who`, which messages name.
-        who: name and place of the actor.
-        limit: seconds to wait.
-        setting: key of the limit.
+    """Get the value of a reference of Ray, which `who` is to give within `limit` seconds, the setting of that name.
 
     Raises:
         ClusterError: there is no answer in time, or the actor is lost.
@@ -43,11 +39,7 @@ def get_result(ref: Any, who: str, limit: float, setting: str) -> Any:
 async def await_result(ref: Any, who: str, limit: float, setting: str) -> Any:
     """Await the value of a reference in an event loop, as `get_result`."""
     with _translate_errors(who, limit, setting):
-        future = asyncio.wrap_future(ref.future())
-        await asyncio.wait({future}, timeout=limit)
-        if not future.done():
-            raise TimeoutError
-        return future.result()
+        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(ref.future())), limit)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,10 @@ A device holds some parts all the time, and others in two phases, acting and lea
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -58,12 +60,10 @@ class DeviceMemory:
 
     @property
     def peak_without_overhead(self) -> float:
-        """Return the sum of the parts at the largest moment."""
         return sum(self.held.values()) + max((sum(parts.values()) for parts in self.phases.values()), default=0.0)
 
     @property
     def peak(self) -> float:
-        """Return the peak with kernels and fragments."""
         return self.peak_without_overhead * (1 + self.overhead)
 
     def rows(self) -> dict[str, float]:
@@ -92,7 +92,6 @@ class Footprint:
 
     @property
     def fits(self) -> bool:
-        """Return whether every device has the room."""
         return self.peak <= self.room
 
     def require_room(self) -> None:
@@ -118,23 +117,21 @@ class Footprint:
 
 
 def estimate_footprint(config: Config) -> Footprint | None:
-    """Estimate a training's memory; None where neither a config.json nor a name tells the shape.
-
-    Raises:
-        ConfigError: `model.device` or `model.lora` cannot be used.
-    """
+    """Estimate a training's memory; None where neither a config.json nor a name tells the shape."""
     shape = infer_model_shape(config.model)
     return None if shape is None else estimate_for_shape(config, shape)
 
 
 def estimate_for_shape(config: Config, shape: ModelShape) -> Footprint:
-    """Estimate the memory of a training of a model of this shape."""
     size = f"{shape.whole / 1e9:.2f} billion" if shape.whole >= 1e9 else f"{shape.whole / 1e6:.1f} million"
     device, room = _detect_device(config)
+    host = {"Python and its libraries": PROCESS_BYTES * config.learner.world_size}
+    if each := getattr(load_env_class(config.env.name), "memory_bytes", 0):  # where the class states it
+        host[f"{count_conversations(config)} environments"] = count_conversations(config) * float(each)
     return Footprint(
         model=f"{config.model.path} ({size} parameters; {shape.source})",
         devices=tuple(_estimate_devices(config, shape, room)), device=device, room=room, together=is_on_cpu(config),
-        host=_estimate_processes(config) if is_on_cpu(config) else {},
+        host=host if is_on_cpu(config) else {},
     )  # fmt: skip
 
 
@@ -210,20 +207,17 @@ def _detect_device(config: Config) -> tuple[str, float]:
     if not is_on_cpu(config):
         name = f"a GPU of {DEFAULT_GPU_BYTES / 1e9:.0f} GB ({_format_gib(DEFAULT_GPU_BYTES)} GiB); none is here"
         return name, DEFAULT_GPU_BYTES
-    return f"this machine's memory ({_format_gib(_read_host_memory())} GiB)", _read_host_memory()
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return f"this machine's memory ({_format_gib(memory)} GiB)", memory
 
 
 def _read_free_memory() -> float:
-    """Read the bytes that this machine can still give to processes; all that it has, where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return _read_host_memory()
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), 0.0)
-
-
-def _read_host_memory() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    """Read the bytes that this machine can still give to processes; infinite where it does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable"):
+                return 1024.0 * int(line.split()[1])
+    return math.inf
 
 
 # -- acting
@@ -278,13 +272,6 @@ def _estimate_engine(config: Config, shape: ModelShape, room: float, spread: int
 
 
 # -- the host
-
-
-def _estimate_processes(config: Config) -> MemoryParts:
-    """Estimate ranks without their model, and environments whose class states their size."""
-    each, number = getattr(load_env_class(config.env.name), "memory_bytes", 0), count_conversations(config)
-    parts = {"Python and its libraries": PROCESS_BYTES * config.learner.world_size}
-    return parts | ({f"{number} environments": number * float(each)} if each else {})
 
 
 def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float]:

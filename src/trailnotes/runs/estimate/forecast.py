@@ -33,10 +33,7 @@ def shrink_config(config: Config) -> Config:
 
 
 def estimate_iterations(config: Config, first: Mapping[str, Any], before: Mapping[str, float] = NO_USAGE) -> int:
-    """Estimate the number of iterations from the usage of the `first` one.
-
-    `first` is the usage of one iteration, by `USAGE_FIELDS`, and `before` that of the run before it.
-    """
+    """Estimate the number of iterations from the usage of the `first` one, and of the run `before` it."""
 
     def done(number: int) -> bool:
         spent = {name: before.get(name, 0) + number * value for name, value in first.items() if name in USAGE_FIELDS}

@@ -1,14 +1,13 @@
 """Tokens and cost of a run at a server of the Tinker API, from episodes that are played without it.
 
-Rough: a player that draws among the listed actions stands in for the model, and mostly plays to the last step. The low
-figure takes the tokens of these actions as sampled, the high one `rollout.max_action_tokens`.
+Rough: a player that draws among the listed actions stands in for the model, and mostly plays to the last step. Each of
+its answers counts as `rollout.max_action_tokens`.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
@@ -23,7 +22,7 @@ from trailnotes.rollout.conversation import parse_listed_actions
 from trailnotes.rollout.groups import run_groups
 from trailnotes.runs.estimate.forecast import estimate_iterations
 from trailnotes.runs.loop import run_to_end
-from trailnotes.types import Message, Step, TokenIds, Trajectory
+from trailnotes.types import Message, TokenIds, Trajectory
 from trailnotes.web.ledger import TokenCount
 
 BYTES_PER_TOKEN: Final = 4  # of English
@@ -32,28 +31,8 @@ MAX_EPISODES: Final = 8  # that are played
 UNLISTED_ACTION: Final = "look around"  # where a turn lists no actions
 
 
-@dataclass(frozen=True, slots=True)
-class HostedEstimate:
-    """Tokens of an iteration, and the iterations of the run; `high` has the longest completions."""
-
-    low: TokenCount
-    high: TokenCount
-    iterations: int
-
-    def report(self, config: Config) -> str:
-        """Format the estimate as a table for people."""
-        lines = [f"estimate of {config.model.path} at a server, {self.iterations:,} iterations, four bytes for a token"]
-        for name in ("prefilled", "sampled", "trained"):
-            one, whole = ([getattr(count, name) * times for count in (self.low, self.high)]
-                          for times in (1, self.iterations))  # fmt: skip
-            lines.append(f"{name:<10} {_format_range(*one)} an iteration, {_format_range(*whole)} the run")
-        low, high = (count.compute_cost(config.learner) * self.iterations for count in (self.low, self.high))
-        cost = f"{low:,.2f} to {high:,.2f}" if high else "set learner.price_prefill, price_sample and price_train"
-        return "\n".join([*lines, f"cost       {cost}"]) + "\n"
-
-
-def estimate_hosted(config: Config) -> HostedEstimate:
-    """Play a few episodes of the first iteration, and estimate the tokens of all.
+def report_hosted(config: Config) -> str:
+    """Play a few episodes of the first iteration, and report the tokens and the cost of all, for people.
 
     Rehearsal, groups that `algorithm.dynamic_sampling` plays again and rows of `loss.observations` are not counted.
 
@@ -63,11 +42,17 @@ def estimate_hosted(config: Config) -> HostedEstimate:
     played = run_to_end(_play(config, _StandIn(config)))
     if not played:
         raise ConfigError("no episode could be played; see the log for the reason")
-    low, high = (count_tokens(config, played, longest=longest) for longest in (False, True))
-    num_episodes = config.rollout.num_tasks * config.rollout.group_size
+    count, episodes = count_tokens(config, played), config.rollout.num_tasks * config.rollout.group_size
     steps = fmean(len(each.steps) for each in played)
-    first = {"env_steps": steps * num_episodes, "episodes": num_episodes, "tokens_generated": low.sampled}
-    return HostedEstimate(low, high, estimate_iterations(config, first))
+    first = {"env_steps": steps * episodes, "episodes": episodes, "tokens_generated": count.sampled}
+    times = estimate_iterations(config, first)
+    lines = [f"estimate of {config.model.path} at a server, {times:,} iterations, long answers, four bytes for a token"]
+    for name in ("prefilled", "sampled", "trained"):
+        tokens = getattr(count, name)
+        lines.append(f"{name:<10} {tokens:,} an iteration, {tokens * times:,} the run")
+    cost = count.compute_cost(config.learner) * times
+    lines.append(f"cost       {cost:,.2f}" if cost else "set learner.price_prefill, price_sample and price_train")
+    return "\n".join(lines) + "\n"
 
 
 class _StandIn(ScriptedPolicy):
@@ -94,8 +79,8 @@ async def _play(config: Config, policy: _StandIn) -> list[Trajectory]:
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
-def count_tokens(config: Config, played: Sequence[Trajectory], *, longest: bool) -> TokenCount:
-    """Count the tokens of an iteration whose episodes are like those that were played."""
+def count_tokens(config: Config, played: Sequence[Trajectory]) -> TokenCount:
+    """Count the tokens of an iteration whose episodes are as long as those that were played."""
     algorithm, rollout, loss = config.algorithm, config.rollout, config.loss
     empo2 = config.section(Empo2Config)
     method = resolve_method(algorithm.name)
@@ -105,15 +90,11 @@ def count_tokens(config: Config, played: Sequence[Trajectory], *, longest: bool)
     num_validated = len(load_validation_tasks(config)) / config.train.eval_every if config.train.eval_every else 0.0
     readers = empo2.p_memory if method.shows_tips else 0.0
     turns = fmean(len(each.steps) for each in played)
+    sampled = turns * rollout.max_action_tokens
     read = fmean(sum(step.completion.num_prompt_tokens for step in each.steps) for each in played)
+    read += turns * (readers * config.memory.top_k * config.memory.max_tip_tokens + sampled / 2)
     last_prompt = fmean(each.steps[-1].completion.num_prompt_tokens for each in played)
-    if longest:
-        sampled = turns * rollout.max_action_tokens
-        read += turns * (readers * config.memory.top_k * config.memory.max_tip_tokens + sampled / 2)
-        length = last_prompt + rollout.max_action_tokens + sampled
-    else:
-        sampled = fmean(sum(map(_count_action, each.steps)) for each in played)
-        length = last_prompt + fmean(_count_action(each.steps[-1]) for each in played)
+    length = last_prompt + rollout.max_action_tokens + sampled
     rows = length if config.optim.rows == "auto" else read + sampled
     passes = rows * config.optim.epochs
     scored_without_tips = readers * empo2.q_off_policy * (empo2.old_logprobs == "tip_free")
@@ -121,14 +102,6 @@ def count_tokens(config: Config, played: Sequence[Trajectory], *, longest: bool)
     acted = num_episodes + num_validated
     prefilled, generated = read * acted + forward * num_episodes, sampled * acted
     if method.writes_tips and algorithm.author in ("policy", "start"):
-        written = config.memory.max_write_tokens if longest else config.memory.max_write_tokens / 2
-        prefilled, generated = prefilled + length * num_episodes, generated + written * num_episodes
+        prefilled += length * num_episodes
+        generated += config.memory.max_write_tokens * num_episodes
     return TokenCount(round(prefilled), round(generated), round(passes * num_episodes))
-
-
-def _count_action(step: Step) -> int:
-    return max(1, step.completion.num_tokens // BYTES_PER_TOKEN)  # the stand-in samples bytes
-
-
-def _format_range(low: float, high: float) -> str:
-    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"

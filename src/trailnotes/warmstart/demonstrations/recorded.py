@@ -8,9 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from trailnotes.envs.textworld.interpreter import get_games_dir
 from trailnotes.storage.demonstrations import Demonstration
-from trailnotes.storage.files import encode_line, read_jsonl, write_bytes_atomic
+from trailnotes.storage.files import encode_line, get_cache_dir, read_jsonl, write_bytes_atomic
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import Demonstrator, build_demonstrations, get_actions
@@ -38,18 +37,13 @@ class RecordedDemonstrator(Demonstrator):
         warm = self.config.warmstart
         if self.rng.random() < warm.p_follow_tip:
             trajectory = self.rng.choice(recorded.all_episodes)
-            tips = self.build_praising_tips(trajectory, recorded)
+            others = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.4 else ()
+            tips = (self.build_tip(trajectory, trajectory.max_score), *others)[: self.config.memory.top_k]
         else:
             plays_gold = recorded.gold and self.rng.random() >= warm.p_explore
             trajectory = recorded.gold if recorded.gold and plays_gold else self.rng.choice(recorded.wandered)
             tips = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.3 else ()
         return self.build_rows(trajectory, tips)
-
-    def build_praising_tips(self, trajectory: Trajectory, recorded: RecordedGame) -> tuple[Tip, ...]:
-        """Build tips of which the first praises `trajectory` with a full score."""
-        right = self.build_tip(trajectory, trajectory.max_score)
-        others = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.4 else ()
-        return (right, *others)[: self.config.memory.top_k]
 
     def build_failure_tips(self, recorded: RecordedGame, trajectory: Trajectory) -> tuple[Tip, ...]:
         """Build tips of other endings than that of `trajectory`, with their bad scores."""
@@ -85,7 +79,7 @@ def load_or_record(
 
     `wanted` has everything that decides the recording, as JSON values; the expert's episodes have `member` 0.
     """
-    path = (folder or get_games_dir()) / f"{name}-{sha256(encode_line(dict(wanted))).hexdigest()[:24]}.jsonl"
+    path = (folder or get_cache_dir("games")) / f"{name}-{sha256(encode_line(dict(wanted))).hexdigest()[:24]}.jsonl"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes_atomic(path, b"".join(encode_line(trajectory_to_json(episode)) for episode in record()))

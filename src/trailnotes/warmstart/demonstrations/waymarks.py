@@ -44,16 +44,10 @@ MAX_PLANS = 3  # quoted in a request for another one
 
 
 class WaymarksDemonstrator:
-    """Endless fresh demonstrations of all Waymarks families.
+    """Endless fresh demonstrations of `families` of Waymarks, by default of all.
 
     A family never gets its rule of any panel: not for a game, not as a guess, not as a wrong tip. Panels are those of
     the default sizes, of the comparison's and of `env.options`.
-
-    Args:
-        config: prompts, memory and the shares of `config.warmstart`.
-        count_tokens: of the tokenizer, for the length caps.
-        seed: of all draws.
-        families: the families of the games; by default all.
     """
 
     def __init__(
@@ -99,10 +93,7 @@ class WaymarksDemonstrator:
         return rule
 
     def demonstrate_episode(self) -> list[Demonstration]:
-        """Draw an episode's demonstrations: a row to act, and after tips a tip-free row to write.
-
-        Or one advised step.
-        """
+        """Draw an episode's demonstrations: to act, and after tips to write without them; or one advised step."""
         warm = self.config.warmstart
         if self.rng.random() < warm.advice:
             return [self.demonstrate_advice()]
@@ -116,7 +107,10 @@ class WaymarksDemonstrator:
         if self.rng.random() < self.config.warmstart.p_follow_tip:
             return self.draw_tips(spec, knowing=True), ws.gold_actions(spec)
         tips = self.draw_tips(spec, knowing=False) if self.rng.random() < 0.5 else ()
-        return tips, self.explore(spec)
+        if self.rng.random() < self.config.warmstart.p_explore:
+            return tips, ws.archive_actions(spec)
+        guess = self.draw_rule(spec.kind, spec.family, spec.size)
+        return tips, ws.gold_actions(ws.make_spec(spec.kind, spec.family, guess, 0))
 
     def build_request(self, spec: ws.GameSpec, trajectory: Trajectory) -> list[Message]:
         """Build the request after an episode: for a tip or, after a failure, for a plan with earlier ones."""
@@ -142,12 +136,6 @@ class WaymarksDemonstrator:
 
     def write_wrong_note(self, spec: ws.GameSpec) -> str:
         return format_rule_note(spec.family, self.draw_rule(spec.kind, spec.family, spec.size))
-
-    def explore(self, spec: ws.GameSpec) -> tuple[str, ...]:
-        if self.rng.random() < self.config.warmstart.p_explore:
-            return ws.archive_actions(spec)
-        guess = self.draw_rule(spec.kind, spec.family, spec.size)
-        return ws.gold_actions(ws.make_spec(spec.kind, spec.family, guess, 0))
 
     def draw_tips(self, spec: ws.GameSpec, *, knowing: bool) -> tuple[Tip, ...]:
         """Draw tips in a memory's order: by score, then at random; of several rules the right one first.
@@ -251,9 +239,8 @@ class WaymarksDemonstrator:
         value = 1.0 if self.rng.random() < 0.4 else self.rng.randint(0, 10) / 10
         bad = self.rng.sample(wrong, self.rng.randint(0 if advises else 1, min(len(wrong), 6)))
         encouraged = (ValuedAction(right, value),) if advises else ()
-        return Example(
-            self.build_situation(other, past), encouraged, tuple(ValuedAction(action, 0.0) for action in bad)
-        )
+        discouraged = tuple(ValuedAction(action, 0.0) for action in bad)
+        return Example(self.build_situation(other, past), encouraged, discouraged)
 
     def choose_advice(self, spec: ws.GameSpec, done: tuple[str, ...], fitting: list[Example]) -> ValuedAction:
         """Choose the best action that `fitting` encourages; else an exploring one that it does not discourage."""

@@ -28,13 +28,7 @@ P_MISLED = 0.1  # of the episodes without a right tip: a wrong one is followed, 
 
 
 class EnglishWaymarks(WaymarksDemonstrator):
-    """Endless fresh demonstrations of all Waymarks families in English.
-
-    No rule begins with a panel's rule either, whatever its size.
-
-    Raises:
-        ConfigError: `warmstart.plans` asks for plans.
-    """
+    """Endless fresh demonstrations in English. No rule begins with a panel's rule either, whatever its size."""
 
     def __init__(
         self, config: Config, count_tokens: Callable[[str], int], seed: int, families: Sequence[str] = ()
@@ -85,10 +79,9 @@ class EnglishWaymarks(WaymarksDemonstrator):
         )
 
     def draw_failure(self, spec: ws.GameSpec, *, lone: bool) -> tuple[ws.Rule, list[Tip]] | None:
-        """Draw a guess at the rule of `spec`, and tips that it failed, or that told it, or both.
+        """Draw a guess at the rule of `spec`, and tips that it failed, or that told it, or both; None if it was right.
 
-        A tip that told it comes without the other only where `lone`: beside a right one of a higher score. None if the
-        guess was right.
+        A tip that told it comes without the other only where `lone`: beside a right one of a higher score.
         """
         guess = self.draw_rule(spec.kind, spec.family, spec.size)
         if guess == spec.rule:

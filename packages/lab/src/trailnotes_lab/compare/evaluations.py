@@ -53,16 +53,13 @@ class Evaluation:
 
     @property
     def run(self) -> tuple[str, int]:
-        """Identify the trained model, which its evaluations have in common."""
         return self.model, self.seed
 
     def get_episodes(self, task: str) -> list[EpisodeResult]:
-        """List the episodes of one row of the panel."""
         return [episode for episode in self.episodes if get_panel_row(episode.task.id) == task]
 
     @property
     def tasks(self) -> list[str]:
-        """List the rows of the panel that were played."""
         return list(dict.fromkeys(get_panel_row(episode.task.id) for episode in self.episodes))
 
     def list_training_tasks(self) -> list[Task]:
@@ -86,11 +83,7 @@ def get_variation(task_id: str) -> str:
 
 
 def load_evaluations(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]]:
-    """Load the evaluations that the words ``DIR`` or ``DIR=LABEL`` stand for, each once, and remarks about them.
-
-    Raises:
-        RunError: an evaluation is missing, incomplete, or of another environment.
-    """
+    """Load the evaluations that the words ``DIR`` or ``DIR=LABEL`` stand for, each once, and remarks about them."""
     found: dict[Path, Evaluation] = {}
     notes: list[str] = []
     for word in words:
@@ -108,11 +101,7 @@ def load_evaluations(words: Sequence[str], env: str) -> tuple[list[Evaluation], 
 
 
 def validate_same_protocol(evaluations: Sequence[Evaluation], place: str) -> None:
-    """Require that the evaluations of one "column" or "table" were played, and trained, on the same goals and data.
-
-    Raises:
-        RunError: names two evaluations, their differences, and the fix.
-    """
+    """Require that the evaluations of one "column" or "table" were played, and trained, on the same goals and data."""
     firsts: dict[str, Evaluation] = {}
     for evaluation in evaluations:
         for name, identity in evaluation.protocol.items():
@@ -138,11 +127,7 @@ def split_label(word: str) -> tuple[Path, str]:
 
 
 def find_evaluations(path: Path) -> list[Path]:
-    """Find the evaluations of a directory: itself, or else all at and below its `eval`.
-
-    Raises:
-        RunError: there are none; says how to make one.
-    """
+    """Find the evaluations of a directory: itself, or else all at and below its `eval`."""
     if not path.is_dir():
         raise RunError(f"{path} is not a directory: name a run, or what `trailnotes eval --out` wrote")
     if (path / "panel.json").is_file():
@@ -155,11 +140,7 @@ def find_evaluations(path: Path) -> list[Path]:
 
 
 def load_evaluation(path: Path, label: str = "") -> Evaluation:
-    """Load one evaluation from its directory.
-
-    Raises:
-        RunError: it is unfinished or damaged; names the file.
-    """
+    """Load one evaluation from its directory."""
     again = "evaluate again, by the same `trailnotes eval --out` command"
     for name in ("table.json", "eval.toml", "episodes.jsonl"):
         if not (path / name).is_file():

@@ -47,12 +47,10 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """Get the name, which is also that of its directory."""
         return self.directory.name
 
     @property
     def trains(self) -> bool:
-        """Say whether the run changes weights."""
         return resolve_method(self.config.algorithm.name).trains
 
     @property
@@ -70,9 +68,6 @@ def expand_runs(spec: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]
     """Expand all runs, seed by seed, so that an unfinished comparison has every method of its first seeds.
 
     The shared settings lie beside `path`, the file of the comparison, or are a config of the package.
-
-    Raises:
-        ConfigError: settings that cannot work; names the method.
     """
     beside = path.parent / spec.compare.config
     base = (beside if beside.exists() else find_config(spec.compare.config)) if spec.compare.config else None

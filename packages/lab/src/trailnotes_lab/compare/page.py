@@ -120,7 +120,6 @@ def _format_cost(line: MethodSummary, name: str) -> str:
 
 
 def _build_tables(summary: Summary) -> list[tuple[str, Table]]:
-    """Title and table, those that have a row."""
     differences = _build_difference_table(summary.baseline, summary.lines, summary.metric)
     tables = [(summary.title, _build_result_table(summary)), (f"Differences to {summary.baseline}", differences)]
     for panel in summary.panels:
@@ -168,7 +167,6 @@ def _format_mean(mean: float, metric: str) -> str:
 
 
 def render_summary_markdown(summary: Summary) -> str:
-    """Render all tables with their legend as Markdown."""
     lines: list[str] = []
     for level, (title, (head, rows)) in enumerate(_build_tables(summary)):
         lines += [f"{'##' if level else '#'} {title}", "", *format_table(head, rows), ""]
@@ -176,16 +174,10 @@ def render_summary_markdown(summary: Summary) -> str:
 
 
 def print_summary(summary: Summary) -> None:
-    """Print all tables with their legend."""
     for title, table in _build_tables(summary):
-        print_table(title, table, _rank_columns(table))
+        trials = [name for name in table[0] if name.startswith("trial ")]
+        print_table(title, table, [*trials[1:-1], *LEAST_COLUMNS])
     print_text(_build_legend(summary))
-
-
-def _rank_columns(table: Table) -> list[str]:
-    """List the columns of a table that go first."""
-    trials = [name for name in table[0] if name.startswith("trial ")]
-    return [*trials[1:-1], *LEAST_COLUMNS]
 
 
 def print_brief(summary: Summary) -> None:
@@ -203,7 +195,6 @@ def print_brief(summary: Summary) -> None:
 
 
 def render_summary_json(summary: Summary) -> str:
-    """Render everything as JSON."""
     record = {name: getattr(summary, name) for name in ("title", "metric", "env", "threshold", "baseline")} | {
         "lines": [_method_to_json(line) for line in summary.lines],
         "panels": [

@@ -28,7 +28,6 @@ class PanelTrials:
 
     @property
     def last(self) -> GameValues:
-        """Get the trial that the model is judged by on this panel."""
         return self.games[-1]
 
 
@@ -46,7 +45,6 @@ class PanelMethodSummary:
 
     @property
     def final(self) -> Estimate | None:
-        """Get the estimate of the last trial."""
         return self.trials[-1] if self.trials else None
 
 
@@ -64,12 +62,7 @@ class PanelSummary:
 
     @property
     def against(self) -> str:
-        """Name the baseline of the differences; "" for none."""
         return "the same run without tips" if self.same_games else self.start
-
-    def get_final_mean(self, label: str) -> float | None:
-        """Get the mean of a method's last trial; None where there is no result."""
-        return next((line.final.mean for line in self.lines if line.label == label and line.final), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +78,7 @@ class PanelOptions:
 
 
 def read_trials(directory: Path, panel: str, label: str, seed: int) -> PanelTrials:
-    """Read the trials that an adaptation left.
-
-    Raises:
-        RunError: the adaptation is incomplete.
-    """
+    """Read the trials that an adaptation left."""
     evaluation = load_evaluation(directory / EVAL_DIR, label)
     games = average_trials(read_trial_records(directory), evaluation.metric)
     if len(games) != evaluation.settings.eval.trials + 1:
@@ -101,11 +90,7 @@ def read_trials(directory: Path, panel: str, label: str, seed: int) -> PanelTria
 
 
 def summarise_panel(question: PanelOptions, played: Sequence[PanelTrials], main: Sequence[RunResult]) -> PanelSummary:
-    """Summarise one panel from trials on any panel, and from the results of the same methods on the main panel.
-
-    Raises:
-        RunError: two models have played different games.
-    """
+    """Summarise one panel from trials on any panel, and from the results of the same methods on the main panel."""
     own = [trials for trials in played if trials.panel == question.name]
     for trials in own[1:]:
         one, other = own[0].evaluation, trials.evaluation

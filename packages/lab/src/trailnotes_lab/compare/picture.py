@@ -39,11 +39,7 @@ class PlotRow:
 
 
 def draw_summary(summary: Summary, path: Path) -> None:
-    """Draw curves and final figures of the main panel, and below them each panel of other games.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Draw curves and final figures of the main panel, and below them each panel of other games."""
     plt = load_pyplot()
     others = [panel for panel in summary.panels if not panel.same_games and any(line.by_seed for line in panel.lines)]
     rows = [_make_main_row(summary), *map(_make_panel_row, others)]
@@ -67,7 +63,7 @@ def draw_summary(summary: Summary, path: Path) -> None:
 
 def _make_main_row(summary: Summary) -> PlotRow:
     again = [panel for panel in summary.panels if panel.same_games]
-    means = {line.label: [panel.get_final_mean(line.label) for panel in again] for line in summary.lines}
+    finals = [{line.label: line.final.mean for line in panel.lines if line.final} for panel in again]
     return PlotRow(
         title=summary.title,
         metric=summary.metric,
@@ -76,7 +72,7 @@ def _make_main_row(summary: Summary) -> PlotRow:
         axis="environment steps",
         judged="on the panel" + "".join(f"; hollow: {panel.label}, trial {panel.num_trials}" for panel in again),
         remarks={line.label: f"last of {line.num_attempts}" for line in summary.lines if line.num_attempts > 1},
-        rings={label: [mean for mean in own if mean is not None] for label, own in means.items()},
+        rings={line.label: [own[line.label] for own in finals if line.label in own] for line in summary.lines},
         threshold=summary.threshold,
     )
 

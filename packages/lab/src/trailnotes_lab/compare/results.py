@@ -53,11 +53,7 @@ class RunResult:
 
 
 def read_result(directory: Path, label: str = "") -> RunResult:
-    """Read a run that has been evaluated, or an evaluation alone; `label` is by default made of its method.
-
-    Raises:
-        RunError: there is no complete evaluation, more than one, or a damaged line.
-    """
+    """Read a run that has been evaluated, or an evaluation alone; `label` is by default made of its method."""
     places = find_evaluations(directory)
     if len(places) > 1:
         raise RunError(f"{directory} holds {len(places)} evaluations: name the one that is meant")

@@ -96,7 +96,6 @@ class StageProcess:
         return why
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, unless the process has ended."""
         if not self.poll():
             os.kill(self._process.pid, number)
 

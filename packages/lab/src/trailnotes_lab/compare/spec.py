@@ -31,7 +31,6 @@ class RunLocation:
 
     @property
     def name(self) -> str:
-        """Get the name, which is also that of its directory."""
         return self.directory.name
 
 
@@ -154,11 +153,9 @@ class ComparisonSpec(Section):
         return next((name for name in names if self.get_algorithm(name) == INITIAL_MODEL_METHOD), "")
 
     def panel_labels(self) -> dict[str, str]:
-        """Map each panel to its name in table and picture."""
         return {name: panel.label or name for name, panel in self.panels.items()}
 
     def list_run_locations(self, out: Path) -> list[RunLocation]:
-        """List the directories of all runs of the comparison at `out`, seed by seed."""
         places = []
         players = {panel: set(self.list_panel_methods(panel)) for panel in self.panels}
         for seed in self.compare.seeds:
@@ -169,7 +166,6 @@ class ComparisonSpec(Section):
         return places
 
     def get_algorithm(self, name: str) -> str:
-        """Get the `algorithm.name` of a method."""
         return self.methods[name].algorithm or name
 
     def labels(self) -> dict[str, str]:
@@ -181,11 +177,7 @@ class ComparisonSpec(Section):
 
 
 def load_spec(path: Path, *, imports: bool = True) -> ComparisonSpec:
-    """Read a comparison from its file; `imports` as for `parse_spec`.
-
-    Raises:
-        ConfigError: one line that names the key and the fix.
-    """
+    """Read a comparison from its file; `imports` as for `parse_spec`."""
     try:
         return parse_spec(path.read_bytes().decode(), path, imports=imports)
     except OSError as error:
@@ -228,12 +220,10 @@ def _require_unique(kind: str, what: str, values: Mapping[str, str]) -> None:
 
 
 def run_directory(out: Path, method: str, seed: int) -> Path:
-    """Get the directory of one run of the comparison at `out`."""
     return out / "runs" / f"{slugify(method)}-{seed}"
 
 
 def panel_directory(run: Path, panel: str) -> Path:
-    """Get the directory of a further panel that the model of the run at `run` played."""
     return run / PANELS_DIR / slugify(panel)
 
 

@@ -28,36 +28,23 @@ class RunStage:
 
     @property
     def key(self) -> str:
-        """Name the stage among all those of the comparison."""
         return f"{self.run.name} {self.name}"
 
     @property
     def directory(self) -> Path:
-        """Get the directory that the stage writes."""
         return (self.panel or self.run).directory
 
     @property
     def result_name(self) -> str:
-        """Name the result that this stage contributes to: the run, or its model on a panel."""
         return panel_result_name(self.run.name, self.panel.name) if self.panel else self.run.name
 
     @property
-    def loads_initial_model(self) -> bool:
-        """Say whether it loads the model that the settings name, not one that an earlier stage leaves."""
-        return self.name != EVAL_STAGE and not self.panel and not self.run.uses_prior_model
-
-    @property
     def settings(self) -> tuple[Path, Config]:
-        """Get the file that its settings are written to before it starts, and the settings."""
         return _settings_file(self.run, self.panel), (self.panel or self.run).config
 
     @property
     def is_done(self) -> bool:
-        """Say whether the stage has come to its end.
-
-        Raises:
-            RunError: the files of the stage are damaged.
-        """
+        """Say whether the stage has come to its end."""
         if self.name == "train":
             return _is_record(self.run) or is_trained(self.run.directory, self.run.config)
         tables = [self.directory / EVAL_STAGE / "table.json"]  # written last
@@ -73,7 +60,6 @@ def _is_record(run: PlannedRun) -> bool:
 
 
 def panel_result_name(run: str, panel: str) -> str:
-    """Name the result of a run's model on a panel."""
     return f"{run} {panel}"
 
 
@@ -83,7 +69,6 @@ def _settings_file(run: PlannedRun, panel: PlannedPanel | None = None) -> Path:
 
 
 def list_stages(run: PlannedRun) -> list[RunStage]:
-    """List the stages of a run in their order."""
     settings, directory, panels = _settings_file(run), run.directory, []
     for panel in run.panels:  # each begins with an empty memory: that of the training is not shown
         words = _make_adapt_command(panel.subject, panel.config, panel.directory, _settings_file(run, panel))
@@ -116,11 +101,7 @@ def list_unfinished_stages(runs: Sequence[PlannedRun]) -> list[RunStage]:
 
 
 def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
-    """Refuse to mix results of different settings in one table.
-
-    Raises:
-        RunError: some runs were made with other settings; names them and the keys.
-    """
+    """Refuse to mix results of different settings in one table."""
     changed: dict[str, list[str]] = {}
     for run in runs:
         own = [name for name in _list_changed_settings(run) if not is_within(name, RUNTIME_KEYS)]

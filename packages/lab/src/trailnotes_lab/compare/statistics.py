@@ -8,7 +8,7 @@ bootstrap draws seeds anew in each family, as if a run were another run in each 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -33,7 +33,6 @@ LEGEND: Final = {
 
 
 def estimate_pooled_mean(values: Values, families: Mapping[str, str], metric: str) -> Estimate:
-    """Estimate the mean over seeds, families and games with both intervals; arguments as for `crossed.estimate`."""
     bounds = RATE_BOUNDS if metric == "success" else None  # no bounds of a return hold for every environment
     return crossed.estimate(values, families, bounds)
 
@@ -93,8 +92,3 @@ def estimate_paired_difference(
     own, others = (crossed.build_matrix({seed: each[seed] for seed in seeds}, games) for each in (values, baseline))
     num_unlike = int(crossed.find_distinct_seeds(own - others).sum())
     return Difference(found, len(seeds), len(seeds) * len(games), num_unlike)
-
-
-def find_steps_to_threshold(curve: Sequence[tuple[float, float]], threshold: float) -> float | None:
-    """Find the environment steps at which a curve first reaches the threshold; None if it never does."""
-    return next((x for x, y in curve if y >= threshold), None)

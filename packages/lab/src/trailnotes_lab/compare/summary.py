@@ -41,7 +41,6 @@ class MethodSummary:
 
     @property
     def final(self) -> Estimate | None:
-        """Get the estimate that the method is judged by."""
         return self.last or self.best or self.one
 
 
@@ -84,11 +83,7 @@ class SummaryOptions:
 
 
 def summarise(results: Sequence[RunResult], question: SummaryOptions, trials: Sequence[PanelTrials] = ()) -> Summary:
-    """Summarise `results`, and from `trials` each further panel.
-
-    Raises:
-        RunError: there are no results, or they do not belong together.
-    """
+    """Summarise `results`, and from `trials` each further panel."""
     if not results:
         whys = [f"{label} with seed {seed} {why}" for (label, seed), why in question.missing.items()]
         raise RunError(f"no run of the comparison has a result: {whys[0] if whys else 'run it first'}")
@@ -150,7 +145,7 @@ def _summarise_method(
         best=pool(best),
         iqm=statistics.compute_iqm(final, families) if final else None,
         difference=statistics.estimate_paired_difference(final, baseline, families, metric) if compared else None,
-        reached=tuple(statistics.find_steps_to_threshold(r.curve, question.threshold) for r in results if r.trains),
+        reached=tuple(next((x for x, y in r.curve if y >= question.threshold), None) for r in results if r.trains),
         costs=_average_costs(results),
         missing={seed: why for (name, seed), why in question.missing.items() if name == label},
         one_return=pool(first_returns, "return"),
@@ -159,7 +154,6 @@ def _summarise_method(
 
 
 def _average_costs(results: Sequence[RunResult]) -> dict[str, float]:
-    """Means over the runs that know them; of peak memory the largest."""
     known = {name: [r.costs[name] for r in results if name in r.costs] for name in COMPARISON_FIELDS}
     return {name: float(max(own) if name == "peak_memory" else np.mean(own)) for name, own in known.items() if own}
 

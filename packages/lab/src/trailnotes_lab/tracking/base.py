@@ -83,7 +83,6 @@ def render_plain_text(text: str) -> str:
 
 
 def render_table_markdown(table: Table) -> str:
-    """Render a table as Markdown, each cell on one line."""
     lines = [table.columns, ["---"] * len(table.columns), *([_format_cell(cell) for cell in row] for row in table.rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -120,6 +119,5 @@ class LoggedRun:
     _last = 0
 
     def curves(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Log the numbers of one iteration as a step."""
         self._last = iteration
         self._run.log(dict(values), step=iteration)

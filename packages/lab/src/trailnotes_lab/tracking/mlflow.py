@@ -33,14 +33,12 @@ class MLflow:
         self._client.log_dict(self.id, dict(about.settings), "config.json")
 
     def curves(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Log a step of each metric."""
         now = time.time_ns() // 1_000_000
         metrics = [Metric(name, value, now, iteration) for name, value in values.items()]
         for first in range(0, len(metrics), MOST_METRICS):
             self._client.log_batch(self.id, metrics=metrics[first : first + MOST_METRICS])
 
     def text(self, iteration: int, name: str, text: str) -> None:
-        """Write a file among the artifacts."""
         self._client.log_text(self.id, text, f"{name}/{iteration:06d}.txt")
 
     def table(self, name: str, table: Table) -> None:
@@ -52,7 +50,6 @@ class MLflow:
             self._client.set_tag(self.id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([*tables, told]))
 
     def close(self, *, finished: bool) -> None:
-        """Set the status in which the run ended."""
         ended = RunStatus.FINISHED if finished else RunStatus.KILLED
         self._client.set_terminated(self.id, RunStatus.to_string(ended))
 

@@ -38,7 +38,6 @@ class Trackers:
             self._call(name, lambda name=name: self._reporters.update({name: TrackerReporter(name, directory)}))  # type: ignore[misc]
 
     def notify(self) -> None:
-        """Report the iterations that have ended since the last call."""
         for name, reporter in list(self._reporters.items()):
             self._call(name, reporter.catch_up)
 
@@ -130,7 +129,6 @@ def _load_run_info(directory: Path, tracker_id: str) -> About:
 
 
 def _load_results_table(directory: Path) -> Table | None:
-    """The figures of an adaptation, where it has written them."""
     file = directory / "table.json"
     rows: list[dict[str, Any]] = parse_json(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
     if not rows:

@@ -38,15 +38,12 @@ class TensorBoard:
         self._writer.flush()
 
     def text(self, iteration: int, name: str, text: str) -> None:
-        """Add a text, which TensorBoard shows by iteration."""
         self._add_text(name, render_plain_text(text), iteration)
 
     def table(self, name: str, table: Table) -> None:
-        """Add a table as Markdown, among the texts."""
         self._add_text(name, render_table_markdown(table), self._last)
 
     def close(self, *, finished: bool) -> None:  # noqa: ARG002 - event files do not say
-        """Write the rest of the events."""
         self._writer.close()
 
     def _add_text(self, name: str, markdown: str, iteration: int) -> None:

@@ -21,14 +21,11 @@ class Trackio(LoggedRun):
         )  # fmt: skip
 
     def text(self, iteration: int, name: str, text: str) -> None:
-        """Log Markdown that shows the text as it is."""
         self._run.log({name: trackio.Markdown(render_plain_text(text))}, step=iteration)
 
     def table(self, name: str, table: Table) -> None:
-        """Log a table of trackio's own."""
         rows = [[*row] for row in table.rows]
         self._run.log({name: trackio.Table(columns=table.columns, data=rows)}, step=self._last)
 
     def close(self, *, finished: bool) -> None:  # noqa: ARG002 - trackio does not ask
-        """Write or send the rest."""
         self._run.finish()

@@ -28,11 +28,9 @@ class Wandb(LoggedRun):
         )  # fmt: skip
 
     def text(self, iteration: int, name: str, text: str) -> None:
-        """Log a panel that shows the text of each step."""
         self._run.log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)}, step=iteration)
 
     def table(self, name: str, table: Table) -> None:
-        """Log a table of W&B's own."""
         rows = [[*row] for row in table.rows]
         self._run.log({name: wandb.Table(columns=table.columns, data=rows, allow_mixed_types=True)}, step=self._last)
 

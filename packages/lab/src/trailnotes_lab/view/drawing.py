@@ -27,13 +27,11 @@ ASSETS_VERSION: Final = hashlib.blake2b((STYLE + SCRIPT).encode(), digest_size=6
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Render a page, with "?" for half surrogate pairs."""
     page = _ENVIRONMENT.get_template(f"{template}.html").render(version=ASSETS_VERSION, **values)
     return replace_surrogates(page)
 
 
 def make_url(path: str, **query: Any) -> str:
-    """Make the address of a page."""
     params = [(name, value) for name, value in query.items() if value not in (None, "")]
     return f"{path}?{urlencode(params, doseq=True)}" if params else path
 

@@ -55,11 +55,7 @@ class EpisodeView:
 
 
 def build_episode_view(record: Mapping[str, Any], config: Config | None) -> EpisodeView:
-    """Build the turns of an episode.
-
-    Raises:
-        RunError: the record is not an episode.
-    """
+    """Build the turns of an episode."""
     try:
         trajectory = trajectory_from_json(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

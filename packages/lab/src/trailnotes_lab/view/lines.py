@@ -30,11 +30,7 @@ class LineReader(Generic[Row]):
         self._last = b""  # the last line, by which a file that was cut and grew again is noticed
 
     def read(self) -> list[Row]:
-        """Read on, and return the rows of all lines so far.
-
-        Raises:
-            RunError: the file cannot be read.
-        """
+        """Read on, and return the rows of all lines so far."""
         try:
             if not self.path.is_file():  # a pipe would never answer
                 self._rows, self._end, self._last = [], 0, b""
@@ -56,7 +52,6 @@ class LineReader(Generic[Row]):
 
 
 def parse_metrics(_number: int, _offset: int, line: bytes) -> MetricsLine | None:
-    """Parse a line of metrics.jsonl; None for a damaged one."""
     return parse_record(line)
 
 
@@ -71,7 +66,6 @@ def extract_series(lines: Sequence[MetricsLine], name: str) -> list[tuple[float,
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Say whether a curve can show the value."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -92,11 +86,6 @@ class EpisodeRow(NamedTuple):
     tips: int = 0  # shown in all
     tip_ids: frozenset[int] = frozenset()
     last_action: str = ""
-
-    @property
-    def has_failed(self) -> bool:
-        """Say whether its return counts for nothing: the environment failed, or the line is damaged."""
-        return self.outcome in {"error", DAMAGED}
 
 
 def parse_episode_row(number: int, offset: int, line: bytes) -> EpisodeRow:
@@ -139,7 +128,6 @@ class EpisodeFilter:
     tip: int | None = None  # shown this one
 
     def matches(self, row: EpisodeRow) -> bool:
-        """Say whether an episode meets all conditions."""
         return (
             self.task in row.task
             and self.mode in ("", row.mode)
@@ -150,5 +138,6 @@ class EpisodeFilter:
 
 
 def list_group(rows: Iterable[EpisodeRow], task: str, iteration: int) -> list[EpisodeRow]:
-    """List the episodes of a task in an iteration, without failed ones."""
-    return [row for row in rows if row.iteration == iteration and row.task == task and not row.has_failed]
+    return [
+        row for row in rows if row.iteration == iteration and row.task == task and row.outcome not in {"error", DAMAGED}
+    ]

@@ -26,12 +26,7 @@ NO_PAGE: Final = "there is no page of this address"
 
 
 def render_page(window: Window, path: str, query: Query) -> str:
-    """Render the page of an address.
-
-    Raises:
-        PageNotFound: there is no such page.
-        TrailnotesError: the files of the page cannot be read.
-    """
+    """Render the page of an address."""
     match [part for part in path.split("/") if part]:
         case []:
             return render_template("runs", way=[], **overview.load_runs_page(window, query))

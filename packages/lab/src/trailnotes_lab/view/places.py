@@ -40,11 +40,7 @@ class ViewEntry:
 
 
 def find_entries(root: Path) -> list[ViewEntry]:
-    """Find all runs and comparisons at and below `root`, by name.
-
-    Raises:
-        RunError: there is no such directory.
-    """
+    """Find all runs and comparisons at and below `root`, by name."""
     if not root.is_dir():
         raise RunError(f"{root} is no directory: name one that holds runs")
     found: list[ViewEntry] = []
@@ -129,5 +125,4 @@ def _walk_folders(root: Path) -> Iterator[Path]:
 
 
 def _natural_sort_key(name: str) -> list[str]:
-    """Sorts run-2 before run-10."""
     return [part.zfill(20) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

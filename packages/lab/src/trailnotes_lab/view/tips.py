@@ -43,7 +43,6 @@ class TipsFile:
         self.path = path
 
     def list_tips(self, task: str = "", order: str = "newest", first: int = 0) -> tuple[list[TipRow], int]:
-        """List `PAGE_SIZE` tips of a task from the `first` on, and count all; of all tasks where `task` is ""."""
         where, values = ("namespace = ?", [task]) if task else ("TRUE", [])
         with self._open_connection() as connection:
             count = f"SELECT COUNT(*) FROM tips WHERE {where}"  # noqa: S608 (constants)
@@ -60,7 +59,6 @@ class TipsFile:
         return rows[0]
 
     def list_tasks(self) -> list[str]:
-        """List the tasks that have tips, the first `MAX_TASKS` by name."""
         with self._open_connection() as connection:
             sql = "SELECT DISTINCT namespace FROM tips ORDER BY namespace LIMIT ?"
             return [str(name) for (name,) in connection.execute(sql, [MAX_TASKS])]

@@ -60,7 +60,6 @@ class Window:
         return self._settings[place.path][1]
 
     def read_metrics(self, run: Path) -> tuple[list[MetricsLine], int]:
-        """Read the metrics of a run, and the number of damaged lines."""
         reader = self._metrics.setdefault(run, LineReader(run / "metrics.jsonl", parse_metrics))
         lines = reader.read()
         whole = [line for line in lines if line is not None]

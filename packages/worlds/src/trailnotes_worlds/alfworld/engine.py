@@ -132,11 +132,9 @@ class AlfworldEngine:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """Admissible commands in alphabetical order, each once."""
         return tuple(self._moves)
 
     def begin(self, game: TranslatedGame, task: str) -> str:
-        """Begin a game; return the first text, with `task` at its end."""
         self.game = game
         self._library.load_sas(game.sas)
         self._state = _make_initial_state(_load_logic(), game)
@@ -150,7 +148,6 @@ class AlfworldEngine:
         return said.removeprefix(_INTRO).replace(_UNKNOWN, f"{task}.")
 
     def step(self, command: str) -> str:
-        """Take an admissible `command`; return the answer."""
         move = self._moves.get(command)
         if move is None:
             return _NOTHING

@@ -85,11 +85,7 @@ class AlfworldEnv:
         )
 
     def solution(self, task: Task) -> tuple[str, ...]:
-        """Return actions that win `task`, from an expert or the published game, and end the current episode.
-
-        Raises:
-            EnvError: the published game has none.
-        """
+        """Return actions that win `task`, from an expert or the published game, and end the current episode."""
         self.reset(task)
         self._steps_left = 0
         if "game" in task.options:

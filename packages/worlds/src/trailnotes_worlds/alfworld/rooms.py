@@ -76,7 +76,6 @@ def import_alfworld_module(module: str) -> ModuleType:
 
 
 def list_floor_plans(split: str, task_type: str) -> list[int]:
-    """List the floor plans of a split that allow a kind of task."""
     plans = [ROOM_OFFSETS[room] + number for room in TASK_TYPES[task_type] for number in FLOOR_PLANS[split]]
     return [plan for plan in plans if task_type != "look_at_obj_in_light" or plan not in _PLANS_WITHOUT_LAMP]
 
@@ -91,12 +90,7 @@ class GeneratedGame:
 
 
 def generate_game(plan: int, task_type: str, seed: int) -> GeneratedGame:
-    """Generate the game of these arguments, the same in every process.
-
-    Raises:
-        ConfigError: no room of this plan allows such a task.
-        MissingExtraError: the package is not installed.
-    """
+    """Generate the game of these arguments, the same in every process."""
     rng = random.Random(derive_seed("alfworld", plan, task_type, seed))
     for _ in range(100):
         room = furnish_room(plan, rng)

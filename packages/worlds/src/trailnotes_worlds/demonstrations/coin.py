@@ -41,12 +41,7 @@ _WAY_ON: Final = re.compile(r"To the (\w+) you see the ([^.]+)\.")
 
 
 class Searcher:
-    """Script that visits unseen rooms and takes the coin.
-
-    Args:
-        rng: for equally good ways.
-        empty: rooms that tips call empty, visited last.
-    """
+    """Script that visits unseen rooms and takes the coin."""
 
     def __init__(self, rng: random.Random, empty: Collection[str] = ()) -> None:
         self.rng, self.empty = rng, frozenset(empty)
@@ -89,14 +84,7 @@ class Searcher:
 
 
 class CoinDemonstrator(ExpertDemonstrator):
-    """Endless fresh demonstrations of coin games without doors; those of an `ExpertDemonstrator` for all other games.
-
-    Args:
-        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `p_follow_tip` of the episodes
-            follow a tip with a full score, `p_explore` of the others wander, and the rest search.
-        count_tokens: of the tokenizer, for the length caps.
-        seed: of all draws.
-    """
+    """Endless fresh demonstrations of coin games without doors; of an `ExpertDemonstrator` for all other games."""
 
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
         super().__init__(config, count_tokens, seed)
@@ -160,7 +148,6 @@ class CoinDemonstrator(ExpertDemonstrator):
         return play_script(self.env, task, partial(replay_actions, actions)), tips
 
     def build_failed_search_tips(self, task: Task) -> tuple[Tip, ...]:
-        """Build up to two tips about searches without success."""
         tries = (self.play(task, self.rng.choice(("search", "wander"))) for _ in range(self.rng.randint(1, 2)))
         return tuple(self.build_tip(trajectory, trajectory.score) for trajectory in tries if not trajectory.success)
 
@@ -172,7 +159,6 @@ class CoinDemonstrator(ExpertDemonstrator):
         return format_search_note(trajectory) if is_searched(trajectory.task) else super().write_note(trajectory, score)
 
     def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
-        """Return the best tips, as many as a prompt shows."""
         most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
         return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])
 
@@ -187,7 +173,6 @@ def is_coin_visible(observation: Observation) -> bool:
 
 
 def parse_room(text: str) -> tuple[str, Mapping[str, str]]:
-    """Parse the room of an observation, and its neighbours by direction; ("", {}) without a room."""
     room = _ROOM.search(text)
     return (room[1] if room else ""), {direction.lower(): there for direction, there in _WAY_ON.findall(text)}
 
@@ -215,6 +200,5 @@ def format_search_note(trajectory: Trajectory) -> str:
 
 
 def parse_empty_rooms(tips: Sequence[Tip]) -> frozenset[str]:
-    """Parse the rooms that tips call empty."""
     texts = (tip.text.removeprefix("no coin in ") for tip in tips if not tip.score)
     return frozenset(room for text in texts for room in text.split(" , "))

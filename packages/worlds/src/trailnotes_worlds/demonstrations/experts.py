@@ -46,7 +46,6 @@ class ExpertDemonstrator(RecordedDemonstrator):
 
     @staticmethod
     def choose_tasks(config: Config) -> list[Task]:
-        """Choose `warmstart.variations` training games of each family, evenly spaced."""
         return spread_by_family(list_env_tasks(config.env.name, "train", config.env.options), config)
 
     def __iter__(self) -> Iterator[Demonstration]:
@@ -59,7 +58,6 @@ class ExpertDemonstrator(RecordedDemonstrator):
 
     @cached_property
     def recordings(self) -> list[RecordedGame]:
-        """One recording for each game, from the cache or made now."""
         config = self.config
         wanted = {
             "version": VERSION,

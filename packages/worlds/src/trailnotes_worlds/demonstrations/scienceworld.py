@@ -56,22 +56,16 @@ class ScienceWorldDemonstrator(ExpertDemonstrator):
 
     @staticmethod
     def choose_tasks(config: Config) -> list[Task]:
-        """Choose `warmstart.variations` training variations of each task, evenly spaced."""
         names = config.env.options.get("task", "all")
         return spread_by_family(scienceworld_tasks("train", names, protocol="simulator"), config)
 
     @cached_property
     def recordings(self) -> list[RecordedGame]:
-        """One recording for each variation, from the cache or made now."""
         return load_recordings(self.config)
 
 
 def load_recordings(config: Config, folder: Path | None = None) -> list[RecordedGame]:
-    """Load the episodes of `config`, or record them; they are the same in every process.
-
-    Raises:
-        ConfigError: no variation gives an episode that fits `rollout.max_steps`.
-    """
+    """Load the episodes of `config`, or record them; they are the same in every process."""
     wanted = {
         "version": VERSION,
         "options": dict(config.env.options),

@@ -118,19 +118,7 @@ def iter_eval_asins(env: WebShopEnv, options: Mapping[str, object]) -> Iterator[
 
 
 class WebShopDemonstrator(Demonstrator):
-    """Endless fresh demonstrations of the goals of the train split.
-
-    Args:
-        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `advice` and `write` of the
-            demonstrations are of these alone; of the other episodes `p_follow_tip` follow a tip with a full score,
-            `p_explore` of what is left are hasty or wander, and the rest are good.
-        count_tokens: of the tokenizer, for the length caps.
-        seed: of all random draws.
-
-    Raises:
-        ConfigError: the catalogue or a split of its goals does not exist; or, while iterating, hardly an episode is
-            without products of evaluation goals.
-    """
+    """Endless fresh demonstrations of the goals of the train split."""
 
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
         super().__init__(config, count_tokens, seed)
@@ -237,7 +225,6 @@ class WebShopDemonstrator(Demonstrator):
         return [Demonstration(answered, frozenset({len(messages)}), task)]
 
     def build_situation(self, attempt: Attempt, step: int) -> tuple[Situation, str]:
-        """Build the situation before a step of an episode, and return it with the step's action."""
         config, steps = self.config, attempt.trajectory.steps
         task, text = (
             truncate(whole, config.rollout.max_observation_tokens, self.count_tokens)
@@ -315,7 +302,6 @@ class WebShopDemonstrator(Demonstrator):
         return Attempt(trajectory, way, faults)
 
     def build_tip(self, attempt: Attempt, worth: float) -> Tip:
-        """Build the tip that a memory would hold of an episode of this worth (0..1)."""
         most = attempt.trajectory.max_score
         return Tip(attempt.trajectory.task.id, self.write_note(attempt), key="", score=worth * most, max_score=most)
 

@@ -51,7 +51,6 @@ class ShoppingGoal:
 
     @property
     def words(self) -> list[str]:
-        """Words that describe the product, in order, each once."""
         return [word for word in dict.fromkeys(_WORD.findall(self.text)) if word not in _FILLING]
 
     def find_requested_value(self, name: str, values: Sequence[str]) -> str:
@@ -72,7 +71,6 @@ class ShoppingGoal:
         return _NAMED.search(left) is not None
 
     def score_title(self, title: str) -> float:
-        """Compute the share of the wish's words that a title has."""
         words, has = self.words, set(_WORD.findall(title.lower()))
         return sum(word in has for word in words) / max(1, len(words))
 
@@ -113,19 +111,12 @@ class ShopPage:
 
 
 def parse_price(tag: str) -> float:
-    """Parse the price of a tag, the lower one of a range; 0 if there is none."""
     found = _PRICE.search(tag)
     return float(found[1]) if found else 0.0
 
 
 class Buyer:
-    """Scripted buyer with several ways to shop.
-
-    Args:
-        instruction: of the goal.
-        look: returns the current page.
-        rng: for random choices.
-    """
+    """Scripted buyer with several ways to shop."""
 
     def __init__(self, instruction: str, look: Callable[[], ShopPage], rng: random.Random) -> None:
         self.wish, self.look, self.rng = ShoppingGoal.parse(instruction), look, rng
@@ -175,7 +166,6 @@ class Buyer:
         yield BUY
 
     def rank(self, listing: Listing) -> tuple[bool, float]:
-        """Rank affordable products first, and among them the best title."""
         return listing.price > self.wish.limit, -self.wish.score_title(listing.title)
 
     def search(self, most: int) -> str:
@@ -211,14 +201,7 @@ def extract_purchase_path(actions: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_faults(way: Sequence[str], page: ShopPage, results: ShopPage, wish: ShoppingGoal) -> tuple[Fault, ...]:
-    """Find the visible faults of a purchase without the full score.
-
-    Args:
-        way: actions of `extract_purchase_path`.
-        page: of the product, as it was bought.
-        results: page of results among which it was chosen.
-        wish: of the instruction.
-    """
+    """Find the visible faults of a purchase without the full score."""
     if BUY not in way:
         return (Fault("unbought"),)
     chosen = {action[len("click[") : -1] for action in way}

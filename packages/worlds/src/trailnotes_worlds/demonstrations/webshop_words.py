@@ -43,14 +43,7 @@ def format_terse_tip(way: Sequence[str], faults: Sequence[Fault]) -> str:
 
 
 def format_english_tip(way: Sequence[str], faults: Sequence[Fault], score: float, rng: random.Random) -> str:
-    """Write a tip in English, with a random wording.
-
-    Args:
-        way: actions of the episode without dead ends.
-        faults: its faults; none after a full score.
-        score: in 0..1.
-        rng: draws the wording.
-    """
+    """Write a tip in English, with a random wording."""
     right = "wrong" if faults else "right"
     told = rng.choice(SEPARATORS).join(map(strip_brackets, way)) or "nothing"
     missed = " and ".join(rng.choice(WORDS["english"][fault.kind]).format(what=fault.what) for fault in faults)
@@ -77,7 +70,6 @@ def space_brackets(action: str) -> str:
 
 
 def unspace_brackets(action: str) -> str:
-    """Undo `space_brackets`; return any other text as it is."""
     match = _ACTION.fullmatch(action)
     return f"{match[1]}[{match[2].strip()}]" if match else action
 

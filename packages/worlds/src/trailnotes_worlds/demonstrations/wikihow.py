@@ -41,7 +41,6 @@ EVAL_SPLITS: Final = ("validation", "test")
 
 
 def extract_titles(env: WikiHowEnv, tasks: Iterable[Task]) -> set[str]:
-    """Extract the titles of articles from the instructions of `tasks`, in lower case."""
     told = (env.reset(task).instruction or "" for task in tasks)
     return {(found[1] or found[2]).lower() for text in told for found in _TITLES.finditer(text)}
 
@@ -57,18 +56,7 @@ def collect_eval_titles(options: Mapping[str, object]) -> set[str]:
 
 
 class WikiHowDemonstrator(Demonstrator):
-    """Endless fresh demonstrations of the goals of the train split.
-
-    Args:
-        config: prompts, memory, `env.options`, and the shares of `config.warmstart`: `obey` of the episodes follow a
-            tip with a full score, `read` of the others are hasty, and the rest go straight to the end; `advice` of all
-            are one step with advice.
-        count_tokens: of the tokenizer, for the length caps.
-        seed: of all draws.
-
-    Raises:
-        ConfigError: the library or the train split of its goals does not exist, or all of them are excluded.
-    """
+    """Endless fresh demonstrations of the goals of the train split."""
 
     def __init__(self, config: Config, count_tokens: Callable[[str], int], seed: int) -> None:
         super().__init__(config, count_tokens, seed)
@@ -130,16 +118,13 @@ class WikiHowDemonstrator(Demonstrator):
         return trajectory, (praised, *(tip for tip in others if tip.score < praised.score))
 
     def play(self, task: Task, manner: str) -> Trajectory:
-        """Play an episode of a scripted reader: "straight" or "hasty"."""
         return play_script(self.env, task, getattr(Reader(self.env, self.rng), manner))
 
     def build_tip(self, trajectory: Trajectory) -> Tip:
-        """Build the tip about an episode."""
         most = trajectory.max_score
         return Tip(trajectory.task.id, self.write_note(trajectory), key="", score=trajectory.score, max_score=most)
 
     def format_actions(self, trajectory: Trajectory) -> str:
-        """Format the actions of an episode."""
         return " ; ".join(map(space_arguments, get_actions(trajectory))) or "nothing"
 
     def write_note(self, trajectory: Trajectory) -> str:
@@ -149,6 +134,5 @@ class WikiHowDemonstrator(Demonstrator):
         return way if trajectory.success else f"{way} . not yet : {missed.lower() or 'nothing was found'}"
 
     def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
-        """Return the best tips, as many as a prompt shows."""
         most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
         return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])

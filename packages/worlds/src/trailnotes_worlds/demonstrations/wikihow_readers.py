@@ -23,6 +23,7 @@ from trailnotes.rollout.conversation import truncate
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Message
 from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script
+from trailnotes_worlds.wikihow.app import parse_action
 from trailnotes_worlds.wikihow.articles import ABOUT
 from trailnotes_worlds.wikihow.pages import REFERENCES_TAP, SEARCH_TAP
 from trailnotes_worlds.wikihow.protocols import extract_keywords
@@ -66,7 +67,6 @@ class Reader:
             observation = yield self.choose_action(observation)
 
     def hasty(self, first: Observation) -> Script:
-        """Take some random actions, and stop before the end or at it."""
         return self.start_hastily(first, self.rng.randint(2, 4))
 
     def start_hastily(self, first: Observation, num: int) -> Script:
@@ -79,7 +79,6 @@ class Reader:
             observation = yield self.rng.choice(offers) if at_random else self.choose_action(observation)
 
     def choose_action(self, observation: Observation) -> str:
-        """Choose the action that the instruction asks for on this screen."""
         wanted = observation.info.get("instruction", "")
         if not wanted:
             place = self._find_element(lambda view: view.target == SEARCH_TAP)
@@ -88,7 +87,8 @@ class Reader:
         place = self._find_element(partial(_is_named, wanted))
         if place is not None:
             return f"CLICK({place})"
-        return "SCROLL(DOWN)" if self.env.app.can_scroll(self.env.app_state, "DOWN") else "GOBACK"
+        further = self.env.app.step(self.env.app_state, parse_action("SCROLL(DOWN)"))
+        return "GOBACK" if further.refused else "SCROLL(DOWN)"
 
     def _find_element(self, fits: Callable[[View], bool]) -> int | None:
         listed = self.env.app.leaves(self.env.app_state)
@@ -119,14 +119,7 @@ class DecisionPoint:
 
 
 class Adviser:
-    """Maker of demonstrations of single steps.
-
-    Args:
-        env: of the episodes.
-        config: `rollout` and `rememberer`: wording and length of a prompt.
-        count_tokens: of the tokenizer.
-        rng: of all draws.
-    """
+    """Maker of demonstrations of single steps."""
 
     def __init__(self, env: WikiHowEnv, config: Config, count_tokens: Callable[[str], int], rng: random.Random) -> None:
         self.env, self.config, self.count_tokens, self.rng = env, config, count_tokens, rng

@@ -175,7 +175,6 @@ class GymnasiumEnv:
         raise ConfigError(f"env.options.id = {env_id!r} acts by {self._space}: {why}")
 
     def _parse_action(self, action: str) -> Any:
-        """Convert an action for the environment; None if it is unknown."""
         if action in self._numbers:
             return self._numbers[action]
         if self._names:

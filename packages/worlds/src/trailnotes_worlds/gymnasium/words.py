@@ -34,7 +34,6 @@ TOY_TEXTS: Final = {
 
 
 def find_toy_text(env_id: str) -> ToyText | None:
-    """Find the toy text of an id, whatever its version, its size and the module to import."""
     name = env_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
     return TOY_TEXTS.get(name.removesuffix("8x8").removesuffix("Slippery"))
 
@@ -46,9 +45,6 @@ def resolve_action_names(
 
     The names are those given, those of a toy text, those of the environment (`get_action_meanings`, as in Atari, or an
     enumeration `actions`, as in MiniGrid), or the numbers themselves, the first that there are.
-
-    Raises:
-        ConfigError: the names are too many, too few, or not unique.
     """
     number, start = int(space.n), int(space.start)
     names: Iterable[Any]
@@ -71,7 +67,6 @@ def resolve_action_names(
 
 
 def normalize_action_name(action: str) -> str:
-    """Normalize an action for comparison: in lower case, blanks joined."""
     return " ".join(action.lower().split())
 
 

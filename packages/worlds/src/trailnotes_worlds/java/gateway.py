@@ -40,16 +40,6 @@ class JavaGateway:
     """
 
     def __init__(self, port: int, token: str, timeout: float) -> None:
-        """Connect to a port.
-
-        Args:
-            port: on this machine.
-            token: from py4j's output beside the port.
-            timeout: seconds without a byte after which a call fails.
-
-        Raises:
-            SimulatorLostError: no answer, or a refusal of the token.
-        """
         self._timeout = timeout
         self._open = False
         try:
@@ -63,17 +53,11 @@ class JavaGateway:
             raise SimulatorLostError(f"port {port} belongs to another program")
 
     def set_timeout(self, timeout: float) -> None:
-        """Set the seconds without a byte after which a call fails."""
         self._timeout = timeout
         self._socket.settimeout(timeout)
 
     def call(self, target: Reference | str, method: str, *arguments: Value) -> Value:
-        """Call a method of an object, or a static one of a class given by its full name.
-
-        Raises:
-            SimulatorLostError: there is no answer.
-            EnvError: Java raised an exception; the message is its first line.
-        """
+        """Call a method of an object, or a static one of a class given by its full name."""
         owner = target.id if isinstance(target, Reference) else f"z:{target}"
         return self._send_call(f"c\n{owner}\n{method}\n", arguments, method)
 

@@ -50,11 +50,7 @@ class ChildProcess:
         return os.getpid() != self._owner
 
     def read_lines(self, num: int, limit: float) -> list[str]:
-        """Read the first lines of its stdout, and close it.
-
-        Raises:
-            EnvError: it ended, or wrote less within `limit` seconds.
-        """
+        """Read the first lines of its stdout, and close it."""
         assert self._process.stdout is not None
         deadline, data = time.monotonic() + limit, b""
         with self._process.stdout as stdout, selectors.DefaultSelector() as selector:

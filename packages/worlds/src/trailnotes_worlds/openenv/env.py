@@ -172,7 +172,6 @@ class OpenEnvClient:
         return self._make_observation(answer, self._form)
 
     def close(self) -> None:
-        """End the session with the server."""
         self._playing = False
         if self._session:
             self._session.close()

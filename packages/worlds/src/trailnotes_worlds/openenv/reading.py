@@ -24,14 +24,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 @dataclass(frozen=True)
 class ActionForm:
-    """Form of a server's actions, by which a text becomes a JSON object.
-
-    Args:
-        name: of the field that holds the text; "" if the text itself is the object.
-        kind: JSON type of that field.
-        rest: other fields, the same in each action.
-        choices: all values of that field, if the server lists them.
-    """
+    """Form of a server's actions, by which a text becomes a JSON object."""
 
     name: str
     kind: str = "string"
@@ -40,14 +33,7 @@ class ActionForm:
 
     @classmethod
     def from_schema(cls, schema: Mapping[str, Any], wish: str, rest: Mapping[str, Any]) -> ActionForm:
-        """Read a server's JSON schema of actions.
-
-        Args:
-            schema: the schema; {} if the server has none.
-            wish: the field that the user names; "json" for the whole object, "auto" for the only field that is
-                required, or the only one.
-            rest: as for the class.
-        """
+        """Read a server's JSON schema of actions."""
         properties = {
             name: each for name, each in schema.get("properties", {}).items() if name not in {"metadata", *rest}
         }
@@ -99,17 +85,7 @@ class ServerObservation(NamedTuple):
 
 
 def parse_observation(data: Mapping[str, Any], name: str, text_field: str, actions_field: str) -> ServerObservation:
-    """Parse the data of an observation.
-
-    Args:
-        data: ``{"observation": {...}, "reward": number | bool | null, "done": bool}``.
-        name: of the server, for errors.
-        text_field: field to show; "auto" shows ``text``, or the only text, or all fields.
-        actions_field: field that lists the admissible actions; "auto" knows the usual names.
-
-    Raises:
-        EnvError: a value has the wrong type.
-    """
+    """Parse the data of an observation."""
     seen = data.get("observation")
     if not isinstance(seen, dict):
         other = "none" if seen is None else type(seen).__name__

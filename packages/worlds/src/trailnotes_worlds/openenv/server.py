@@ -42,13 +42,7 @@ class ServerSettings:
 
 
 class OpenEnvService:
-    """Route handlers of a server. All state is in its sessions.
-
-    Args:
-        pool: lends environments to sessions.
-        games: tasks that can be played.
-        settings: name and limits.
-    """
+    """Route handlers of a server. All state is in its sessions."""
 
     def __init__(self, pool: EnvPool, games: ServedTasks, settings: ServerSettings) -> None:
         self.settings, self._pool, self._games, self._open = settings, pool, games, 0
@@ -100,17 +94,14 @@ class OpenEnvService:
         return mine and not is_cross_site(host, headers.get("origin"), headers.get("sec-fetch-site"))
 
     async def health(self, _: Request) -> JSONResponse:
-        """Answer that the server runs."""
         return JSONResponse({"status": "healthy"})
 
     async def metadata(self, _: Request) -> JSONResponse:
-        """Describe the environment and its tasks."""
         served = {"num_tasks": len(self._games.tasks), "splits": list(self._games.tasks_by_split)}
         about = {"name": self.settings.name, **self._about}
         return JSONResponse({**about, **served, "max_sessions": self.settings.sessions})
 
     async def schema(self, _: Request) -> JSONResponse:
-        """List JSON schemas of actions, observations and states."""
         return JSONResponse(SCHEMAS)
 
     async def openapi(self, _: Request) -> JSONResponse:
@@ -119,7 +110,6 @@ class OpenEnvService:
         return JSONResponse({"openapi": "3.1.0", "info": {"title": self.settings.name, **self._about}, "paths": paths})
 
     async def mcp(self, _: Request) -> JSONResponse:
-        """Answer by JSON-RPC that there are no tools."""
         error = {"code": -32601, "message": "this environment has no tools: play it over /ws"}
         return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error})
 
@@ -133,7 +123,6 @@ _PAGES: Final = (
 
 
 def make_app(pool: EnvPool, games: ServedTasks, settings: ServerSettings) -> ASGIApp:
-    """Build the application that `web.serving.serve` serves."""
     service = OpenEnvService(pool, games, settings)
     routes = [Route(path, getattr(service, path[1:]), methods=[method]) for path, method, _ in _PAGES]
     routes.append(Route("/openapi.json", service.openapi))

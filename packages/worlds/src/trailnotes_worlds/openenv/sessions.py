@@ -42,7 +42,6 @@ class ServedTasks:
 
     @cached_property
     def tasks_by_split(self) -> Mapping[str, Sequence[Task]]:
-        """Group the tasks by split."""
         splits = dict.fromkeys(task.split for task in self.tasks)
         return {split: [task for task in self.tasks if task.split == split] for split in splits}
 
@@ -73,12 +72,7 @@ class ServedTasks:
 
 
 class ServerSession:
-    """One session with an environment of its own, one request at a time.
-
-    Args:
-        pool: lends environments.
-        games: tasks that can be played.
-    """
+    """One session with an environment of its own, one request at a time."""
 
     def __init__(self, pool: EnvPool, games: ServedTasks) -> None:
         self._pool, self._games = pool, games
@@ -107,7 +101,6 @@ class ServerSession:
             return make_error_reply("FACTORY_ERROR", str(error))
 
     async def release_env(self) -> None:
-        """Give the environment back to the pool."""
         self._playing, self._lease = False, None
         await self._borrowed.aclose()
 

@@ -109,21 +109,13 @@ def _generate_start(room: Room, wanted: SokobanDifficulty, rng: random.Random) -
 
 
 def assign_split(identity: str) -> str:
-    """Assign a level to a split: a pure function of the level, so that no two splits share one.
-
-    Args:
-        identity: the level as text, the same for each of its mirror images and rotations.
-    """
+    """Assign a level to a split: a pure function of the level, so that no two splits share one."""
     tenth = derive_seed("puzzle", identity) % 10
     return next(split for split, tenths in SPLIT_BUCKETS.items() if tenth in tenths)
 
 
 def canonicalize_orientation(rows: list[str]) -> str:
-    """Return a text that a square grid shares exactly with its mirror images and rotations.
-
-    Args:
-        rows: n strings of n symbols.
-    """
+    """Return a text that a square grid shares exactly with its mirror images and rotations."""
     orientations = []
     for _ in range(4):
         rows = ["".join(column) for column in zip(*rows[::-1], strict=True)]  # a quarter turn clockwise

@@ -25,7 +25,6 @@ class Room:
     goals: int
 
     def get_offsets(self) -> dict[str, int]:
-        """Return direction -> difference of cell numbers."""
         return dict(zip(DIRECTIONS, (-self.width, self.width, -1, 1), strict=True))
 
 
@@ -71,12 +70,10 @@ def _get_symbol(room: Room, position: Position | None, cell: int) -> str:
 
 
 def list_cells(mask: int) -> list[int]:
-    """List the numbers of the cells of a mask, in order."""
     return [cell for cell in range(mask.bit_length()) if mask >> cell & 1]
 
 
 def make_border_mask(width: int, height: int) -> int:
-    """Make the mask of the outermost cells."""
     row = (1 << width) - 1
     side = sum(1 << line * width for line in range(height))
     return row | row << (height - 1) * width | side | side << (width - 1)
@@ -108,7 +105,6 @@ class Push(NamedTuple):
 
 
 def canonicalize_position(room: Room, position: Position) -> CanonicalPosition:
-    """Return the canonical form of a position."""
     return CanonicalPosition(position.boxes, find_reachable(room.floor & ~position.boxes, position.player, room.width))
 
 
@@ -144,11 +140,7 @@ def search_backwards(room: Room) -> Iterator[tuple[CanonicalPosition, Push]]:
 
 
 def expand_pushes(room: Room, position: Position, ways: dict[CanonicalPosition, Push]) -> tuple[str, ...]:
-    """Expand the pushes in `ways` into moves, with the shortest walks between them.
-
-    Raises:
-        KeyError: `ways` does not lead from `position` to the goals.
-    """
+    """Expand the pushes in `ways` into moves, with the shortest walks between them."""
     moves: list[str] = []
     steps = room.get_offsets()
     while (push := ways[canonicalize_position(room, position)]).left:

@@ -72,7 +72,6 @@ class SokobanEnv:
 
     @staticmethod
     def identity() -> dict[str, Any]:
-        """Return the version of the generator."""
         return {"puzzles": VERSION}
 
     def reset(self, task: Task) -> Observation:
@@ -96,7 +95,6 @@ class SokobanEnv:
         return observation
 
     def solution(self, task: Task) -> tuple[str, ...]:
-        """Return the moves that solve `task` with the fewest pushes."""
         return _load_level(task).solution
 
     def close(self) -> None:
@@ -136,7 +134,6 @@ class SokobanGame:
 
     @property
     def progress(self) -> float:
-        """Share of the boxes on goals."""
         return (self.position.boxes & self.room.goals).bit_count() / self.room.goals.bit_count()
 
     def apply_action(self, action: str) -> str:
@@ -167,5 +164,4 @@ class SokobanGame:
         return f"{picture}\n(row, column) from the top left corner, which is (0, 0): {'; '.join(places)}."
 
     def actions(self) -> tuple[str, ...]:
-        """List the admissible moves: at least one, back to the cell before."""
         return tuple(each for each in DIRECTIONS if move_player(self.room, self.position, each))

@@ -46,17 +46,6 @@ def correct_action(
     "jaccard" takes 0 for anything else (as the release does, whose list then holds nothing but numbers), and "ordered"
     takes the closest answer. Other text goes to the simulator, which drops the question, answers "Unknown action" and
     counts a move; it does the same for an empty line, although its question promises that this is free.
-
-    Args:
-        text: the agent's words.
-        mode: "exact" cleans only (see `normalize_action`); "jaccard" and "ordered" replace, see `match_by_jaccard` and
-            `match_in_order`.
-        valid: lists the admissible actions, in the simulator's order; called only on demand, since it takes longer than
-            a step.
-        answers: of the question in the last observation (see `parse_question`); () without one.
-
-    Raises:
-        ConfigError: an unknown mode.
     """
     require_choice("action_correction", mode, MODES)
     cleaned = normalize_action(text)

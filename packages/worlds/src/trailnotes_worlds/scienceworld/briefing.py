@@ -50,11 +50,7 @@ def parse_focus_objects(task_text: str) -> tuple[str, ...]:
 
 
 def pick_example_variations(task: str, variation: int, num: int) -> list[int]:
-    """Pick the first training variations except `variation`: the paper's protocol trains on the first ones.
-
-    Raises:
-        ConfigError: there are not `num` others.
-    """
+    """Pick the first training variations except `variation`: the paper's protocol trains on the first ones."""
     validate_variation(task, variation)
     others = [other for other in get_simulator_split(task)["train"] if other != variation]
     if not 0 <= num <= len(others):
@@ -67,17 +63,7 @@ def pick_example_variations(task: str, variation: int, num: int) -> list[int]:
 def build_worked_examples(
     task: str, variation: int, num: int, play: Callable[[int], tuple[str, Turns]]
 ) -> list[dict[str, Any]]:
-    """Build the examples of a briefing.
-
-    Args:
-        task: name of the task.
-        variation: of the episode, which is no example.
-        num: number of examples.
-        play: solves a variation, and returns its task text and turns.
-
-    Raises:
-        ConfigError: the task has too few training variations.
-    """
+    """Build the examples of a briefing."""
     examples = []
     for other in pick_example_variations(task, variation, num):
         text, turns = play(other)

@@ -32,7 +32,6 @@ class StepResult:
 
 
 def find_scienceworld_jars() -> tuple[Path, Path]:
-    """Find the jars of py4j and of ScienceWorld. Raises as `find_jars` does."""
     return find_jars("ScienceWorld", "scienceworld", "scienceworld", "scienceworld.jar")
 
 
@@ -102,17 +101,7 @@ class ScienceWorldClient:
         return self._end.alive and self.simulator.alive
 
     def load(self, name: str, variation: int, simplifications: str, *, gold: bool = False) -> None:
-        """Begin an episode (35 ms).
-
-        Args:
-            name: of the task.
-            variation: in the range of the task.
-            simplifications: labels between commas; no "easy".
-            gold: find a gold path, too: up to 9 s and some 100 MB.
-
-        Raises:
-            EnvError: the simulator refuses, in its answer.
-        """
+        """Begin an episode (35 ms)."""
         answer = str(self._call("load", name, variation, simplifications, gold))
         if answer.startswith("ERROR"):
             raise EnvError(f"the simulator cannot load {name}, variation {variation}: {answer}")
@@ -123,22 +112,18 @@ class ScienceWorldClient:
         return StepResult(text, score, bool(call("getCompleted")), cast("int", call("getNumMoves")))
 
     def look(self) -> str:
-        """Return what the agent sees, without a step."""
         return str(self._call("freeActionLook"))
 
     def inventory(self) -> str:
-        """Return what the agent carries, without a step."""
         return str(self._call("freeActionInventory"))
 
     def task_description(self) -> str:
         return str(self._call("getTaskDescription"))
 
     def action_templates(self) -> tuple[str, ...]:
-        """List all kinds of action, with OBJ for an object: ``"focus on OBJ"``."""
         return self.simulator.list_strings("getPossibleActions", self._game)
 
     def objects(self) -> tuple[str, ...]:
-        """List the objects in sight and reach of the agent."""
         return self.simulator.list_strings("getPossibleObjects", self._game)
 
     def valid_actions(self) -> tuple[str, ...]:
@@ -150,7 +135,6 @@ class ScienceWorldClient:
         return self.simulator.list_strings("getGoldActionSequence", self._game)
 
     def close(self) -> None:
-        """Give the game back. A second call is harmless."""
         self._end()
 
     def _call(self, method: str, *arguments: Value) -> Value:
@@ -178,17 +162,7 @@ class GoldPathFinder:
         self._found: dict[tuple[str, int, str], Solution] = {}
 
     def find_solution(self, task: str, variation: int, simplification: str | Sequence[str] = "easy") -> Solution:
-        """Find the simulator's own solution of a task (up to 9 s; immediate at the second call).
-
-        Args:
-            task: name or id.
-            variation: of the task.
-            simplification: as for `resolve_simplifications`; another one needs another solution.
-
-        Raises:
-            ConfigError: there is no such task, variation or simplification.
-            EnvError: the simulator's path does not solve it.
-        """
+        """Find the simulator's own solution of a task (up to 9 s; immediate at the second call)."""
         name = resolve_task(task)
         setup = (name, validate_variation(name, variation), resolve_simplifications(name, simplification))
         if setup not in self._found:

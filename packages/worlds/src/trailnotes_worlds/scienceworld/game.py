@@ -21,14 +21,6 @@ class FaultTolerantGame:
     """
 
     def __init__(self, java: str = "", timeout: float = 30.0, max_restarts: int = 2, *, shared: bool = False) -> None:
-        """Set the options; the first episode starts the simulator.
-
-        Args:
-            java: as for `find_java`.
-            timeout: seconds after which a silent simulator is lost.
-            max_restarts: new simulators in one episode, before it fails.
-            shared: whether it may share a Java process with other games; the first listing of actions ends that.
-        """
         self._java, self._timeout, self._max_restarts = java, timeout, max_restarts
         self._client: ScienceWorldClient | None = None
         self._shared = shared
@@ -38,13 +30,7 @@ class FaultTolerantGame:
         self.restarts = 0  # in this episode
 
     def begin(self, name: str, variation: int, simplifications: str) -> StepResult:
-        """Begin an episode, and return the answer to its first look.
-
-        Raises:
-            ConfigError: Java does not start at all.
-            MissingExtraError: the extra is not installed.
-            EnvError: the simulator was lost too often, or refuses.
-        """
+        """Begin an episode, and return the answer to its first look."""
         self._setup, self._played, self.restarts = (name, variation, simplifications), [], 0
         self._listings.clear()
 
@@ -57,11 +43,7 @@ class FaultTolerantGame:
         return result
 
     def step(self, action: str) -> StepResult:
-        """Take one action.
-
-        Raises:
-            EnvError: the simulator was lost too often, or a new one answers differently from the lost one.
-        """
+        """Take one action."""
         result = self.query(lambda client: client.step(action))
         self._played.append((action, result))
         return result

@@ -52,11 +52,7 @@ def resolve_task(name: str) -> str:
 
 
 def resolve_tasks(task: str | Sequence[str]) -> tuple[str, ...]:
-    """Resolve an option `task` to names: a name, an id, "panel" (or "scienceworld-18"), "all", or a list.
-
-    Raises:
-        ConfigError: an unknown name, no name, or one task twice.
-    """
+    """Resolve an option `task` to names: a name, an id, "panel" (or "scienceworld-18"), "all", or a list."""
     words = [task] if isinstance(task, str) else list(task)
     names: list[str] = []
     for word in words:
@@ -151,16 +147,7 @@ def _resolve_step_limits(step_limits: str | Mapping[str, int]) -> Mapping[str, i
 
 
 def resolve_simplifications(task: str, simplification: str | Sequence[str] = "easy") -> str:
-    """Resolve simplifications to the simulator's labels between commas, in one order; "" for none.
-
-    Args:
-        task: name or id.
-        simplification: "easy", "" or "none", or labels of `SIMPLIFICATIONS` as a list or between commas.
-
-    Raises:
-        ConfigError: an unknown label, "easy" beside others (the simulator reports that as an error in every step), or
-            noElectricalAction for a task about electricity.
-    """
+    """Resolve simplifications to the simulator's labels between commas, in one order; "" for none."""
     name = resolve_task(task)
     electrical = "power-component" in name or "conductivity" in name  # the simulator's own rule for its preset "easy"
     words = simplification.split(",") if isinstance(simplification, str) else [str(word) for word in simplification]

@@ -24,5 +24,4 @@ def to_term(word: str) -> str:
 
 
 def analyze(text: str) -> list[str]:
-    """List the terms of a text in order, with repeats."""
     return [term for term in map(to_term, split_words(text)) if term]

@@ -19,7 +19,6 @@ _EXACT = 24  # lengths below are stored as they are
 
 
 def _decode_length(byte: int) -> int:
-    """Return the smallest of the lengths that share a byte."""
     if byte < _EXACT:
         return byte
     rest = byte - _EXACT
@@ -36,7 +35,6 @@ def encode_lengths(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def idf(documents: int, frequency: int) -> np.float32:
-    """Compute the inverse document frequency of a term that `frequency` of `documents` hold."""
     return np.float32(math.log(1 + (documents - frequency + 0.5) / (frequency + 0.5)))
 
 

@@ -41,7 +41,6 @@ class _TermNumbers(dict[str, int]):
         return number
 
     def assign_number(self, term: str) -> int:
-        """Return the number of a term, a new one if need be."""
         return self.terms.setdefault(term, len(self.terms))
 
 
@@ -74,7 +73,6 @@ class IndexBuilder:
         shutil.rmtree(self._spool, ignore_errors=True)
 
     def add(self, name: str, text: str) -> None:
-        """Add one document under a unique name."""
         self._append(name, list(map(self._numbers.__getitem__, split_words(text))))
 
     def add_terms(self, name: str, terms: Iterable[str]) -> None:
@@ -89,7 +87,6 @@ class IndexBuilder:
             self._flush_run()
 
     def finish(self) -> None:
-        """Write the index to disk."""
         self._flush_run()
         order = sorted(self._numbers.terms, key=str.encode)
         rank = np.empty(len(order), np.int64)  # number -> place in the sorted vocabulary

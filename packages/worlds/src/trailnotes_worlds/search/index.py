@@ -61,14 +61,12 @@ class SearchIndex:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Map the index of a folder. Raises `ConfigError` if it is none, damaged, or of another version."""
         return cls(MappedFolder(folder, KIND, VERSION, {"filled": int, "tokens": int}))
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def close(self) -> None:
-        """Close the files of the index."""
         self._files.close()
 
     def search(self, query: str, limit: int = 50) -> list[tuple[str, float]]:

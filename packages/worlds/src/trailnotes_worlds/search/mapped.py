@@ -25,15 +25,6 @@ class MappedFolder:
     """Folder of files, mapped read-only, with a ``meta.json`` that lists their sizes.
 
     Nobody writes into such a folder: a new one replaces it.
-
-    Args:
-        folder: the folder to map.
-        kind: kind that its ``meta.json`` must name.
-        version: version that it must have.
-        facts: name -> type of each further entry that ``meta.json`` must have.
-
-    Raises:
-        ConfigError: a file is missing or has another size, or `meta.json` has another kind or version.
     """
 
     def __init__(self, folder: Path, kind: str, version: int, facts: Mapping[str, type]) -> None:
@@ -55,7 +46,6 @@ class MappedFolder:
         return handle
 
     def map_array(self, name: str) -> NDArray[Any]:
-        """Map the array of one ``.npy`` file."""
         mapped = np.load(self.folder / name, mmap_mode="r", allow_pickle=False)
         return np.asarray(mapped)  # a plain view: slices of numpy's own class for maps cost several times as much
 
@@ -90,11 +80,7 @@ def _close(handles: list[int]) -> None:
 
 
 def read_meta(folder: Path, kind: str, version: int, facts: Mapping[str, type]) -> dict[str, Any]:
-    """Read the ``meta.json`` of a folder.
-
-    Raises:
-        ConfigError: there is none, it has another kind or version, or lacks one of `facts`.
-    """
+    """Read the ``meta.json`` of a folder."""
     try:
         meta = parse_json((folder / META).read_bytes())
     except OSError as error:
@@ -122,12 +108,7 @@ def write_meta(folder: Path, kind: str, version: int, names: list[str], facts: M
 
 @contextmanager
 def write_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `folder` when the block ends without an error.
-
-    Raises:
-        ConfigError: `folder` is there and not empty.
-        RunError: the disk is full or the place not writable.
-    """
+    """Yield an empty folder that becomes `folder` when the block ends without an error."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already: name another folder, or delete it first")
     try:

@@ -26,7 +26,6 @@ _VOWELS_THEN_CONSONANT = re.compile("v+c")
 
 
 def stem(word: str) -> str:
-    """Return the stem of a word in lower case."""
     if len(word) <= 2:
         return word
     if word.endswith(("sses", "ies")):  # step 1a

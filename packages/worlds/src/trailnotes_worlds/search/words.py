@@ -53,7 +53,6 @@ _WIDE = re.compile(f"(?<!U){_JOIN}*+{_WORD}(?:{_JOIN}++{_WORD})*+{_JOIN}*+|{_OTH
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into its words, in order and as written."""
     if text.isascii():
         words = _PLAIN.findall(text)
     else:

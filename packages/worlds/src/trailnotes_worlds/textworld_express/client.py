@@ -50,18 +50,7 @@ class TextWorldExpressClient:
         return self.simulator.alive
 
     def begin(self, game: str, params: Mapping[str, int], fold: str, seed: int, *, gold: bool = False) -> GameState:
-        """Begin a game (1 ms).
-
-        Args:
-            game: its name.
-            params: settings; the others keep the game's defaults.
-            fold: train, dev or test.
-            seed: of the fold.
-            gold: find a solution for `gold_path`, too. The game is the same.
-
-        Raises:
-            ConfigError: the simulator makes no game of these settings.
-        """
+        """Begin a game (1 ms)."""
         wanted = (game, ",".join(f"{key}={value}" for key, value in params.items()))
         if wanted != self._loaded:
             self._loaded = ("", "")
@@ -75,7 +64,6 @@ class TextWorldExpressClient:
         return state
 
     def step(self, action: str) -> GameState:
-        """Take one action, any text."""
         return parse_state(self.simulator.call("stepJSON", action))
 
     def task_description(self) -> str:

@@ -94,9 +94,6 @@ class TextWorldExpressEnv:
         """Return the package's actions that win `task`, and end the current episode.
 
         In games of searching they are a different random walk at each call.
-
-        Raises:
-            EnvError: the simulator was lost, or its path does not win.
         """
         client, (game, params, fold) = self._get_client(), _parse_task_options(task)
         self._steps_left = 0

@@ -101,7 +101,6 @@ class VerifiersEnv:
         return {"game": format_game_name(taskset, "config", config), "verifiers": version("verifiers"), **changed}
 
     def reset(self, task: Task) -> Observation:
-        """Begin a task with its first question."""
         from trailnotes_worlds.verifiers.stage import EpisodeEnd, EpisodeRunner, require_playable
 
         game = format_game_name(self._name, "config", self._config)
@@ -186,7 +185,6 @@ class _Taskset:
         self._found: list[vf.Task[Any, Any, Any]] = []
 
     def load_first(self, number: int) -> list[vf.Task[Any, Any, Any]]:
-        """Load the first `number` tasks, or all if there are fewer."""
         with self._wrap_load_errors():
             try:
                 self._found += itertools.islice(self._more, max(0, number - len(self._found)))

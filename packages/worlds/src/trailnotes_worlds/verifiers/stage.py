@@ -66,11 +66,9 @@ class EpisodeRunner:
         self._answer: asyncio.Future[str] = self._loop.create_future()
 
     def begin(self, task: vf.Task[Any, Any, Any]) -> str | EpisodeEnd:
-        """Begin a task and return its first text, or its end. Raises `EnvError` if the environment fails."""
         return self._run_in_loop(self._begin(task))
 
     def reply(self, text: str) -> str | EpisodeEnd:
-        """Answer, and return the next text or the end. Raises as `begin` does."""
         return self._run_in_loop(self._reply(text))
 
     def close(self) -> None:
@@ -83,7 +81,6 @@ class EpisodeRunner:
             self._loop.close()
 
     async def ask_player(self, text: str) -> str:
-        """Show a text to the player and wait for the answer."""
         self._answer = self._loop.create_future()
         self._asked.set_result(text)
         return await self._answer
@@ -140,7 +137,6 @@ class AgentProxy:
         return talk.trace
 
     def interaction(self, task: vf.Task[Any, Any, Any], **_: Any) -> AgentConversation:
-        """Open a conversation in which the environment is the user."""
         agent = vf.AgentInfo(config=self._spec, name=self.name)
         return AgentConversation(self._stage, task, vf.Trace(task=_make_trace_task(task), agent=agent), self._finished)
 

@@ -59,11 +59,7 @@ class Catalogue(NamedFolder):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Map the catalogue of a folder.
-
-        Raises:
-            ConfigError: it is none, of another version, or a file of it was cut or replaced.
-        """
+        """Map the catalogue of a folder."""
         return cls(MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META))
 
     def __len__(self) -> int:
@@ -88,7 +84,6 @@ class Catalogue(NamedFolder):
         return self._cached(place)
 
     def search(self, query: str, limit: int = 50) -> list[str]:
-        """Search by a bag of words and list the asins of the products found, best first."""
         return [asin for asin, _ in self._index.search(query, limit)]
 
     def find_by_facet(self, facet: Facet, value: str) -> list[str]:
@@ -124,5 +119,4 @@ class Catalogue(NamedFolder):
 
 
 def facet_term(facet: Facet, value: str) -> str:
-    """Build the term under which `Catalogue.find_by_facet` finds products."""
     return f"{facet}:{value}"

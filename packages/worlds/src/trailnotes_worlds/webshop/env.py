@@ -193,7 +193,6 @@ class WebShopEnv:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Close the shop; the catalogue stays open for other environments of this process."""
         self._steps_left, self._shop = 0, None
 
     def _render_page(self, score: float | None = None) -> str:

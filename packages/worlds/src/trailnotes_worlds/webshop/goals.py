@@ -36,7 +36,6 @@ class Goal:
     price_upper: float  # dollars
 
     def to_json(self) -> dict[str, Any]:
-        """Convert the goal to JSON values; `from_json` reads them back."""
         said = {"asin": self.asin, "instruction": self.instruction, "attributes": list(self.attributes)}
         return said | {"options": [list(option) for option in self.options], "price_upper": self.price_upper}
 

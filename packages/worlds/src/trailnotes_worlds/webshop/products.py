@@ -89,17 +89,7 @@ def parse_product(
     humans: Sequence[Instruction] | None = None,
     nouns: Callable[[str], tuple[str, ...]] | None = None,
 ) -> Product:
-    """Parse one entry of items_shuffle, or of the 1,000-product index, whose prices and texts are cleaned already.
-
-    Args:
-        record: decoded JSON.
-        extra: the product's entry in items_ins: attributes, and the synthetic instruction.
-        humans: human instructions; None takes those of the record.
-        nouns: title -> noun tokens; None leaves them out.
-
-    Raises:
-        ProductError: the record is no product.
-    """
+    """Parse one entry of items_shuffle, or of the 1,000-product index, whose prices and texts are cleaned already."""
     if not isinstance(record, dict):
         raise ProductError("not an object")
     asin = record.get("asin")
@@ -131,11 +121,7 @@ def parse_product(
 
 
 def parse_prices(listed: Any) -> tuple[float, ...]:
-    """Parse ``"$1,299.00"``, ``"$10 to $20"``, or a list of numbers: none, one or two prices in dollars.
-
-    Raises:
-        ProductError: there is something, and it is no price.
-    """
+    """Parse ``"$1,299.00"``, ``"$10 to $20"``, or a list of numbers: none, one or two prices in dollars."""
     if listed is None or listed in ("", []):
         return ()
     try:
@@ -158,11 +144,7 @@ def format_price(prices: Sequence[float]) -> str:
 
 
 def parse_human(entry: Any) -> Instruction:
-    """Parse an instruction of items_human_ins, or of the list with the order of goals, whose keys are shorter.
-
-    Raises:
-        ProductError: it is no instruction.
-    """
+    """Parse an instruction of items_human_ins, or of the list with the order of goals, whose keys are shorter."""
     if not isinstance(entry, dict) or not isinstance(text := entry.get("instruction"), str):
         raise ProductError("bad instruction")
     return Instruction(
@@ -240,13 +222,11 @@ def _parse_instructions(
 
 
 def to_record(product: Product) -> dict[str, Any]:
-    """Convert a product to JSON values, the asin first; `from_record` reads them back."""
     record = {name: getattr(product, name) for name in Product.__slots__}  # `asdict` copies every text's tuple
     return record | {name: [asdict(item) for item in record[name]] for name in ("reviews", "instructions")}
 
 
 def from_record(record: Mapping[str, Any]) -> Product:
-    """Read the product of `to_record`."""
     fields: dict[str, Any] = dict(record)
     for name in ("bullets", "attributes", "prices", "categories", "nouns"):
         fields[name] = tuple(fields[name])

@@ -77,9 +77,6 @@ def make_tasks(splits: Splits, split: str, protocol: str) -> list[Task]:
     """Make the goals of one split tasks ``webshop/PROTOCOL/ASIN/NUMBER``, in the protocol's order.
 
     The options of a task are those of `Goal.to_json`: an environment needs no list of goals to play it.
-
-    Raises:
-        ConfigError: an unknown split, or an empty one; the text names the fix.
     """
     if split not in SPLITS:
         raise ConfigError(f"split {split!r} is unknown: use {', '.join(SPLITS)}")
@@ -101,11 +98,7 @@ def make_tasks(splits: Splits, split: str, protocol: str) -> list[Task]:
 
 
 def compute_splits(shelves: Catalogue, choice: GoalSelection) -> Splits:
-    """Compute all splits of a protocol. A catalogue may have too few goals for some of them.
-
-    Raises:
-        ConfigError: an unknown name, or kinds of goals that the protocol cannot order; the text names the fix.
-    """
+    """Compute all splits of a protocol. A catalogue may have too few goals for some of them."""
     for key, value, known in (
         ("protocol", choice.protocol, tuple(PROTOCOLS)),
         ("goals", choice.goals or PROTOCOLS.get(choice.protocol, _DEFAULT_PROTOCOL).goals, KINDS),

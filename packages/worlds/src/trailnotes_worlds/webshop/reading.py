@@ -30,11 +30,7 @@ class JsonEntry(NamedTuple):
 
 
 def read_entries(path: Path) -> Iterator[JsonEntry]:
-    """Iterate over the elements of a list, the values of an object with their keys, or the lines of any other file.
-
-    Raises:
-        ConfigError: the file cannot be read, is cut off, or is a list or an object that is no JSON.
-    """
+    """Iterate over the elements of a list, the values of an object with their keys, or the lines of any other file."""
     try:
         with path.open("rb") as packed:
             unpacked = gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else packed

@@ -56,7 +56,6 @@ class ShopRules:
 
     @property
     def brackets(self) -> Brackets:
-        """Rule for square brackets in product text."""
         return "round" if self.compat == "fixed" else "markers"
 
 
@@ -103,13 +102,7 @@ class Shop:
     def list_elements(
         self, state: ShopState, instruction: str = "", score: float | None = None
     ) -> tuple[PageElement, ...]:
-        """List the elements of a page, from the top down.
-
-        Args:
-            state: of the visit.
-            instruction: shown unless it is "".
-            score: of the purchase; shown on the last page with compat "original" only.
-        """
+        """List the elements of a page, from the top down."""
         told = [PageElement("text", "Instruction:"), PageElement("text", instruction)] if instruction else []
         if state.page == "search":
             return (PageElement("text", "WebShop"), *told, PageElement("button", SEARCH))
@@ -126,17 +119,12 @@ class Shop:
         ordered = [p for p in parts if p.kind != "option"] + [p for p in parts if p.kind == "option"]
         return tuple(dict.fromkeys(f"click[{part.target}]" for part in ordered))
 
-    def can_search(self, state: ShopState) -> bool:
-        """Whether ``search[...]`` does something on the page of `state`."""
-        return self._original or state.page == "search"
-
     def results(self, state: ShopState) -> tuple[str, ...]:
         first = (state.number - 1) * self.rules.products_per_page
         page = self._found(state.query)[first : first + self.rules.products_per_page]
         return page[: self.rules.products_shown] if self.rules.products_shown else page
 
     def num_found(self, state: ShopState) -> int:
-        """Count the products that the search of `state` has found, on all pages."""
         return len(self._found(state.query))
 
     def step(self, state: ShopState, action: str) -> ShopTransition:
@@ -153,7 +141,7 @@ class Shop:
             return self._click(state, argument)
         if name != "search":
             return ShopTransition(state, "neither search[...] nor click[...]")
-        if not self.can_search(state):
+        if not self._original and state.page != "search":
             return ShopTransition(state, "no search bar on this page")
         if not argument:
             return ShopTransition(state, "an empty search")

@@ -47,12 +47,7 @@ class ProductKind:
 
 
 def open_catalogue(place: str | Path) -> Catalogue:
-    """Open the catalogue of a folder; ``"synthetic"`` is generated at its first use and kept in the user's cache.
-
-    Raises:
-        ConfigError: as `Catalogue.open`.
-        RunError: the cache cannot be written; set TRAILNOTES_CACHE to another folder.
-    """
+    """Open the catalogue of a folder; ``"synthetic"`` is generated at its first use and kept in the user's cache."""
     return open_synthetic() if str(place) == NAME else Catalogue.open(place)
 
 
@@ -85,7 +80,6 @@ def make_products(count: int = NUM_PRODUCTS, seed: int = 0) -> list[Product]:
 
 @cache
 def load_kinds() -> tuple[ProductKind, ...]:
-    """Parse all kinds of products of ``synthetic.toml``."""
     lines = [[part.strip() for part in line.split("|")] for line in _WORDS["kinds"].strip().splitlines()]
     found = []
     for (path, name, plural), (listed, options, prices) in zip(lines[::2], lines[1::2], strict=True):

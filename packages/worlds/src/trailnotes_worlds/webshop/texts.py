@@ -22,14 +22,7 @@ _READ_AHEAD_FACTOR: Final = 4  # characters read for each one shown, since some 
 
 
 def sanitize_text(text: str, limit: int, brackets: Brackets = "round") -> str:
-    """Sanitize a text: join blanks, drop control and invisible characters, cut to `limit` characters.
-
-    Args:
-        text: product text of any length.
-        limit: characters at most, the mark of a cut included.
-        brackets: "round" writes () for [], so that nothing looks like a button of any view; "markers" does so only for
-            [SEP], [button] and the like, as the original shows other brackets.
-    """
+    """Sanitize a text: join blanks, drop control and invisible characters, cut to `limit` characters."""
     head = text[: limit * _READ_AHEAD_FACTOR]
     if not head.isprintable():
         head = _BREAKS.sub(" ", _INVISIBLE.sub("", head))

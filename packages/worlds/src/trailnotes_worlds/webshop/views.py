@@ -16,7 +16,6 @@ _ROUND: Final = str.maketrans("[]", "()")
 
 
 def render_text(parts: Iterable[PageElement]) -> str:
-    """Render a page as one line, with " [SEP] " between its texts."""
     return " [SEP] ".join(part.text for part in parts)
 
 

@@ -31,12 +31,7 @@ Report = Callable[[int], None]
 
 
 def write_catalogue(folder: Path, products: Iterable[Product], facts: Mapping[str, Any] | None = None) -> Catalogue:
-    """Write a catalogue, whole or not at all, and open it.
-
-    Raises:
-        ConfigError: `folder` is not empty, or two products have one asin.
-        RunError: the disk is full or not writable.
-    """
+    """Write a catalogue, whole or not at all, and open it."""
     with write_folder(folder) as made:
         with (made / PRODUCTS).open("wb") as file:
             file.writelines(map(encode_product, products))
@@ -49,16 +44,7 @@ def encode_product(product: Product) -> bytes:
 
 
 def finalize_catalogue(folder: Path, facts: Mapping[str, Any], progress: Report | None = None) -> None:
-    """Index the ``products.jsonl`` of a folder, and write its ``meta.json``.
-
-    Args:
-        folder: with ``products.jsonl``.
-        facts: further entries of ``meta.json``.
-        progress: called with the bytes of the products indexed so far.
-
-    Raises:
-        ConfigError: two products have one asin.
-    """
+    """Index the ``products.jsonl`` of a folder, and write its ``meta.json``."""
     offsets, asins, counts = [0], [], Counter[str]()
     with (
         IndexBuilder(folder / INDEX_FOLDERS[0]) as search,

@@ -75,7 +75,6 @@ class AppState:
 
     @property
     def page(self) -> PagePosition:
-        """Page on the screen now."""
         return self.history[-1]
 
 
@@ -99,17 +98,15 @@ class WikiHowApp:
 
     def _build_leaves(self, state: AppState) -> tuple[Leaf, ...]:
         layout = self._get_layout(state)
-        page = (Leaf(view, layout.clickable or view.clickable) for view in layout.list_visible(state.page.offset))
+        top, end = state.page.offset, state.page.offset + PAGE_HEIGHT
+        seen = [item.view for item in layout.items if item.top < end and item.top + item.height > top]
+        page = (Leaf(view, layout.clickable or view.clickable) for view in seen)
         return (*(Leaf(view, view.clickable) for view in _build_toolbar(state, layout)), *page, _STATUS_BAR)
 
     def _get_layout(self, state: AppState) -> Layout:
         layout = self._find_layout(state.page.path)
         assert layout is not None, "a state holds pages of the library alone"
         return layout
-
-    def can_scroll(self, state: AppState, direction: str) -> bool:
-        """Return whether the page continues in a direction."""
-        return not self._scroll(state, direction).refused
 
     def step(self, state: AppState, action: Action) -> AppTransition:
         """Take one action; one that does not fit changes nothing, and the transition says why."""
@@ -136,7 +133,8 @@ class WikiHowApp:
         if view.target == pages.REFERENCES_TAP:
             layout = self._get_layout(state)
             log = f"url is: {_format_url(state.page.path)}{pages.REFERENCES_TAP}"
-            return AppTransition(_scroll_to(state, layout, layout.find_top("References")), (log,))
+            top = next((item.top for item in layout.items if item.view.name == "References"), 0)
+            return AppTransition(_scroll_to(state, layout, top), (log,))
         if view.target in ("", pages.FORM_TAP):
             return AppTransition(state, refused="nothing happens there")
         return self._open_page(state, view.target)
@@ -210,7 +208,6 @@ def _build_toolbar(state: AppState, layout: Layout) -> Iterator[View]:
 
 
 def render_html(listed: Sequence[Leaf], most: int) -> str:
-    """Render REMEMBERER's lines of HTML, one for each leaf; of a text the first `most` characters."""
     return "\n".join(render_lines(listed, most))
 
 

@@ -41,12 +41,10 @@ class Article:
 
     @property
     def path(self) -> str:
-        """URL path of the article, after the host."""
         return self.slug or make_slug(self.title)
 
     @property
     def display_title(self) -> str:
-        """Heading above the text."""
         return self.heading or f"How to {self.title}"
 
 
@@ -62,7 +60,6 @@ class Author:
 
     @property
     def path(self) -> str:
-        """URL path of the page, after the host."""
         return self.slug or author_path(self.name)
 
 
@@ -80,7 +77,6 @@ class Category:
 
     @property
     def path(self) -> str:
-        """URL path of the page, after the host."""
         return self.slug or category_path(self.name)
 
 
@@ -94,27 +90,20 @@ def make_slug(title: str) -> str:
 
 
 def author_path(name: str) -> str:
-    """Make the path of an author's page."""
     return f"Author/{make_slug(name.replace(',', ''))}"
 
 
 def category_path(name: str) -> str:
-    """Make the path of a category's page."""
     return f"Category:{make_slug(name)}"
 
 
 def to_record(page: LibraryPage) -> dict[str, Any]:
-    """Convert a page to JSON values."""
     kind = next(name for name, cls in _PAGE_TYPES.items() if isinstance(page, cls))
     return {"kind": kind, **{name: value for name, value in asdict(page).items() if value}}
 
 
 def from_record(record: Mapping[str, Any]) -> LibraryPage:
-    """Read a page from JSON values; clean its texts, and cut those that no screen would show whole.
-
-    Raises:
-        ConfigError: it has no title, or no valid path.
-    """
+    """Read a page from JSON values; clean its texts, and cut those that no screen would show whole."""
     cls = _PAGE_TYPES[record["kind"]]
     fields = {name: _CLEANERS[name](record[name]) for name in cls.__dataclass_fields__ if name in record}
     title = fields.get("title" if cls is Article else "name")

@@ -143,17 +143,14 @@ class WikiHowEnv:
 
     @property
     def library(self) -> Library:
-        """Library with all pages, hidden or not."""
         return open_cached_library(self._place)
 
     def hide_articles(self, paths: Iterable[str]) -> None:
-        """Hide the articles at `paths` in the next episodes: no page lists or shows them."""
         self._hidden |= frozenset(paths)
         self._app = None
 
     @property
     def app_state(self) -> AppState:
-        """State of the episode in the app."""
         return self._state
 
     def reset(self, task: Task) -> Observation:
@@ -208,7 +205,6 @@ class WikiHowEnv:
         )
 
     def close(self) -> None:
-        """Leave the app; the library stays open for the next one of this process."""
         self._steps_left = 0
         self._app = None
 

@@ -36,12 +36,10 @@ class Goal:
     pages: tuple[TargetPage, ...]
 
     def find_reached(self, log: Iterable[str]) -> list[int]:
-        """Return the places of the pages that the lines of a log have reached."""
         lines = tuple(log)
         return [place for place, page in enumerate(self.pages) if any(map(page.pattern.search, lines))]
 
     def format_instructions(self) -> str:
-        """Format all instructions, a line each, as REMEMBERER words them."""
         later = (page.instruction for page in self.pages if page.instruction)
         return "\n".join((self.command, *(f"Then, {text[:1].lower()}{text[1:]}" for text in later)))
 
@@ -59,7 +57,6 @@ _SCHEMA: Final = {
 
 @cache
 def _get_task_class() -> type[Any]:
-    """Build the message class of a task file from `_SCHEMA`."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kinds = descriptor_pb2.FieldDescriptorProto
@@ -80,12 +77,7 @@ def _get_task_class() -> type[Any]:
 
 
 def read_goal(path: Path) -> Goal:
-    """Read the goal of a task file in Mobile-Env's format.
-
-    Raises:
-        ConfigError: the file is unreadable, or judges by other events than the public files of WikiHow.
-        MissingExtraError: protobuf is not installed.
-    """
+    """Read the goal of a task file in Mobile-Env's format."""
     try:
         from google.protobuf import text_format
     except ModuleNotFoundError as error:

@@ -49,11 +49,7 @@ class ParsedPage(NamedTuple):
 
 
 def read_html(path: Path) -> str:
-    """Read the HTML of a file: the body of an HTTP response, or plain HTML; either may be gzipped.
-
-    Raises:
-        ConfigError: the file is unreadable or cut off, or holds an error response.
-    """
+    """Read the HTML of a file: the body of an HTTP response, or plain HTML; either may be gzipped."""
     try:
         content = path.read_bytes()
         if content.startswith(b"HTTP/"):
@@ -68,11 +64,7 @@ def read_html(path: Path) -> str:
 
 
 def parse_page(html: str) -> ParsedPage:
-    """Parse a page's HTML, valid or not.
-
-    Raises:
-        ConfigError: it is beyond the parser.
-    """
+    """Parse a page's HTML, valid or not."""
     reader = _PageParser()
     try:
         reader.feed(html)
@@ -169,7 +161,6 @@ def parse_doc_id(name: str) -> str:
 
 
 def make_name(path: str) -> str:
-    """Make a name from a path, for pages without one."""
     return unquote(path.rpartition("/")[2].removeprefix("Category:")).replace("-", " ")
 
 
@@ -235,7 +226,8 @@ class _PageReader:
             raise ConfigError("its path comes twice")
         page = parse_page(read_html(path))
         if slug.startswith("Author/"):
-            return self._parse_author(slug, page)
+            name, articles = self._names.get(slug, make_name(slug)), _list_articles(page, slug)
+            return {"kind": "author", "name": name, "slug": slug, "bio": _find_intro(page), "articles": articles}
         if slug.startswith("Category:"):
             return self._parse_category(slug, page)
         return self._parse_article(slug, page)
@@ -266,10 +258,6 @@ class _PageReader:
             "references": page.texts["references"][:MAX_LISTED],
             "related": _list_articles(page, slug),
         }
-
-    def _parse_author(self, slug: str, page: ParsedPage) -> dict[str, Any]:
-        name, articles = self._names.get(slug, make_name(slug)), _list_articles(page, slug)
-        return {"kind": "author", "name": name, "slug": slug, "bio": _find_intro(page), "articles": articles}
 
     def _parse_category(self, slug: str, page: ParsedPage) -> dict[str, Any]:
         name, about = make_name(slug), _find_intro(page)

@@ -63,11 +63,7 @@ class Library(NamedFolder):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open the library of a folder.
-
-        Raises:
-            ConfigError: it is no library, has another version, or a file of it was cut or replaced.
-        """
+        """Open the library of a folder."""
         return cls(MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META))
 
     def without(self, paths: Iterable[str]) -> Self:
@@ -99,7 +95,6 @@ class Library(NamedFolder):
                 yield page
 
     def search(self, query: str, limit: int) -> list[str]:
-        """Find articles whose titles share words with a query; return their paths, best first."""
         ranked = self._index.search(query, limit + len(self._hidden))
         return [path for path, _ in ranked if path not in self._hidden][:limit]
 
@@ -128,18 +123,7 @@ class Library(NamedFolder):
 def write_library(
     folder: Path, pages: Iterable[LibraryPage], facts: Mapping[str, Any] | None = None, report: Iterable[object] = ()
 ) -> Library:
-    """Write the library of `pages` into `folder`, whole or not at all, and open it.
-
-    Args:
-        folder: missing or empty.
-        pages: with distinct paths; read one by one.
-        facts: for ``meta.json``; read after all pages.
-        report: JSON values for the report; read after all pages.
-
-    Raises:
-        ConfigError: `folder` is not empty, or two pages have one path.
-        RunError: the disk is full or the place not writable.
-    """
+    """Write the library of `pages` into `folder`, whole or not at all, and open it."""
     with write_folder(folder) as made:
         name, counts = _write_pages(made, pages)
         lines = (json.dumps(line, ensure_ascii=True) + "\n" for line in report)

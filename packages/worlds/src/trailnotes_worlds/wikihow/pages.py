@@ -48,15 +48,6 @@ class Layout:
     clickable: bool = False  # the whole page reports itself as clickable
     has_menu: bool = False
 
-    def list_visible(self, offset: int) -> list[View]:
-        """List the views on the screen after scrolling down by `offset`."""
-        end = offset + PAGE_HEIGHT
-        return [item.view for item in self.items if item.top < end and item.top + item.height > offset]
-
-    def find_top(self, name: str) -> int:
-        """Find the offset of the view with a resource-id; 0 if there is none."""
-        return next((item.top for item in self.items if item.view.name == name), 0)
-
 
 class _ColumnBuilder:
     def __init__(self) -> None:
@@ -78,12 +69,10 @@ class _ColumnBuilder:
 
 
 def build_home_page() -> Layout:
-    """Build the first page of the app, whose web page is empty."""
     return Layout((LayoutItem(View(PLAIN_VIEW, name="webView", clickable=True), 0, PAGE_HEIGHT),), 1)
 
 
 def build_results_page(library: Library, query: str, start: int, most: int = RESULTS_PER_PAGE) -> Layout:
-    """Build the page of search results from the `start`-th on, `most` to a page."""
     column = _ColumnBuilder()
     found = library.search(query, MAX_RESULTS)
     for article in library.articles(found[start : start + most]):
@@ -106,19 +95,24 @@ def build_results_page(library: Library, query: str, start: int, most: int = RES
 
 
 def make_search_path(query: str, start: int = 0) -> str:
-    """Make the path of a page of results."""
     return f"wikiHowTo?search={quote_plus(query)}" + (f"&start={start}" if start else "")
 
 
 def build_article_page(library: Library, article: Article) -> Layout:
-    """Build the page of an article."""
     column = _ColumnBuilder()
     column.add_row([View(TEXT, "Learn why people ", target=ABOUT), View(TEXT, "trust wikiHow", target=ABOUT)], 78)
-    column.add_row([*_iter_breadcrumb_views(library, article)] or [View(TEXT, " ")], 62)
+    crumbs = [
+        View(TEXT, name.upper(), target=_get_existing_path(library, category_path(name))) for name in article.categories
+    ]
+    column.add_row(_separate(crumbs, " »") or [View(TEXT, " ")], 62)
     title = article.display_title
     column.add(TEXT, title, 100 * _count_lines(title, 32), clickable=True)
     if article.authors:
-        column.add_row([View(TEXT, article.byline), View(TEXT, " "), *_iter_author_views(library, article)], 70)
+        authors = [
+            View(TEXT, name, target=_get_existing_path(library, author_path(name)), clickable=True)
+            for name in article.authors
+        ]
+        column.add_row([View(TEXT, article.byline), View(TEXT, " "), *_separate(authors, " and ")], 70)
     column.add_row([*_iter_date_views(article)] or [View(TEXT, " ")], 70)
     column.add(PLAIN_VIEW, article.intro, _compute_text_height(article.intro))
     for number, (heading, steps) in enumerate(article.methods, start=1):
@@ -138,18 +132,8 @@ def build_article_page(library: Library, article: Article) -> Layout:
     return column.build_layout(links_clickable=True, has_menu=True)
 
 
-def _iter_breadcrumb_views(library: Library, article: Article) -> Iterator[View]:
-    for number, name in enumerate(article.categories):
-        if number:
-            yield View(TEXT, " »")
-        yield View(TEXT, name.upper(), target=_get_existing_path(library, category_path(name)))
-
-
-def _iter_author_views(library: Library, article: Article) -> Iterator[View]:
-    for number, name in enumerate(article.authors):
-        if number:
-            yield View(TEXT, " and ")
-        yield View(TEXT, name, target=_get_existing_path(library, author_path(name)), clickable=True)
+def _separate(views: Sequence[View], text: str) -> list[View]:
+    return [part for view in views for part in (View(TEXT, text), view)][1:]
 
 
 def _iter_date_views(article: Article) -> Iterator[View]:
@@ -166,7 +150,6 @@ def _iter_date_views(article: Article) -> Iterator[View]:
 
 
 def build_author_page(library: Library, author: Author) -> Layout:
-    """Build the page of an author: picture, life, and articles."""
     column = _ColumnBuilder()
     column.add(IMAGE, author.name, 560)
     column.add_row([View(TEXT, "Website", clickable=True), View(TEXT, "+ Follow", clickable=True)], 200)
@@ -188,7 +171,6 @@ def build_author_page(library: Library, author: Author) -> Layout:
 
 
 def build_category_page(library: Library, category: Category) -> Layout:
-    """Build the page of a category: description, topics, and articles."""
     column = _ColumnBuilder()
     parent = _get_existing_path(library, category_path(category.parent)) if category.parent else ""
     if not category.parent:  # the broadest ones have a picture and a search field
@@ -249,7 +231,6 @@ def _add_grid(articles: Sequence[Article], column: _ColumnBuilder) -> None:
 
 
 def build_about_page() -> Layout:
-    """Build the page about trust in the articles."""
     column = _ColumnBuilder()
     column.add(PLAIN_VIEW, "Information You Can Trust", 300)
     column.add(PLAIN_VIEW, "A Guide to our Editorial Process", 120)

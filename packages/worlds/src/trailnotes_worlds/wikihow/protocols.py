@@ -50,12 +50,10 @@ class WikiHowGoal:
 
     @property
     def id(self) -> str:
-        """Name and template number, as in the names of task files."""
         return f"{re.sub(r'[^a-z0-9]+', '_', self.title.lower()).strip('_')}-{TEMPLATE_NUMBERS[self.template]}"
 
     @property
     def kind(self) -> str:
-        """Template, with "+article" for a second article."""
         return f"{self.template}+article" if self.then_slug else self.template
 
     @property
@@ -76,12 +74,10 @@ class WikiHowGoal:
         return tuple(text for text in texts if text is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON values for `from_json`."""
         return {name: value for name, value in asdict(self).items() if value}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> WikiHowGoal:
-        """Read a goal from JSON values. Raises `ConfigError`: they are no goal."""
         try:
             goal = cls(**values)
             TEMPLATE_NUMBERS[goal.template]
@@ -97,7 +93,6 @@ class WikiHowGoal:
 
 
 def extract_keywords(title: str) -> list[str]:
-    """Extract the words of a title that identify a search for it."""
     found = [word for word in re.findall(r"\w+", title.lower()) if word not in _STOPWORDS]
     return found or re.findall(r"\w+", title.lower())
 
@@ -167,11 +162,7 @@ Splits = Mapping[str, Sequence[WikiHowGoal | str]]  # goals, or names of task fi
 
 
 def compute_splits(library: Library, choice: TaskSelection) -> Splits:
-    """Compute all splits. Some may be empty for a small library or a folder of few files.
-
-    Raises:
-        ConfigError: the folder of task files holds none.
-    """
+    """Compute all splits. Some may be empty for a small library or a folder of few files."""
     if choice.tasks:
         return _split_files(Path(choice.tasks), choice)
     splits: dict[str, list[WikiHowGoal]] = {split: [] for split in SPLITS}
@@ -182,11 +173,7 @@ def compute_splits(library: Library, choice: TaskSelection) -> Splits:
 
 
 def make_tasks(splits: Splits, split: str, choice: TaskSelection) -> list[Task]:
-    """Make tasks ``wikihow/PROTOCOL/NAME`` of the goals of one split, in the protocol's order.
-
-    Raises:
-        ConfigError: an unknown or empty split; the message names the fix.
-    """
+    """Make tasks ``wikihow/PROTOCOL/NAME`` of the goals of one split, in the protocol's order."""
     require_choice("split", split, SPLITS, where="")
     if not splits[split]:
         where = f"folder {choice.tasks}" if choice.tasks else "library"

@@ -28,12 +28,7 @@ _NEWEST: Final = date(2022, 7, 1)
 
 
 def open_library(place: str | Path) -> Library:
-    """Open the library of a folder, or the ``"synthetic"`` one, which its first use writes to the user's cache.
-
-    Raises:
-        ConfigError: as `Library.open`.
-        RunError: the cache is not writable; set TRAILNOTES_CACHE to another folder.
-    """
+    """Open the library of a folder, or the ``"synthetic"`` one, which its first use writes to the user's cache."""
     return open_synthetic() if str(place) == NAME else Library.open(place)
 
 

@@ -38,7 +38,6 @@ class Leaf(NamedTuple):
 
 
 def render_lines(listed: Iterable[Leaf], most: int | None = None) -> list[str]:
-    """Render a line of HTML for each leaf, with its place in the list as its id, and `most` characters of its text."""
     return [_render_line(leaf, place, leaf.view.text[:most]) for place, leaf in enumerate(listed)]
 
 

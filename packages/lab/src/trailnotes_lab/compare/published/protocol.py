@@ -11,7 +11,6 @@ from trailnotes.config.methods import get_label
 from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.toml import diff_configs
 from trailnotes.envs import load_env_class
-from trailnotes.types import Task
 from trailnotes_lab.compare.evaluations import Evaluation, get_panel_row, get_variation
 from trailnotes_lab.compare.published.figures import PublishedTable
 
@@ -85,16 +84,15 @@ def _is_same(name: str, ours: object, theirs: object, task: str) -> bool:
     return ours == theirs
 
 
-def _collect_variations(tasks: Iterable[Task], row: str) -> set[str]:
-    return {get_variation(task.id) for task in tasks if get_panel_row(task.id) == row}
-
-
 def describe_protocol(evaluations: Sequence[Evaluation], panel: Collection[str]) -> str:
-    """Describe the protocol of a column in one line."""
     played = [(e, task) for e in evaluations for task in e.tasks if task in panel]
     facts = [extract_facts(e, task) for e, task in played]
     tested = {len({episode.task.id for episode in e.get_episodes(task)}) for e, task in played}
-    trained = {len(_collect_variations(e.list_training_tasks(), task)) for e, task in played if e.trained}
+    trained = {
+        len({get_variation(each.id) for each in e.list_training_tasks() if get_panel_row(each.id) == task})
+        for e, task in played
+        if e.trained
+    }
     names = ("split", "temperature", "tips")
     seen = {name: "/".join(dict.fromkeys(str(fact[name]) for fact in facts)) for name in names}
     learned = f"{_format_range(trained)} train variations" if trained else "not trained"

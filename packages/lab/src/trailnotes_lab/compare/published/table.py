@@ -31,7 +31,6 @@ class ComparisonCell:
 
     @property
     def counts(self) -> str:
-        """Format the numbers of seeds, variations and episodes as the tables print them."""
         return f"{self.num_seeds}·{self.num_variations}·{self.num_episodes}"
 
 
@@ -66,11 +65,7 @@ class Comparison:
 def build_comparison(
     evaluations: Sequence[Evaluation], panel: str, published: PublishedTable, notes: Iterable[str] = ()
 ) -> Comparison:
-    """Group evaluations by method, and pool seeds and variations within each task.
-
-    Raises:
-        RunError: nothing of the panel was played, a return is out of range, or two evaluations are the same run.
-    """
+    """Group evaluations by method, and pool seeds and variations within each task."""
     said = list(notes)
     groups: dict[str, list[Evaluation]] = {}
     for evaluation in evaluations:
@@ -97,11 +92,7 @@ def build_comparison(
 
 
 def build_column(label: str, members: Sequence[Evaluation], published: PublishedTable) -> Column:
-    """Pool all evaluations of one method into a column.
-
-    Raises:
-        RunError: one task twice with one seed, or two protocols.
-    """
+    """Pool all evaluations of one method into a column."""
     validate_same_protocol(members, "column")
     cells, values = {}, {}
     for task in published.rows:

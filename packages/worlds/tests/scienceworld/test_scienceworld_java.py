@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
@@ -14,13 +13,16 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from py4j.protocol import escape_new_line, get_command_part, unescape_new_line
 
 from trailnotes.config.schema import EnvConfig
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.errors import EnvError
+from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.java.simulator import SimulatorLostError, find_java
-from trailnotes_worlds.scienceworld.client import ScienceWorldClient, ScienceWorldSimulator, StepResult
+from trailnotes_worlds.java.gateway import JavaGateway, SimulatorLostError, decode_value, encode_value
+from trailnotes_worlds.scienceworld.client import ScienceWorldClient, ScienceWorldSimulator
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
 from trailnotes_worlds.scienceworld.game import FaultTolerantGame
 
@@ -66,9 +68,6 @@ def without_restarts(observation: Observation) -> tuple[object, ...]:
     return (observation.text, observation.reward, observation.score, observation.actions, info)
 
 
-# ---------------------------------------------------------------------------------------------- death and replay
-
-
 def test_an_episode_goes_on_after_its_simulator_was_killed(
     env: ScienceWorldEnv, undisturbed: list[Observation]
 ) -> None:
@@ -79,20 +78,6 @@ def test_an_episode_goes_on_after_its_simulator_was_killed(
         again.append(env.step(action))
     assert [o.info.get("restarts", 0) for o in again] == [0] * 5 + [1] + [0] * 2
     assert [without_restarts(o) for o in again] == [without_restarts(o) for o in undisturbed]
-
-
-def test_an_episode_goes_on_after_its_simulator_was_stopped(
-    env: ScienceWorldEnv, undisturbed: list[Observation]
-) -> None:
-    env.reset(TASK)
-    stopped, client = pid_of(env), env._game._client
-    assert client is not None
-    client.simulator._gateway.set_timeout(0.5)
-    os.kill(stopped, signal.SIGSTOP)
-    after = env.step(ACTIONS[0])
-    assert after.info["restarts"] == 1
-    assert without_restarts(after) == without_restarts(undisturbed[1])
-    assert gone(stopped)
 
 
 def test_a_replay_lists_the_admissible_actions_as_often_as_they_were_listed(env: ScienceWorldEnv) -> None:
@@ -112,7 +97,7 @@ def test_a_replay_lists_the_admissible_actions_as_often_as_they_were_listed(env:
 
 
 def test_an_interrupted_call_is_not_answered_by_the_next_one(
-    env: ScienceWorldEnv, undisturbed: list[Observation], monkeypatch: pytest.MonkeyPatch
+    env: ScienceWorldEnv, undisturbed: list[Observation]
 ) -> None:
     env.reset(TASK)
     client = env._game._client
@@ -131,68 +116,7 @@ def test_an_interrupted_call_is_not_answered_by_the_next_one(
         signal.signal(signal.SIGALRM, before)
     assert not client.alive
     assert gone(client.simulator.pid)
-    monkeypatch.setattr("trailnotes_worlds.scienceworld.game.ScienceWorldClient", _no_client)
-    with pytest.raises(EnvError, match="a second process is not needed to see that it is asked for"):
-        env.step(ACTIONS[0])
-    with pytest.raises(EnvError, match="call reset before step"):
-        env.step(ACTIONS[0])
-
-
-def _no_client(*_: object, **_settings: object) -> ScienceWorldClient:
-    raise EnvError("a second process is not needed to see that it is asked for")
-
-
-class Flaky:
-    """A client whose answers come from a list; None is a death."""
-
-    def __init__(self, *answers: str | None) -> None:
-        self.alive, self.answers = True, list(answers)
-
-    def load(self, *_: object) -> None: ...
-
-    def step(self, action: str) -> StepResult:
-        answer = self.answers.pop(0)
-        if answer is None:
-            self.alive = False
-            raise SimulatorLostError("ScienceWorld's Java was lost: it died of SIGKILL")
-        return StepResult(answer, 0.0, completed=False, moves=0)
-
-    def close(self) -> None:
-        self.alive = False
-
-
-def flaky_game(monkeypatch: pytest.MonkeyPatch, max_restarts: int, *clients: Flaky) -> FaultTolerantGame:
-    waiting = list(clients)
-    monkeypatch.setattr(
-        "trailnotes_worlds.scienceworld.game.ScienceWorldClient", lambda *_, **_settings: waiting.pop(0)
-    )
-    return FaultTolerantGame(max_restarts=max_restarts)
-
-
-def test_restarts_are_counted_by_episode_and_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    game = flaky_game(
-        monkeypatch, 2, Flaky("a", None), Flaky(None), Flaky("a", "b", "a", None), Flaky("a", None), Flaky("a", None)
-    )
-    game.begin("boil", 0, "")
-    assert game.step("x").text == "b"  # it died in the step, then again while it was replayed
-    assert game.restarts == 2
-    game.begin("boil", 0, "")
-    assert game.restarts == 0
-    with pytest.raises(EnvError, match=r"it died of SIGKILL \(in 3 simulators, after 1 actions of \('boil', 0, ''\)\)"):
-        game.step("x")
-
-
-def test_a_replay_that_differs_is_an_error_that_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    game = flaky_game(monkeypatch, 2, Flaky("a", "b", None), Flaky("a", "c"))
-    game.begin("boil", 0, "")
-    game.step("x")
-    with pytest.raises(EnvError, match=r"differs from the lost one at action 1 \('x'\) .*: 'c' is not 'b'"):
-        game.step("y")
-    with pytest.raises(EnvError, match="call reset before step"):
-        game.step("z")
-
-
-# ---------------------------------------------------------------------------------------------- no process is left
+    assert without_restarts(env.step(ACTIONS[0])) == without_restarts(undisturbed[1])
 
 
 HOST = """
@@ -246,22 +170,6 @@ def children_of(parent: int, word: str) -> list[int]:
     return [pid for pid in pids if word in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
-def test_a_simulator_nobody_holds_any_more_is_ended(tmp_path: Path) -> None:
-    """It also writes no file at all: the system would refuse it, as a full disk does."""
-    java = tmp_path / "java"
-    java.write_text(f'#!/bin/sh\nulimit -f 0\nexport TMPDIR=/no/such/folder\nexec {find_java()} "$@"\n')
-    java.chmod(0o755)
-    simulator = ScienceWorldSimulator(str(java), timeout=240.0)
-    pid = simulator.pid
-    simulator.call("load", "boil", 0, "", False)
-    assert str(simulator.call("step", "look around")).startswith("This room is called")
-    del simulator
-    assert gone(pid)
-
-
-# -- many games in one Java
-
-
 def test_games_of_one_process_know_nothing_of_each_other() -> None:
     """Interleaved, each gives the text of a process of its own, and lists actions in one."""
     setups = [("boil", 0), ("find-animal", 1), ("find-animal", 1), ("power-component", 2)]
@@ -282,34 +190,105 @@ def test_games_of_one_process_know_nothing_of_each_other() -> None:
         game.close()
 
 
-def test_a_full_process_is_followed_by_another_and_an_empty_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes_worlds.scienceworld.client.GAMES", 2)
-    timeout = 29.0  # no other test shares these
-    first, second, third = (ScienceWorldClient(timeout=timeout, shared=True) for _ in range(3))
-    assert first.simulator is second.simulator is not third.simulator
-    pids = first.simulator.pid, third.simulator.pid
-    first.close()
-    first.close()
-    assert not first.alive
-    assert second.alive
-    assert ScienceWorldClient(timeout=timeout, shared=True).simulator is second.simulator
-    third.close()
-    assert gone(pids[1])
-    second.close()
-    gc.collect()  # the one that nobody closed
-    assert gone(pids[0])
+def program(path: Path, script: str) -> str:
+    """A program that does what a Java should not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
-def test_all_games_of_a_lost_process_go_on_in_a_new_one() -> None:
-    envs = [ScienceWorldEnv(timeout=28.0) for _ in range(3)]
-    for env in envs:
-        env.reset(TASK)
-    wanted = [envs[0].step(action) for action in ACTIONS]
-    os.kill(pid_of(envs[1]), signal.SIGKILL)
-    for env, restarts in zip(envs[1:], (1, None), strict=True):  # the last finds its process gone before it calls
-        first, *others = [env.step(action) for action in ACTIONS]
-        assert (first.text, first.info.get("restarts")) == (wanted[0].text, restarts)
-        assert others == wanted[1:]
-    assert pid_of(envs[1]) == pid_of(envs[2])
-    for env in envs:
-        env.close()
+def is_alive(numbers: Path) -> bool:
+    """Whether the process that wrote its number to this file lives; it may have been ended before it could."""
+    number = numbers.read_text().strip() if numbers.exists() else ""
+    return bool(number) and Path(f"/proc/{number}").exists()
+
+
+@pytest.fixture(scope="module")
+def simulator() -> Iterator[ScienceWorldSimulator]:
+    """A real one, started amid options and files that must not reach it."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1m -Duser.language=de")
+    patch.setenv("_JAVA_OPTIONS", "-Xmx1m")
+    with Path(__file__).open() as file:
+        os.set_inheritable(file.fileno(), True)
+        made = ScienceWorldSimulator()
+    patch.undo()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'no such option' >&2; exit 3", "it exited with status 3; its last words: no such option"),
+        ("kill -9 $$", "it died of SIGKILL"),
+        ("echo hello; echo world; sleep 60", "it is not Java: it said 'hello'"),
+        ("exec >&-; sleep 60", "it closed its output"),
+        ("echo 1; echo token; sleep 60", "port 1 cannot be reached"),
+        ("sleep 60", "it said nothing within 0.2 s"),
+    ],
+)
+def test_what_is_no_java_is_refused_with_its_last_words_and_leaves_no_process(
+    tmp_path: Path, script: str, words: str
+) -> None:
+    numbers = tmp_path / "pid"
+    java = program(tmp_path / "java", f"echo $$ > {numbers}\n{script}")
+    limit = 0.2 if "0.2" in words else 30.0
+    with pytest.raises(ConfigError, match="Java could not be started") as caught:
+        ScienceWorldSimulator(java, start_limit=limit)
+    assert words in str(caught.value)
+    assert "Java 11 or newer is needed" in str(caught.value)
+    assert not is_alive(numbers)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@settings(deadline=None)
+@given(texts | st.integers(-(2**31), 2**31 - 1) | st.booleans() | st.none())
+def test_arguments_are_written_as_py4j_writes_them(value: str | int | bool | None) -> None:
+    assert encode_value(value) == get_command_part(value)[:-1]
+
+
+@settings(deadline=None)
+@given(texts)
+def test_text_is_read_as_py4j_reads_it(text: str) -> None:
+    line = encode_value(text)
+    assert "\n" not in line
+    assert "\r" not in line
+    assert decode_value(line) == text == (unescape_new_line(escape_new_line(text)) or "")
+
+
+def test_calls_carry_values_both_ways(simulator: ScienceWorldSimulator) -> None:
+    word = 'ö \\n "\u2028\n\r\t\x00 \U0001f6aa'
+    assert simulator.call("join", "-", simulator.call("getTaskNames"), of="java.lang.String").count("boil") == 1
+    assert simulator.call("valueOf", True, of="java.lang.String") == "true"
+    assert simulator.call("max", -3, 2, of="java.lang.Math") == 2
+    builder = simulator._gateway.create("java.lang.StringBuilder", word)
+    assert simulator.call("toString", of=builder) == word
+    simulator.release(builder)
+    with pytest.raises(EnvError, match=builder.id):
+        simulator.call("toString", of=builder)
+
+
+def test_an_exception_in_java_is_one_line_and_the_connection_goes_on(simulator: ScienceWorldSimulator) -> None:
+    with pytest.raises(EnvError, match=r"failed in parseInt: java.lang.NumberFormatException: .*\"x\"$") as caught:
+        simulator.call("parseInt", "x", of="java.lang.Integer")
+    assert not isinstance(caught.value, SimulatorLostError)
+    with pytest.raises(EnvError, match="failed in noSuchThing: "):
+        simulator.call("noSuchThing")
+    assert simulator.call("parseInt", "3", of="java.lang.Integer") == 3
+
+
+def test_it_inherits_no_file_and_its_own_group(simulator: ScienceWorldSimulator) -> None:
+    held = [path.resolve().name for path in Path(f"/proc/{simulator.pid}/fd").iterdir()]
+    assert "scienceworld.jar" in held
+    assert Path(__file__).name not in held
+    assert os.getpgid(simulator.pid) == simulator.pid
+
+
+def test_the_connection_needs_the_token(simulator: ScienceWorldSimulator) -> None:
+    port = simulator._gateway._socket.getpeername()[1]
+    with pytest.raises(SimulatorLostError, match="belongs to another program"):
+        JavaGateway(port, "guess", 5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -14,11 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes_worlds.search import bm25
+from trailnotes.errors import ConfigError
+from trailnotes_worlds.search import bm25, words
 from trailnotes_worlds.search import index as index_module
-from trailnotes_worlds.search.analyzer import analyze
-from trailnotes_worlds.search.building import IndexBuilder
-from trailnotes_worlds.search.index import MAX_TERMS, SearchIndex
+from trailnotes_worlds.search.analyzer import STOPWORDS, analyze, to_term
+from trailnotes_worlds.search.building import FILES, IndexBuilder
+from trailnotes_worlds.search.index import SearchIndex
+from trailnotes_worlds.search.porter import stem
+from trailnotes_worlds.search.words import split_words
 
 Documents = Sequence[tuple[str, str]]
 
@@ -65,32 +69,6 @@ def test_ties_are_broken_by_name(build: Callable[..., SearchIndex]) -> None:
     assert [name for name, _ in index.search("cup", 2)] == ["10", "9"]
 
 
-def test_what_finds_nothing(build: Callable[..., SearchIndex]) -> None:
-    index = build(("a", "red cup"), ("empty", ""), ("stops", "the of and"))
-    for query in ("", "the", "unknown", "\x00", "\ud800", "★"):
-        assert index.search(query) == []
-    assert index.search("cup", 0) == []
-    assert len(index) == 3
-    assert index.search("cup")[0][1] == pytest.approx(math.log(1 + 0.5 / 1.5) / 1.9)  # empty ones count nowhere
-
-
-def test_an_empty_index_finds_nothing(build: Callable[..., SearchIndex]) -> None:
-    index = build()
-    assert (len(index), index.search("cup"), index.find_by_term("cup")) == (0, [], [])
-
-
-def test_a_term_that_is_said_very_often(build: Callable[..., SearchIndex]) -> None:
-    index = build(("few", "sale " * 254), ("many", "sale " * 300 + "x"), ("more", "sale " * 70_000))
-    names, scores = zip(*index.search("sale"), strict=True)
-    assert names == ("more", "many", "few")
-    lengths = [int(bm25.LENGTHS[bm25.encode_lengths(np.array([n]))][0]) for n in (254, 301, 70_000)]
-    mean, idf = (254 + 301 + 70_000) / 3, math.log(1 + 0.5 / 3.5)
-    expected = [
-        idf * f / (f + 0.9 * (0.6 + 0.4 * length / mean)) for f, length in zip((254, 300, 70_000), lengths, strict=True)
-    ]
-    assert scores[::-1] == pytest.approx(expected, rel=1e-6)
-
-
 def test_terms_that_are_there_already_are_found_as_they_are(tmp_path: Path) -> None:
     with IndexBuilder(tmp_path) as builder:
         builder.add_terms("b", ["The Cats", "x"])
@@ -99,16 +77,6 @@ def test_terms_that_are_there_already_are_found_as_they_are(tmp_path: Path) -> N
     with closing(SearchIndex.open(tmp_path)) as index:
         assert index.find_by_term("The Cats") == ["b", "a"]
         assert index.find_by_term("cat") == index.find_by_term("\ud800") == []
-
-
-def test_only_the_first_terms_of_an_endless_query_count(build: Callable[..., SearchIndex]) -> None:
-    index = build(("a", "first"), ("z", "last"))
-    filler = " ".join(f"w{number}" for number in range(MAX_TERMS - 1))
-    assert [name for name, _ in index.search(f"first {filler} last")] == ["a"]
-    assert [name for name, _ in index.search("last " * 20_000)] == ["z"]  # a repeat is no further term
-
-
-# -- against a ranking that looks at every document
 
 
 def ranked(documents: Documents, query: str) -> list[tuple[str, float]]:
@@ -139,19 +107,6 @@ def test_a_ranking_is_that_of_the_plain_way(texts: list[str], query: str, limit:
     documents = [(f"d{len(text) % 7}{place}", text) for place, text in enumerate(texts)]
     with TemporaryDirectory() as folder, closing(index_of(Path(folder), documents, run)) as index:
         assert index.search(query, limit) == ranked(documents, query)[:limit]
-
-
-def test_the_best_of_many_blocks_are_the_best_of_all(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    vocabulary = np.array([f"w{number}" for number in range(20)])
-    documents = [
-        (f"d{place:04d}", " ".join(vocabulary[rng.zipf(1.5, rng.integers(1, 9)) % 20])) for place in range(2500)
-    ]
-    with closing(index_of(tmp_path, documents, run=5_000)) as index:
-        for query in ("w1 w2", "w13", "w19"):
-            expected = ranked(documents, query)
-            for limit in (1, 2, 3, 50, 6000):
-                assert index.search(query, limit) == expected[:limit]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -185,3 +140,108 @@ def test_what_is_looked_up_instead_of_read_ranks_the_same(
             for limit in (1, 7, 50):
                 assert index.search(query, limit) == expected[:limit]
     assert sum(found for found, _ in asked) < sum(size for _, size in asked) / 4
+
+
+ASCII = st.text(st.characters(max_codepoint=127))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("wi-fi, usb-c / hdmi", ["wi", "fi", "usb", "c", "hdmi"]),
+        ("don't o'clock' 'tis", ["don't", "o'clock", "tis"]),
+        ("u.s.a. example.com 3.5mm 1,000,000 12:30", ["u.s.a", "example.com", "3.5mm", "1,000,000", "12", "30"]),
+        ("color:red 3:a a.1 1.a 5'2", ["color:red", "3", "a", "a", "1", "1", "a", "5'2"]),
+        ("snake_case _x_ __ _", ["snake_case", "_x_"]),
+        ("50% off #1 a&b c++", ["50", "off", "1", "a", "b", "c"]),
+        ("café naïve Ünïcode", ["café", "naïve", "Ünïcode"]),
+        ("cafe\u0301s x\u200dy", ["cafe\u0301s", "x\u200dy"]),  # a combining mark and a joiner stay in their word
+        ("men\u2019s l\u2019eau", ["men\u2019s", "l\u2019eau"]),
+        ("½ ¼ ² 3²", ["3"]),
+        ("面膜 30ml", ["面", "膜", "30ml"]),
+        ("ひら カタカナ", ["ひ", "ら", "カタカナ"]),
+        ("ผ้าไหม silk", ["ผ้าไหม", "silk"]),
+        ("★new★ ☆ brand™ x® ©", ["★", "new", "★", "brand", "™", "x", "®", "©"]),
+        ("👍🏽 👩‍👧 🇫🇷🇩🇪 ❤️ok", ["👍🏽", "👩‍👧", "🇫🇷", "🇩🇪", "❤️", "ok"]),
+        ("１２.５ ＡＢ", ["１２.５", "ＡＢ"]),
+        ("\ud800 a\x00b", ["a", "b"]),
+        ("", []),
+    ],
+)
+def test_words(text: str, expected: list[str]) -> None:
+    assert split_words(text) == expected
+
+
+@given(ASCII)
+def test_the_short_way_for_ascii_finds_the_same(text: str) -> None:
+    wide = [found[0] for found in words._WIDE.finditer(text.translate(words._CLASSES))]
+    assert list(map(len, split_words(text))) == list(map(len, wide))
+
+
+@pytest.mark.parametrize("piece", ["_", "a.", "1,", "★", "\u0301", "é'", "__a", "\u200d", "🇫"])
+def test_hostile_repeats_take_linear_time(piece: str) -> None:
+    assert sum(map(len, split_words(piece * 100_000))) <= len(piece) * 100_000
+
+
+@pytest.mark.parametrize(  # most are the examples of Porter's paper
+    ("word", "expected"),
+    [
+        ("caresses", "caress"), ("ponies", "poni"), ("ties", "ti"), ("caress", "caress"), ("cats", "cat"),
+        ("feed", "feed"), ("agreed", "agre"), ("plastered", "plaster"), ("bled", "bled"), ("motoring", "motor"),
+        ("sing", "sing"), ("conflated", "conflat"), ("troubled", "troubl"), ("sized", "size"), ("hopping", "hop"),
+        ("falling", "fall"), ("hissing", "hiss"), ("fizzed", "fizz"), ("failing", "fail"), ("filing", "file"),
+        ("happy", "happi"), ("sky", "sky"), ("relational", "relat"), ("conditional", "condit"), ("rational", "ration"),
+        ("digitizer", "digit"), ("radically", "radic"), ("vietnamization", "vietnam"), ("operator", "oper"),
+        ("feudalism", "feudal"), ("hopefulness", "hope"), ("formality", "formal"), ("sensibility", "sensibl"),
+        ("triplicate", "triplic"), ("electrical", "electr"), ("goodness", "good"), ("revival", "reviv"),
+        ("adjustment", "adjust"), ("adoption", "adopt"), ("communism", "commun"), ("effective", "effect"),
+        ("probate", "probat"), ("rate", "rate"), ("cease", "ceas"), ("controll", "control"), ("roll", "roll"),
+        ("possibly", "possibl"), ("archaeology", "archaeolog"), ("is", "is"), ("us", "us"), ("s", "s"),  # Lucene's own
+        ("cafés", "café"), ("ion", "ion"), ("ying", "ying"),
+    ],
+)  # fmt: skip
+def test_stems(word: str, expected: str) -> None:
+    assert stem(word) == expected
+
+
+def test_terms() -> None:
+    found = analyze("The Women's shoes, and MEN\u2019S Running-Shoes' for 1's")
+    assert found == ["women", "shoe", "men", "run", "shoe", "1", "s"]
+    assert len(STOPWORDS) == 33
+    assert analyze(" ".join(sorted(STOPWORDS))) == []
+    assert to_term("IT'S") == ""  # a stopword without its possessive
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with IndexBuilder(tmp_path / "index") as builder:
+        for number in range(50):
+            builder.add(f"d{number}", f"cup number {number}")
+        builder.finish()
+    return tmp_path / "index"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_was_cut_or_is_gone_is_named(folder: Path, name: str) -> None:
+    os.truncate(folder / name, (folder / name).stat().st_size - 1)
+    with pytest.raises(ConfigError, match=rf"^{folder / name} has \d+ bytes instead of \d+"):
+        SearchIndex.open(folder)
+    (folder / name).unlink()
+    with pytest.raises(ConfigError, match=f"{name} has 0 bytes instead of"):
+        SearchIndex.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is no search index"),
+        ("[]", "is no search index"),
+        ('{"kind": "search index"}', "is no search index"),
+        ('{"kind": "search index", "files": {}, "version": 99}', "version 99, and this Trailnotes reads version 1"),
+        ('{"kind": "search index", "files": {}, "version": 1}', "is damaged, it does not tell 'filled'"),
+    ],
+)
+def test_another_meta_is_named(folder: Path, text: str, message: str) -> None:
+    (folder / "meta.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        SearchIndex.open(folder)
