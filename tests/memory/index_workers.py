@@ -17,7 +17,7 @@ from trailnotes.types import Tip
 BATCH = 3
 DIM = 8
 NEAREST = MemoryConfig(threshold=-1, order=("similarity",), capacity=10**6).model_copy(update={"exact_below": 1})
-EXACT = NEAREST.model_copy(update={"index": "exact"})
+EXACT = NEAREST.model_copy(update={"exact_below": 10**9})
 
 
 class Directions:

@@ -315,17 +315,6 @@ def test_hybrid_joins_both_lists() -> None:
         assert found(memory, "red door xyzzy", 1) == ["like"], "first by vectors, and second by words"
 
 
-def test_the_most_similar_alone_are_put_in_order() -> None:
-    keys = {"near": "red door", "nearer": "red door of the red house", "far": "red sea", "best score": "blue gate"}
-    query = "red door of the red house"
-    with memory_of(keys) as memory:
-        assert found(memory, query)[0] == "best score"
-    with memory_of(keys, rerank=2) as memory:
-        assert found(memory, query) == ["nearer", "near"]
-        memory.config = memory.config.model_copy(update={"order": ("recency",), "rerank": 3})
-        assert found(memory, query) == ["far", "nearer", "near"]
-
-
 ACUTE = "\u0301"
 ASTRONAUT = "\U0001f469\U0001f3fd\u200d\U0001f680"  # a woman, a skin tone, a joiner, a rocket
 

@@ -101,34 +101,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, handlers=[handler])
-    code = 2
     try:
         with interrupt_on_signals(), contextlib.redirect_stdout(PrintableStream(sys.stdout)):
             args.command.run(args)
             sys.stdout.flush()
-    except TrailnotesError as error:
-        text = str(error)
-    except ModuleNotFoundError as error:
+    except BrokenPipeError:  # the reader, `head` for example, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (TrailnotesError, ModuleNotFoundError, KeyboardInterrupt, OSError) as error:
+        text = _explain_error(error)
+        with contextlib.suppress(OSError):  # the terminal may be what has gone
+            if args.debug:
+                print(escape_unprintable_lines(traceback.format_exc()), file=sys.stderr)
+            print(f"trailnotes: {escape_unprintable(' '.join(text.split()))}", file=sys.stderr)
+        if not isinstance(error, KeyboardInterrupt):
+            return 2
+        return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
+    return 0
+
+
+def _explain_error(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and not isinstance(error, TrailnotesError):
         package = (error.name or "").partition(".")[0]
         extras = [extra for extra, (_, modules) in list_extras().items() if package in modules]
         if not extras:
-            raise
-        text = f"this needs the package {package}: {format_install_command(extras[-1])}"
-    except KeyboardInterrupt as stop:
-        code = 128 + (stop.number if isinstance(stop, Interrupted) else signal.SIGINT)
-        text = str(stop) or "interrupted"
-    except BrokenPipeError:  # the reader, `head` for example, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        text = f"{error.filename or 'system error'}: {error.strerror or error}"
-    else:
-        return 0
-    with contextlib.suppress(OSError):  # the terminal may be what has gone
-        if args.debug:
-            print(escape_unprintable_lines(traceback.format_exc()), file=sys.stderr)
-        print(f"trailnotes: {escape_unprintable(' '.join(text.split()))}", file=sys.stderr)
-    return code
+            raise error
+        return f"this needs the package {package}: {format_install_command(extras[-1])}"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'system error'}: {error.strerror or error}"
+    return str(error) or "interrupted"
 
 
 class _PrintableFormatter(logging.Formatter):

@@ -20,11 +20,7 @@ from trailnotes.policies.hf.policy import load_model
 
 
 def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | None) -> Learner:
-    """Build a learner of `model`, in this process.
-
-    Raises:
-        ConfigError: `learner.packed` does not fit the model.
-    """
+    """Build a learner of `model`, in this process. Raises `ConfigError` for settings that do not fit the model."""
     return _make_learner(config, model, reference, dump_dir, _choose_packing(config, model))
 
 

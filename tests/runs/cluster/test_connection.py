@@ -62,7 +62,7 @@ def test_where_nobody_is_the_address_is_named() -> None:
         (2, {"learner": {"world_size": 2}}, True, [{"CPU": 1.0, "GPU": 1.0}]),
         (2, {"model": {"device": "cuda:0"}}, False, []),  # Ray does not know of it
         (0, {"model": {"device": "auto"}}, False, []),  # nothing to set aside on this node
-        (1, {"env": {"num_workers": 2}, "cluster": {"address": "auto", "env_cpus": 0.5}}, True, [{"CPU": 0.5}] * 2),
+        (1, {"env": {"num_workers": 2}, "cluster": {"address": "auto"}}, True, [{"CPU": 1.0}] * 2),
         (1, {"cluster": {"address": "ray://10.0.0.1:10001"}}, False, []),  # this process is elsewhere
     ],
 )
