@@ -40,8 +40,7 @@ LONG = (
     "test_train.py", "test_engine_runs.py", "test_cluster.py", "test_sharded.py", "test_demo.py", "test_rehearsal.py",
     "test_world.py", "test_openai.py", "test_scienceworld.py", "test_ranks.py", "test_methods.py", "test_served.py",
     "test_policy.py", "test_engines.py", "test_workers.py", "test_placed_ranks.py", "test_adapt_endpoint.py",
-    "test_scienceworld_configs.py", "test_gpu_benchmark.py", "test_pretend_device.py",
-    "test_notebook.py",
+    "test_gpu_benchmark.py", "test_pretend_device.py", "test_notebook.py",
 )  # fmt: skip
 
 

@@ -33,9 +33,9 @@ from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trailnotes.envs.waymarks import simulator, spec
+from trailnotes.envs.waymarks import spec
 
-MODEL = Path(simulator.__file__).parents[2] / "builtin/waymarks-start"
+MODEL = Path(spec.__file__).parents[2] / "builtin/waymarks-start"
 FAMILIES = ("route", "amber"), ("route", "birch"), ("keys", "granite"), ("keys", "hazel")  # two mazes, two vaults
 
 NUM_TASKS, GROUP_SIZE = 8, 8  # an iteration plays so many tasks, each so many times
@@ -66,13 +66,13 @@ class Episode:
     actions: list[list[int]] = field(default_factory=list)  # T, as sampled token ids; nothing re-tokenises them
 
     def __post_init__(self) -> None:
-        self.scene = simulator.make_first_scene(self.game)
+        self.scene = spec.make_first_scene(self.game)
         self.observations.append(self.scene.text)
 
     def act(self, token_ids: list[int]) -> None:
         """Take the action that the policy sampled."""
         command = " ".join(re.findall("[a-z]+", tokenizer.decode(token_ids, skip_special_tokens=True).lower()))
-        self.scene = simulator.advance_scene(self.scene, command)
+        self.scene = spec.advance_scene(self.scene, command)
         self.actions.append(token_ids)
         self.observations.append(self.scene.text)
 

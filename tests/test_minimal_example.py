@@ -101,7 +101,7 @@ def test_the_file_is_short_and_imports_nothing_of_the_package_but_the_games() ->
     assert len(text.splitlines()) <= 250
     modules = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     package = [ast.unparse(node) for node in modules if "trailnotes" in ast.unparse(node)]
-    assert package == ["from trailnotes.envs.waymarks import simulator, spec"]
+    assert package == ["from trailnotes.envs.waymarks import spec"]
 
 
 def test_the_games_are_those_of_the_environment() -> None:

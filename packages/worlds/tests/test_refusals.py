@@ -98,7 +98,7 @@ ENVS: list[tuple[str, dict[str, Any], str]] = [
     ("gymnasium", {"id": "Pendulum-v1", "success_return": 1}, "id = 'Pendulum-v1' acts by"),
     ("gymnasium", {**LAKE, "kwargs": {"depth": 3}}, "unexpected keyword argument 'depth'"),
     ("gymnasium", {**LAKE, "kwargs": "is_slippery"}, "kwargs"),
-    ("gymnasium", {"id": "CartPole-v1", "kwargs": {"sutton_barto_reward": object()}}, "kwargs"),
+    ("gymnasium", {"id": "CartPole-v1", "kwargs": {"sutton_barto_reward": object}}, "kwargs"),
     ("gymnasium", {**LAKE, "success_return": "1"}, "success_return = '1'"),
     ("gymnasium", {**LAKE, "success_return": float("nan")}, "success_return"),
     ("gymnasium", {**LAKE, "success_return": 1, "max_return": -1}, "max_return"),

@@ -36,9 +36,6 @@ class Learner:
         dump_dir: for batches whose loss or gradient is not finite.
         ranks: the processes that share the update. Each has a learner of the same weights, calls the same methods with
             the same arguments, and gets the same answers; this one keeps its part of the weights only.
-
-    Raises:
-        ConfigError: `loss.kl` without a reference model.
     """
 
     packing: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `logprobs`
@@ -75,8 +72,7 @@ class Learner:
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
         """Score the trained tokens by the model as it is, or as it was at the start, at the sampling temperature.
 
-        Returns:
-            For each row (L,) natural logarithms; 0.0 where `loss_mask` is 0.
+        Returns natural logarithms (L,) for each row; 0.0 where `loss_mask` is 0.
         """
         score = self._score_reference if of_start else self._score
         with self.use_initial_adapters() if of_start else nullcontext():

@@ -102,14 +102,10 @@ class Batch:
 
 
 class TokenScorer:
-    """Scorer of tokens under a causal language model, at the temperature that they were sampled with.
+    """Scorer of tokens under a causal LM or a peft model, at the `temperature` that they were sampled with.
 
-    Padding on the right needs no attention mask: in a causal model no token sees what comes after it.
-
-    Args:
-        model: a causal LM of transformers, or a peft model around one.
-        temperature: logits are divided by it, as they were when sampling.
-        chunk: positions whose logits exist at the same time.
+    Padding on the right needs no attention mask: in a causal model no token sees what comes after it. `chunk` is the
+    number of positions whose logits exist at the same time.
     """
 
     def __init__(self, model: nn.Module, temperature: float = 1.0, chunk: int = 1024) -> None:

@@ -66,11 +66,7 @@ def build_samples(
         rows: "auto" makes one row of an episode as long as each prompt starts with the last prompt and the ids
             sampled for it, and forks a new row where not; "step" makes one row for each step.
 
-    Returns:
-        Rows; `Sample.trajectory` is the running index over all groups. Rows without a sampled token are left out.
-
-    Raises:
-        ValueError: the numbers do not match the groups, a trajectory ended in an error, or one has no token ids.
+    Returns rows; `Sample.trajectory` is the running index over all groups. Rows without a sampled token are left out.
     """
     if [len(group.trajectories) for group in groups] != [len(row) for row in advantages]:
         raise ValueError("advantages must hold one number for each trajectory of each group, or one for each step")
@@ -277,9 +273,9 @@ def split_microbatches(
 ) -> list[list[int]]:
     """Cut rows, the same on every rank, into the micro-batches of this rank, as many as of any other.
 
-    Each rank has as many rows, and as long ones: they are dealt out from the longest to the shortest, forth and back (0
-    1 2 2 1 0 0 1 ...). A pass through a sharded model is one of all ranks, so ranks with fewer micro-batches get empty
-    ones, and must then pass a dummy batch through the model. Over all ranks each index is in one micro-batch.
+    Each rank has as many rows, and as long ones: they are dealt out from the longest to the shortest, forth and back. A
+    pass through a sharded model is one of all ranks, so ranks with fewer micro-batches get empty ones, and must then
+    pass a dummy batch through the model. Over all ranks each index is in one micro-batch.
     """
     rows = [sample.token_ids for sample in samples]
     if ranks.world == 1:

@@ -38,32 +38,25 @@ class ShardedRank(Ranks):
         mesh: of one dimension, over all ranks.
         object_group: a gloo group of them all, for objects that are no tensors.
         dtype: in which a model that is trained as a whole computes; its weights stay in float32, and gradients are
-            summed
-            in it. None: that of the weights.
+            summed in it. None: that of the weights.
         offload: whether weights, gradients and moments stay in the host's memory, and visit the device.
     """
 
     def __init__(
-        self,
-        mesh: DeviceMesh,
-        object_group: dist.ProcessGroup,
-        dtype: torch.dtype | None = None,
-        *,
+        self, mesh: DeviceMesh, object_group: dist.ProcessGroup, dtype: torch.dtype | None = None, *,
         offload: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.rank, self.world, self.dtype = mesh.get_rank(), mesh.size(), dtype
         here = "cpu" if mesh.device_type == "cpu" else f"cuda:{torch.cuda.current_device()}"
         self.device, self.object_group = torch.device(here), object_group
         self._mesh, self._offload = mesh, offload
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over all ranks."""
         total = tensor.clone()
         dist.all_reduce(total, group=self._mesh.get_group())
         return total
 
     def gather(self, value: T) -> list[T]:
-        """Gather the value of each rank."""
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value, group=self.object_group)
         return values

@@ -47,9 +47,6 @@ class MasterAdamW:
     A step of 1e-6 is lost when it is added to a bfloat16 weight (8 bits of mantissa). So parameters of a lower
     precision get a float32 master copy: gradients are summed and clipped there, the moments live there, and the model's
     weights are the rounded masters. Float32 parameters are their own masters and cost nothing more.
-
-    Raises:
-        ValueError: nothing is trainable.
     """
 
     def __init__(

@@ -73,12 +73,8 @@ class TrainedPolicy(OwnedPolicy, Protocol):
             said: the learner's log-probabilities of the sampled tokens of each probe under these weights, in nats at
                 the sampling temperature of training.
 
-        Returns:
-            Mean absolute difference between the policy and the learner on the probes, in nats.
-
-        Raises:
-            PolicyError: a completion is under way, the weights are another model's, or the policy scores the probes
-                otherwise.
+        Returns the mean absolute difference between policy and learner on the probes, in nats. Raises `PolicyError`
+        where the weights are another model's, or the policy scores the probes otherwise.
         """
 
     async def sleep(self) -> None:

@@ -106,14 +106,7 @@ class Template:
     whether thinking is changed. `prompt` is the text between a user's message and the assistant's turn. `trims` says
     for each role whether the left and the right end of its contents are stripped. `blanks` surround an answer in the
     history alone, and so belong to its words. A system message that the template has no place for opens the first user
-    message.
-
-    Args:
-        tokenizer: of transformers.
-        options: variables of the template (`model.template_options`).
-
-    Raises:
-        PolicyError: the template refuses every conversation, or changes or drops what messages say.
+    message. `options` are variables of the template (`model.template_options`).
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:

@@ -85,6 +85,8 @@ def last_line(output: bytes) -> str:
 class _Spawner:
     """The one thread that starts all children: the death signal comes when the *thread* that started a child ends."""
 
+    _thread: threading.Thread | None
+
     def __init__(self) -> None:
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
@@ -105,7 +107,7 @@ class _Spawner:
     def _forget(self) -> None:
         """Begin anew in a forked copy of this process, which has no such thread."""
         self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = None
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
 
     @staticmethod

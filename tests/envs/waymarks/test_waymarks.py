@@ -22,7 +22,6 @@ from trailnotes.envs import check_env, list_env_tasks, make_env
 from trailnotes.envs.base import Env
 from trailnotes.envs.textworld.env import open_interpreter
 from trailnotes.envs.waymarks import env as wm
-from trailnotes.envs.waymarks import simulator as sim
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
@@ -190,7 +189,7 @@ def test_the_default_sizes_are_the_games_there_were_before_sizes() -> None:
     specs = [wm.parse_spec(task) for task in wm.make_tasks("validation", OLD_FAMILIES)]
     words = json.dumps([asdict(spec) for spec in specs])
     assert hashlib.sha256(words.encode()).hexdigest()[:16] == "3be0144937c25f16"
-    texts = [sim.make_first_scene(spec).text for spec in specs]
+    texts = [ws.make_first_scene(spec).text for spec in specs]
     assert hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16] == "fecf21e5073c372c"
     sizes = {name: ws.DEFAULT_SIZE[ws.parse_family(name)[0]] for name in ALL_FAMILIES}
     assert wm.make_tasks("test", ALL_FAMILIES, sizes=sizes) == wm.make_tasks("test", ALL_FAMILIES)
@@ -263,13 +262,13 @@ def all_rules(kind: ws.Kind, size: int | None = None) -> list[ws.Rule]:
 
 def random_success(spec: ws.GameSpec) -> float:
     """Chance that uniformly drawn admissible actions win, exact: probabilities pushed through the scenes."""
-    chances, won = {sim.make_first_scene(spec): 1.0}, 0.0
+    chances, won = {ws.make_first_scene(spec): 1.0}, 0.0
     for _ in range(spec.max_steps):
-        following: dict[sim.Scene, float] = {}
+        following: dict[ws.Scene, float] = {}
         for scene, chance in chances.items():
-            actions = sim.list_admissible(scene)
+            actions = ws.list_admissible(scene)
             for action in actions:
-                after = sim.advance_scene(scene, action)
+                after = ws.advance_scene(scene, action)
                 share = chance / len(actions)
                 won += share if after.won else 0.0
                 if not (after.won or after.lost):

@@ -188,14 +188,6 @@ def test_the_first_rank_holds_the_model_that_acts_besides() -> None:
     assert [*first.phases] == ["acting", "learning"]
 
 
-def test_offload_leaves_the_device_what_is_gathered() -> None:
-    plain, offloaded = (
-        estimated(settings(model=FULL, learner={"world_size": 2, "offload": offload})) for offload in (False, True)
-    )
-    assert not offloaded.devices[1].held
-    assert offloaded.devices[1].phases == plain.devices[1].phases
-
-
 def test_who_plays_while_it_learns_holds_both_at_a_time() -> None:
     lora = {"lora": {"enabled": True}, "gradient_checkpointing": True}
     turns, ahead = (alone(settings(model=lora, rollout={"max_async_iterations": ahead})) for ahead in (0, 1))
@@ -225,13 +217,6 @@ def test_an_engine_on_a_device_of_its_own_leaves_the_learners_alone() -> None:
     assert spread.held["engine: weights"] == seven().whole
     (elsewhere,) = estimated(settings(engine={"name": "vllm", "urls": ["http://elsewhere:7465"]})).devices
     assert not elsewhere.phases.get("acting")
-
-
-def test_an_engine_beside_each_rank_is_awake_all_the_time() -> None:
-    engine = {"name": "vllm", "replicas": 2, "devices": ["0", "1"], "device_memory": 0.35}
-    (both,) = estimated(settings(model=FULL, learner={"world_size": 2}, engine=engine)).devices
-    assert both.count == 2
-    assert sum(size for name, size in both.held.items() if "engine" in name) == pytest.approx(0.35 * 80e9)
 
 
 def test_processes_of_one_host_share_its_memory(start_model: Path) -> None:

@@ -14,13 +14,14 @@ from trailnotes.web.ledger import TokenCount
 OFF = ("--loss.kl", "0", "--loss.dual_clip", "0")
 
 
-def count(*words: str) -> TokenCount:
+def count(*words: str, epochs: int = 1) -> TokenCount:
     """The tokens of an iteration of five episodes with answers of at most 8 tokens, to prompts of 10 and 20."""
     seen = Observation("here")
     steps = [Step(seen, (), Completion((0,) * size, (0,), (0.0,), "go"), (), "go", 0.0) for size in (10, 20)]
     rollout = ("--rollout.num_tasks", "1", "--rollout.group_size", "5", "--rollout.max_action_tokens", "8")
+    words = (*rollout, "--optim.epochs", str(epochs), *words)
     return count_tokens(
-        make_config(*rollout, *words),
+        make_config(*words),
         [Trajectory(Task("task", "numbers"), tuple(steps), seen, "terminated", True, 1.0)],
     )
 
@@ -32,7 +33,7 @@ def make_config(*words: str) -> Config:
 
 def test_an_iteration_by_hand() -> None:
     # 16 tokens are said, by half of which each of the two prompts is longer; the last context is 20 + 8 + 16 = 44
-    plain = count(*OFF, "--optim.epochs", "3")
+    plain = count(*OFF, epochs=3)
     assert plain == TokenCount(5 * (10 + 20 + 2 * 8), 5 * 16, 5 * 3 * 44)
 
 

@@ -27,7 +27,7 @@ Message = dict[str, Any]
 
 
 def client(url: str, **options: Any) -> OpenEnvClient:
-    return OpenEnvClient(url=url, **{"timeout": 20.0, "connect_timeout": 0.2, **options})
+    return OpenEnvClient(url=url, **{"timeout": 20.0, "connect_timeout": 2.0, **options})
 
 
 def played(env: OpenEnvClient, *actions: str) -> list[Observation]:

@@ -213,9 +213,6 @@ def test_what_is_hidden_is_nowhere(small: str) -> None:
     assert len(whole[howto.EGGS.path].about) == 3
 
 
-CONFIG = "wikihow/rememberer"
-
-
 def adviser() -> ScriptedPolicy:
     """Knows the way of one task: at each screen it says what comes next, as advice."""
 
@@ -235,7 +232,7 @@ def test_a_scripted_player_fills_the_table_and_reaches_the_end(tmp_path: Path, m
         (tmp_path / "tasks" / split).mkdir(parents=True)
         (tmp_path / "tasks" / split / f"{split}_boil-4.textproto").write_text(howto.TASK)
     monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", lambda *_: adviser())
-    config = load_config(CONFIG)
+    config = load_config("wikihow/rememberer")
     options = {**config.env.options, "library": str(tmp_path / "library"), "tasks": str(tmp_path / "tasks")}
     changes = {
         "env": config.env.model_copy(update={"options": options, "num_workers": 0}),

@@ -380,7 +380,7 @@ class ExperienceTable(MemoryFile):
                 for row, (number, blob, task, observation, history, admissible, *facts) in enumerate(rows):
                     context = tuple(parse_json(history)), tuple(parse_json(admissible)), *facts
                     vectors = np.frombuffer(blob, "<f4").reshape(2, -1).astype(np.float32, copy=False)
-                    found = ExperienceRecord(number, task, observation, *context, values.get(number, {}))
+                    found = ExperienceRecord(number, task, observation, *context, values=values.get(number, {}))
                     self._situations.put(row, found, vectors)
                 self._data_version = version
             return self._situations

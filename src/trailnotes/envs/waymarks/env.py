@@ -30,8 +30,15 @@ from trailnotes.envs.textworld.env import (
 )
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.build import BUILDER_VERSION, build_game
-from trailnotes.envs.waymarks.simulator import Scene, advance_scene, list_admissible, make_first_scene
-from trailnotes.envs.waymarks.spec import GameSpec, Kind, Rule
+from trailnotes.envs.waymarks.spec import (
+    GameSpec,
+    Kind,
+    Rule,
+    Scene,
+    advance_scene,
+    list_admissible,
+    make_first_scene,
+)
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 

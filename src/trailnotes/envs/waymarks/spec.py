@@ -1,8 +1,8 @@
-"""Waymarks, the pure part: families, hidden rules, variations and every sentence of the games.
+"""Waymarks, the pure part: families, hidden rules, variations, every sentence of the games, and the simulated game.
 
 A *family* is a kind of game, a name and a hidden rule that all its variations share. A *variation* draws room names,
 furniture and the order of listings. Nothing here needs TextWorld: the builder compiles these sentences into real
-games, the simulator says them directly.
+games, `advance_scene` says them directly.
 """
 
 from __future__ import annotations
@@ -228,3 +228,134 @@ def archive_actions(spec: GameSpec) -> tuple[str, ...]:
 
 def format_unlock(box: str, gem: str) -> str:
     return f"unlock {box} with {gem}"
+
+
+# --- The simulated games, for 100,000s of warm-start episodes. Answers equal those of the compiled ones for every
+# action string; a test compares both. Both environments apply `parse_command` (env.py) first.
+
+NO_WAY = "you can't go that way."
+
+_KNOWN_DIRECTIONS = (*DIRECTIONS, "northeast", "northwest", "southeast", "southwest", "up", "down", "in", "out")
+_SHORT_DIRECTIONS = ("n", "e", "s", "w", "ne", "nw", "se", "sw", "u", "d")
+_DIRECTION_WORDS = {
+    **{direction: direction for direction in _KNOWN_DIRECTIONS},
+    **dict(zip(_SHORT_DIRECTIONS, _KNOWN_DIRECTIONS, strict=False)),
+    "inside": "in",
+    "outside": "out",
+}
+_DICTIONARY_CHARS = 9  # the Z-machine's dictionary tells words apart by these
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A moment of a game: position, unlocked boxes, the last text."""
+
+    spec: GameSpec
+    text: str
+    junction: int = 0  # route: counted from 0
+    unlocked: frozenset[str] = frozenset()  # keys: boxes
+    won: bool = False
+    lost: bool = False
+
+
+def make_first_scene(spec: GameSpec) -> Scene:
+    return _look(Scene(spec, ""))
+
+
+def advance_scene(scene: Scene, command: str) -> Scene:
+    words = [word[:_DICTIONARY_CHARS] for word in command.split()]
+    verb, rest = (words[0], words[1:]) if words else ("", [])
+    direction = _parse_direction(words) or (_parse_direction(rest) if verb == "go" else "")
+    if direction:
+        return _go(scene, direction)
+    if verb == "unlock" and scene.spec.kind == "keys":
+        return _unlock(scene, rest)
+    if verb in {"look", "l"} and not rest:
+        return _look(scene)
+    return _say(scene, _answer_unchanged(scene, verb, rest))
+
+
+def list_admissible(scene: Scene) -> tuple[str, ...]:
+    """List every action that does something here, sorted."""
+    if scene.spec.kind == "route":
+        return tuple(sorted({*DIRECTIONS}))  # three exits onward, and back or the archive
+    locked = [box for box in scene.spec.boxes if box not in scene.unlocked]
+    return tuple(sorted([ARCHIVE_DIRECTION, *(format_unlock(box, gem) for box in locked for gem in GEMS)]))
+
+
+def _say(scene: Scene, text: str) -> Scene:
+    return Scene(scene.spec, text, scene.junction, scene.unlocked, scene.won, scene.lost)
+
+
+def _look(scene: Scene) -> Scene:
+    spec, at = scene.spec, scene.junction
+    description = junction_description(spec, at) if spec.kind == "route" else vault_description(spec)
+    return _say(scene, room_text(spec.rooms[at], description))
+
+
+def _go(scene: Scene, direction: str) -> Scene:
+    spec, at = scene.spec, scene.junction
+    if at == 0 and direction == ARCHIVE_DIRECTION:
+        text = room_text(ARCHIVE, archive_description(spec))
+        return Scene(spec, text, at, scene.unlocked, lost=True)
+    if spec.kind == "keys" or direction not in OPPOSITE:
+        return _say(scene, NO_WAY)
+    if at and direction == OPPOSITE[spec.rule[at - 1]]:
+        return _look(Scene(spec, "", at - 1))
+    if direction == spec.rule[at]:
+        if at + 1 < spec.size:
+            return _look(Scene(spec, "", at + 1))
+        return Scene(spec, room_text(spec.rooms[spec.size], END_DESCRIPTION), at, won=True)
+    back = OPPOSITE[spec.rule[at - 1]] if at else ARCHIVE_DIRECTION
+    wrong = [word for word in DIRECTIONS if word not in (back, spec.rule[at])]
+    nook = spec.rooms[spec.size + 1 + 2 * at + wrong.index(direction)]  # junction by junction, as `DIRECTIONS`
+    return Scene(spec, room_text(nook, NOOK_DESCRIPTION), at, lost=True)
+
+
+def _parse_direction(words: list[str]) -> str:
+    """Parse the direction that all of `words` name, as the parser reads "north n"; "" when there is none."""
+    named = {_DIRECTION_WORDS.get(word, "") for word in words}
+    return named.pop() if len(named) == 1 else ""
+
+
+def _find_thing(scene: Scene, words: list[str]) -> str:
+    spec = scene.spec
+    in_sight = {spec.furniture[scene.junction]} | ({*spec.boxes, *GEMS} if spec.kind == "keys" else set())
+    return words[0] if len(set(words)) == 1 and words[0] in in_sight else ""
+
+
+def _answer_unchanged(scene: Scene, verb: str, rest: list[str]) -> str:
+    if verb in {"examine", "x"}:
+        if _parse_direction(rest):
+            return "you see nothing unexpected in that direction."
+        thing = _find_thing(scene, rest)
+        return thing_description(thing) if thing else NOT_UNDERSTOOD
+    if not rest and verb in {"inventory", "i"}:
+        return inventory_text(scene.spec)
+    if not rest and verb == "goal":
+        return instruction_text(scene.spec)
+    return "time passes." if not rest and verb in {"wait", "z"} else NOT_UNDERSTOOD
+
+
+def _unlock(scene: Scene, words: list[str]) -> Scene:
+    at = words.index("with") if words.count("with") == 1 else 0
+    box, gem = (_find_thing(scene, noun) or _parse_direction(noun) for noun in (words[:at], words[at + 1 :]))
+    fault = _explain_lock(scene, box, gem)
+    if fault:
+        return _say(scene, fault)
+    unlocked = scene.unlocked | {box}
+    return Scene(scene.spec, f"you unlock the {box}.", unlocked=unlocked, won=len(unlocked) == scene.spec.size)
+
+
+def _explain_lock(scene: Scene, box: str, gem: str) -> str:
+    """Explain why `gem` does not open `box`, in the order in which Inform looks; "" when it does."""
+    key = dict(zip(scene.spec.boxes, scene.spec.rule, strict=False)).get(box, "")
+    faults = {
+        NOT_UNDERSTOOD: not box or not gem,
+        "you must name something more substantial.": bool({box, gem} & set(_KNOWN_DIRECTIONS)),
+        f"the {gem} is fixed in place.": gem not in GEMS,
+        "that doesn't seem to be something you can unlock.": not key,
+        "that's unlocked at the moment.": box in scene.unlocked,
+        "that doesn't seem to fit the lock.": gem != key,
+    }
+    return next((text for text, applies in faults.items() if applies), "")

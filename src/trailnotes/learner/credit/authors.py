@@ -30,11 +30,9 @@ def split_by_use(gains: Mapping[str, float], gain: float) -> dict[str, float]:
     """Split a reader's gain by how much likelier each tip makes the reader's actions.
 
     `gains` are log pi(actions | this tip alone) - log pi(actions | no tip) by text, `gain` that of all tips, in nats.
-
-    Returns:
-        Positive gains over their sum, times 1 - exp(-gain), the part of the actions due to tips at all: so the reader's
-        return estimates the mean effect of tips (importance sampling, truncated at 0). Without a positive gain the
-        parts are equal.
+    Parts are positive gains over their sum, times 1 - exp(-gain), the part of the actions due to tips at all: so the
+    reader's return estimates the mean effect of tips (importance sampling, truncated at 0). Without a positive gain
+    they are equal.
     """
     due = max(0.0, -math.expm1(-gain))
     positive = {text: max(0.0, value) for text, value in gains.items()}

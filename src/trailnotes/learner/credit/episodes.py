@@ -69,13 +69,8 @@ def group_relative(
     """Compute A = (x - mean R) / (std R + 1e-6) with the sample deviation (GRPO, arXiv 2402.03300, eq. 3).
 
     `values` (M,) are x; `group` (N,) is R, None for x itself. Without `normalize_std` only the mean is subtracted (Dr.
-    GRPO, arXiv 2503.20783).
-
-    Returns:
-        (M,) advantages; exact zeros in a group of equal values, rounding aside.
-
-    Raises:
-        ValueError: the values are not a row of finite numbers.
+    GRPO, arXiv 2503.20783). Returns (M,) advantages; exact zeros in a group of equal values, rounding aside. Raises
+    `ValueError` for values that are no row of finite numbers.
     """
     compared = _to_array(values)
     reference = compared if group is None else _to_array(group)
@@ -102,10 +97,7 @@ def group_advantages(scores: Scores, algorithm: AlgorithmConfig) -> list[Array]:
     """Compute `group_relative` of each step's score, its episode's return less its penalty: N times (T_i,).
 
     `algorithm.normalize_std` divides by the group's deviation. `algorithm.normalize_mean` divides by its mean return
-    instead (MaxRL, arXiv 2602.02710), and leaves exact zeros where that is 0.
-
-    Raises:
-        ValueError: a return is negative, with `normalize_mean`.
+    instead (MaxRL, arXiv 2602.02710), leaves exact zeros where that is 0, and refuses negative returns.
     """
     scale, by_std = 1.0, algorithm.normalize_std
     if algorithm.normalize_mean:

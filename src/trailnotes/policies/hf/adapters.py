@@ -66,7 +66,17 @@ def load_adapters(model: Any, path: str, settings: Any, config: LoraConfig, base
     if settings.is_prompt_learning:
         raise ConfigError(f"model.path = {path!r} holds {settings.peft_type.value}, not adapters of weights: name LoRA")
     if config.enabled:
-        _validate_adapter_config(path, settings, config)
+        targets = settings.target_modules
+        facts: list[tuple[str, Any, Any]] = [("rank", config.rank, getattr(settings, "r", None))]
+        facts.append(("alpha", config.alpha, getattr(settings, "lora_alpha", None)))
+        if config.target_modules is not None and not isinstance(targets, str):
+            facts.append(("target_modules", sorted(config.target_modules), sorted(targets)))
+        for name, wanted, value in facts:
+            if value != wanted:
+                raise ConfigError(
+                    f"model.lora.{name} = {wanted!r}, but the adapters at model.path = {path!r} have {value!r}: set "
+                    f"model.lora.{name} to that, or merge them first: trailnotes export {path} --merge --out DIR"
+                )
         settings.lora_dropout = config.dropout
     settings.base_model_name_or_path = base
     with suppress_future_warnings():
@@ -167,18 +177,3 @@ def _untie_adapted_embedding(base: Any) -> None:
     if head is not None and head.weight is embedding.weight and (embedding, head) != layers:
         head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
         base.config.tie_word_embeddings = base.config.get_text_config().tie_word_embeddings = False
-
-
-def _validate_adapter_config(path: str, settings: Any, config: LoraConfig) -> None:
-    found: dict[str, Any] = {"rank": getattr(settings, "r", None), "alpha": getattr(settings, "lora_alpha", None)}
-    wanted: dict[str, Any] = {"rank": config.rank, "alpha": config.alpha}
-    targets = settings.target_modules
-    if config.target_modules is not None and not isinstance(targets, str):
-        found |= {"target_modules": sorted(targets)}
-        wanted |= {"target_modules": sorted(config.target_modules)}
-    for name, value in found.items():
-        if value != wanted[name]:
-            raise ConfigError(
-                f"model.lora.{name} = {wanted[name]!r}, but the adapters at model.path = {path!r} have {value!r}: "
-                f"set model.lora.{name} to that, or merge them first: trailnotes export {path} --merge --out DIR"
-            )

@@ -168,10 +168,8 @@ def require_room(prompt_ids: TokenIds, sampling: Sampling, context_length: int) 
 class StopCondition:
     """Rule for the end of a completion, shared by all engines: an end token, a stop text, or the limit.
 
-    Args:
-        decode: ids to text.
-        end_ids: tokens that end a turn; they belong to the ids of a completion, and not to its text.
-        opening: the tag of thinking that every prompt ends with, "" for none; texts of completions begin with it.
+    `end_ids` end a turn; they belong to the ids of a completion, and not to its text. `opening` is the tag of thinking
+    that every prompt ends with, "" for none; texts of completions begin with it.
     """
 
     def __init__(self, decode: Decode, end_ids: Collection[int], opening: str = "") -> None:
@@ -208,18 +206,11 @@ def draw_uniforms(seed: int, num: int) -> Uniforms:
 
 
 def sample_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Uniforms) -> tuple[list[int], list[float]]:
-    """Draw one token for each of B rows by inverting the cumulative distribution.
+    """Draw one token for each row of (B, V) logits by inverting its cumulative distribution at a number in [0, 1).
 
     Temperature 0 takes the most probable token, whatever top-k and top-p are, and reports its log-probability at
-    temperature 1: the draw itself has probability 1, which teaches nothing.
-
-    Args:
-        logits: (B, V), any float type.
-        settings: B settings.
-        uniforms: (B,) numbers in [0, 1).
-
-    Returns:
-        B token ids, and B log-probabilities under the distribution drawn from: temperature, top-k and top-p included.
+    temperature 1: the draw itself has probability 1, which teaches nothing. Returns B token ids, and B
+    log-probabilities under the distribution drawn from: temperature, top-k and top-p included.
     """
     temperatures, logits = [each.temperature or 1.0 for each in settings], logits.float()
     if any(temperature != 1.0 for temperature in temperatures):

@@ -39,7 +39,6 @@ class Cluster:
 
     @property
     def num_machines(self) -> int:
-        """Number of different addresses; tests have several nodes on one machine."""
         return len({node["NodeManagerAddress"] for node in self.nodes.values()})
 
     def get_node_name(self, node: str) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import signal
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trailnotes
@@ -49,7 +47,7 @@ def connect_cluster(config: Config) -> Iterator[Cluster]:
     cluster = None
     try:
         cluster = Cluster(config)
-        _require_same_code(cluster)
+        _require_same_version(cluster)
         cluster.reserve()
         if cluster.num_machines > 1 and os.environ.get("RAY_AUTH_MODE") != "token":
             logger.warning(
@@ -91,19 +89,14 @@ def _init_ray(address: str) -> None:
             signal.signal(signal.SIGTERM, before)  # Ray sets a handler of its own
 
 
-def get_code_version() -> str:
-    """Return the version of Trailnotes on this machine, with a digest of its files."""
-    digest = hashlib.sha256()
-    root = Path(trailnotes.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return f"{trailnotes.__version__} ({digest.hexdigest()[:8]})"
+def get_version() -> str:
+    return trailnotes.__version__
 
 
-def _require_same_code(cluster: Cluster) -> None:
+def _require_same_version(cluster: Cluster) -> None:
     import ray
 
-    ours, remote = get_code_version(), ray.remote(num_cpus=0, max_retries=0)(get_code_version)
+    remote = ray.remote(num_cpus=0, max_retries=0)(get_version)
     refs = {node: remote.options(scheduling_strategy=cluster.pin_to_node(node)).remote() for node in cluster.nodes}
     for node, ref in refs.items():
         name = cluster.get_node_name(node)
@@ -113,9 +106,6 @@ def _require_same_code(cluster: Cluster) -> None:
             continue  # the node was lost a moment ago, and Ray has only just noticed
         except ray.exceptions.RayError as error:
             last = str(error).strip().rpartition("\n")[2][:200]
-            raise ClusterError(
-                f"{name} cannot run Trailnotes ({last}): install the same version there, with the extra ray, and see "
-                "its Ray logs"
-            ) from error
-        if theirs != ours:
-            raise ClusterError(f"{name} has Trailnotes {theirs}, this process {ours}: install the same there")
+            raise ClusterError(f"{name} cannot run Trailnotes ({last}): install the extra ray there") from error
+        if theirs != get_version():
+            raise ClusterError(f"{name} has Trailnotes {theirs}, this process {get_version()}: install the same there")

@@ -39,7 +39,7 @@ def get_result(ref: Any, who: str, limit: float, setting: str) -> Any:
 async def await_result(ref: Any, who: str, limit: float, setting: str) -> Any:
     """Await the value of a reference in an event loop, as `get_result`."""
     with _translate_errors(who, limit, setting):
-        return await asyncio.wait_for(asyncio.wrap_future(ref.future()), limit)
+        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(ref.future())), limit)
 
 
 @contextlib.contextmanager

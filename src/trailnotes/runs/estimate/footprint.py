@@ -117,17 +117,12 @@ class Footprint:
 
 
 def estimate_footprint(config: Config) -> Footprint | None:
-    """Estimate a training's memory; None where neither a config.json nor a name tells the shape.
-
-    Raises:
-        ConfigError: `model.device` or `model.lora` cannot be used.
-    """
+    """Estimate a training's memory; None where neither a config.json nor a name tells the shape."""
     shape = infer_model_shape(config.model)
     return None if shape is None else estimate_for_shape(config, shape)
 
 
 def estimate_for_shape(config: Config, shape: ModelShape) -> Footprint:
-    """Estimate the memory of a training of a model of this shape."""
     size = f"{shape.whole / 1e9:.2f} billion" if shape.whole >= 1e9 else f"{shape.whole / 1e6:.1f} million"
     device, room = _detect_device(config)
     host = {"Python and its libraries": PROCESS_BYTES * config.learner.world_size}

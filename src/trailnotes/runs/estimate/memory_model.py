@@ -32,7 +32,6 @@ GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, t
 
 
 def get_dtype_size(config: Config) -> int:
-    """Return the bytes of a number of `model.dtype`."""
     return FLOAT32 if config.model.dtype == "float32" else 2
 
 

@@ -54,11 +54,7 @@ class ModelShape:
 
 
 def infer_model_shape(config: ModelConfig) -> ModelShape | None:
-    """Infer the shape of `config.path`; None where neither a config.json nor the name tells it.
-
-    Raises:
-        ConfigError: `model.lora` does not fit the model.
-    """
+    """Infer the shape of `config.path`; None where neither a config.json nor the name tells it."""
     architecture, source, stated = _find_architecture(config)
     if architecture is None:
         return None
