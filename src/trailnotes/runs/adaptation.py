@@ -189,8 +189,8 @@ class AdaptationRun:
             self._update_progress(phase, len(done), len(requests), "tips")
 
         limit = self.config.env.max_envs
-        asked = [requests[index] for index in missing]
-        await complete_requests(policy or self.policy, asked, limit=limit, on_done=keep)
+        pending = [requests[index] for index in missing]
+        await complete_requests(policy or self.policy, pending, limit=limit, on_done=keep)
         records = {record["index"]: record for record in read_jsonl(journal)}
         written = [completion_from_json(records[index]) for index in range(len(requests))]
         self._pending += Usage(
@@ -275,8 +275,8 @@ class AdaptationRun:
         return self._phases / f"{phase}.{kind}.jsonl"
 
     def _get_endpoint_metrics(self) -> dict[str, float]:
-        asked = [policy.metrics() for policy in {self.policy, self.author} if hasattr(policy, "metrics")]
-        return {name: sum(each[name] for each in asked) for name in (asked[0] if asked else ())}
+        each = [policy.metrics() for policy in {self.policy, self.author} if hasattr(policy, "metrics")]
+        return {name: sum(metrics[name] for metrics in each) for name in (each[0] if each else ())}
 
     def _update_progress(self, phase: str, done: int, total: int, unit: str) -> None:
         if self._progress is not None:
