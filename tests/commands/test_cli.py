@@ -153,7 +153,7 @@ def test_debug_shows_where_it_comes_from(tmp_path: Path, capsys: pytest.CaptureF
     ],
 )
 def test_exit_codes(raised: BaseException, code: int, line: str, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    fake("diagnose.checks.diagnose", raised)
+    fake("runs.diagnose.checks.diagnose", raised)
     assert main(["diagnose", "runs/a"]) == code
     error = capsys.readouterr().err
     assert error.endswith(line)
@@ -161,10 +161,10 @@ def test_exit_codes(raised: BaseException, code: int, line: str, fake: Any, caps
 
 
 def test_other_missing_modules_and_bugs_are_not_hidden(fake: Any) -> None:
-    fake("diagnose.checks.diagnose", ModuleNotFoundError("No module", name="mistyped"))
+    fake("runs.diagnose.checks.diagnose", ModuleNotFoundError("No module", name="mistyped"))
     with pytest.raises(ModuleNotFoundError):
         main(["diagnose", "runs/a"])
-    fake("diagnose.checks.diagnose", ZeroDivisionError())
+    fake("runs.diagnose.checks.diagnose", ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         main(["diagnose", "runs/a"])
 
@@ -297,7 +297,7 @@ def test_warmstart_shows_its_progress(fake: Any, config_file: str, capsys: pytes
 
 
 def test_diagnose(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    calls = fake("diagnose.checks.diagnose", "all well")
+    calls = fake("runs.diagnose.checks.diagnose", "all well")
     assert main(["diagnose", "runs/a"]) == 0
     assert calls[0][0] == (Path("runs/a"),)
     assert capsys.readouterr().out == "all well\n"

@@ -159,13 +159,7 @@ class AdaptationRun:
             journal.replace(find_free_path(journal))
             raise ConfigError(f"no episode of {phase} could be played; the last error was: {records[-1]['error']}")
         self._episodes += records
-        steps = [step for record in records for step in record["steps"]]
-        self._pending += Usage(  # of failed attempts, too: they have been paid for
-            env_steps=len(steps),
-            episodes=sum(record["outcome"] != "error" for record in records),
-            tokens_read=sum(step["prompt_tokens"] for step in steps),
-            tokens_generated=sum(step["tokens"] + step["other_tokens"] for step in steps),
-        )
+        self._pending += _count_usage(records)
         kept = {(t.task.id, t.member): t for t in map(trajectory_from_json, records) if t.outcome != "error"}
         return [TrajectoryGroup(g.task, tuple(kept[g.task.id, t.member] for t in g.trajectories)) for g in groups]
 
@@ -287,3 +281,14 @@ def _read_episodes(journal: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]
     places = {task.id: index for index, task in enumerate(tasks)}
     records = [record for record in read_jsonl(journal) if record["task"]["id"] in places]
     return sorted(records, key=lambda record: (places[record["task"]["id"]], record["member"]))
+
+
+def _count_usage(records: Sequence[Mapping[str, Any]]) -> Usage:
+    """Count the usage of `records`, failed attempts too: they have been paid for."""
+    steps = [step for record in records for step in record["steps"]]
+    return Usage(
+        env_steps=len(steps),
+        episodes=sum(record["outcome"] != "error" for record in records),
+        tokens_read=sum(step["prompt_tokens"] for step in steps),
+        tokens_generated=sum(step["tokens"] + step["other_tokens"] for step in steps),
+    )
