@@ -17,7 +17,7 @@ MACHINES = {
     "the machine of the run": {
         "trailnotes train": ("iterations, prompts, rank 0 of the learner,", 'engine.name = "hf"; the run directory'),
         "memory service": ("one writer of memory.db; 0 CPUs,", "stays beside the run directory"),
-        "env worker 0": ("env.num_workers actors, spread;", "cluster.env_cpus each"),
+        "env worker 0": ("env.num_workers actors, spread;", "1 CPU each"),
     },
     "another machine": {
         "rank 1 of the learner": ("learner.world_size - 1 actors;", "1 GPU each, or 1 CPU"),

@@ -21,7 +21,7 @@ from typing import Any
 from trailnotes.config.toml import load_config
 
 TASKS = ("find-non-living-thing", "lifespan-longest-lived", "chemistry-mix-paint-secondary-color")
-PUBLISHED = ("--algorithm.mode_unit", "iteration", "--memory.duplicates", "reject", "--memory.order", '["score"]')
+PUBLISHED = ("--empo2.mode_unit", "iteration", "--memory.duplicates", "reject", "--memory.order", '["score"]')
 METHODS = {
     "grpo": ("--algorithm.name", "grpo"),
     "mixed": (),

@@ -294,7 +294,7 @@ def test_adapters_train_resume_and_are_evaluated_as_on_the_cpu(
     sections = {
         "model": {"lora": {"enabled": True, "rank": 4}, "dtype": "bfloat16", "gradient_checkpointing": True},
         "algorithm": {"author": "start"},
-        "eval": {"num_tasks": 2, "memory": True},
+        "eval": {"num_tasks": 2},
     }
     update, config = Learner.update, config_on(NAME, start_model, sections)
 
@@ -320,7 +320,7 @@ def test_adapters_train_resume_and_are_evaluated_as_on_the_cpu(
 
 def test_a_critic_decides_as_on_the_cpu(start_model: Path, tmp_path: Path) -> None:
     env = {"options": {"families": ["keys/granite"], "max_steps": 2, "actions": True}}
-    retrospex = {"epochs": 1, "candidates": 3, "first_step": 1}
+    retrospex = {"epochs": 1, "first_step": 1}
     played = small_config(model={"path": str(start_model)}, env=env, eval={"split": "train", "num_tasks": 2})
     adapt(played, start_model, method="naive", out=tmp_path / "data")
     decided = []

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
 from trailnotes.warmstart.demonstrations.waymarks import WaymarksDemonstrator
 
@@ -29,7 +30,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_observation_tokens": 64,
     },
     "memory": {"top_k": 4, "threshold": -1.0, "max_tip_tokens": 24, "max_write_tokens": 6},
-    "algorithm": {"name": "empo2", "p_memory": 0.25, "q_off_policy": 1.0, "mode_unit": "trajectory"},
+    "algorithm": {"name": "empo2"},
+    "empo2": {"p_memory": 0.25, "q_off_policy": 1.0, "mode_unit": "trajectory"},
     "optim": {"lr": 1e-3, "minibatch": 0},
     "train": {"iterations": 100, "max_env_steps": 24, "save_every": 1},
     "eval": {"num_tasks": 4},
@@ -46,9 +48,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def small_config(**sections: dict[str, Any]) -> Config:
-    """`SETTINGS` with other values here and there: ``small_config(eval={"num_samples": 2})``."""
-    names = SETTINGS | sections
-    return Config(**{name: SETTINGS.get(name, {}) | sections.get(name, {}) for name in names})
+    """`SETTINGS` with other values here and there: ``small_config(eval={"num_samples": 2})``.
+
+    Keys of `empo2` may be among those of `algorithm`.
+    """
+    tree = {name: SETTINGS.get(name, {}) | sections.get(name, {}) for name in SETTINGS | sections}
+    of_empo2 = Empo2Config.model_fields.keys() & tree["algorithm"].keys()
+    tree["empo2"] |= {name: tree["algorithm"].pop(name) for name in of_empo2}
+    return Config(**tree)
 
 
 def demonstration_texts(num: int, seed: int = 0) -> list[str]:

@@ -23,9 +23,9 @@ from trailnotes.commands.command import render_cli_page
 from trailnotes.config import methods
 from trailnotes.config.__main__ import render_config_page
 from trailnotes.config.builtin import BUILTIN
+from trailnotes.config.former import REMOVED_KEYS
 from trailnotes.config.methods import find_method, list_names
 from trailnotes.config.schema import full_config_type
-from trailnotes.config.section import REMOVED_KEYS
 from trailnotes.config.toml import collect_fields, load_config, render_config
 from trailnotes.policies.vllm import server
 from trailnotes.types import MODES, Observation, RowRole, Task
@@ -268,7 +268,7 @@ class Verbosity:
 
 
 KEPT = (  # a row of each role, and each of its terms
-    "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.imitate 0.1 --algorithm.author_credit 1 "
+    "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.imitate 0.1 --empo2.author_credit 1 "
     "--memory.distilled 0.5"
 )
 
@@ -300,8 +300,8 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
     settings = (
         "--env.name test_docs:Verbosity --env.num_workers 0 --model.path builtin:waymarks-start --train.iterations 2 "
         "--train.eval_every 1 --rollout.num_tasks 2 --rollout.group_size 4 --rollout.style terse "
-        "--rollout.max_action_tokens 8 --rollout.max_context_tokens 512 --algorithm.p_memory 0.5 "
-        "--algorithm.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8"
+        "--rollout.max_action_tokens 8 --rollout.max_context_tokens 512 --empo2.p_memory 0.5 "
+        "--empo2.q_off_policy 0.5 --loss.kl 0.05 --memory.max_write_tokens 8"
     )
     rehearsed = tmp_path / "rehearsed.jsonl"
     rehearsed.write_text('{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "go"}]}\n')

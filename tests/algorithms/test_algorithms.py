@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tinyrun import SAME, differences, distance, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.algorithms.empo2 import draw_modes
-from trailnotes.config.methods_schema import AlgorithmConfig
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout.tips import TipBatch
@@ -27,7 +27,7 @@ from trailnotes.types import Mode, Sample, Trajectory, TrajectoryGroup
 
 
 def draw(num_tasks: int, group_size: int, seed: int = 0, **options: Any) -> list[list[Mode]]:
-    return draw_modes(AlgorithmConfig(**options), num_tasks, group_size, random.Random(seed))
+    return draw_modes(Empo2Config(**options), num_tasks, group_size, random.Random(seed))
 
 
 @given(p=st.floats(0, 1), q=st.floats(0, 1), size=st.integers(2, 16), tasks=st.integers(1, 5), seed=st.integers(0, 99))

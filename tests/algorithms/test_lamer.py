@@ -176,7 +176,6 @@ def test_a_task_of_which_a_group_failed_is_left_out_and_its_twin_with_it() -> No
     [
         ({"algorithm": {"name": "lamer", "dynamic_sampling": 1}}, r"algorithm\.dynamic_sampling = 0"),
         ({"algorithm": {"name": "lamer", "author": "start"}}, r'algorithm\.author = "policy"'),
-        ({"algorithm": {"name": "lamer", "author_credit": 1.0}}, r"author_credit = 0"),
     ],
     ids=str,
 )

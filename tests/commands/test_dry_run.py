@@ -33,35 +33,20 @@ def files(path: Path) -> list[Path]:
     return [file for file in path.rglob("*") if file.is_file()]
 
 
-def test_the_report_has_time_memory_and_disk(start_model: Path, elsewhere: Path) -> None:
-    report = dry_run(tiny_config(start_model, train={"iterations": 1234}))
-    assert [line.split()[0] for line in report.splitlines()[1:]] == ["iterations", "time", "memory", "disk"]
-    assert "1,234" in report
-    assert files(elsewhere) == []
-
-
-def test_environment_steps_bound_the_estimate(start_model: Path, elsewhere: Path) -> None:
-    report = dry_run(tiny_config(start_model, train={"iterations": 1000, "max_env_steps": 400}))
-    assert "iterations   about 10\n" in report  # 5 tasks x 4 members x 2 steps an iteration
-
-
-def test_a_disk_that_is_too_small_is_named(start_model: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes.runs.dry_run.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    assert "the disk is too small: lower train.keep_last" in dry_run(tiny_config(start_model))
-
-
-def test_what_would_end_the_run_ends_the_dry_run(start_model: Path, elsewhere: Path) -> None:
-    with pytest.raises(ConfigError, match="max_context_tokens"):
-        dry_run(tiny_config(start_model, rollout={"max_context_tokens": 1000}))
-    assert files(elsewhere) == []
-
-
-def test_the_command_makes_no_run_directory(
-    start_model: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+def test_the_report_has_time_memory_and_disk_and_nothing_stays(
+    start_model: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("config.toml").write_text(to_toml(tiny_config(start_model)))
+    monkeypatch.setattr("trailnotes.runs.dry_run.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    config = tiny_config(start_model, train={"iterations": 1000, "max_env_steps": 400})
+    Path("config.toml").write_text(to_toml(config))
     assert main(["train", "config.toml", "--run-dir", "run", "--dry-run"]) == 0
-    assert "everything could be built" in capsys.readouterr().out
+    report = capsys.readouterr().out
+    report = report[report.index("everything could be built") :].splitlines()
+    assert [line.split()[0] for line in report[1:5]] == ["iterations", "time", "memory", "disk"]
+    assert report[1] == "iterations   about 10"  # of 5 tasks x 4 members x 2 steps
+    assert report[5].startswith("the disk is too small: lower train.keep_last")
+    with pytest.raises(ConfigError, match="max_context_tokens"):  # what would end the run
+        dry_run(tiny_config(start_model, rollout={"max_context_tokens": 1000}))
     assert [file.name for file in files(elsewhere)] == ["config.toml"]
 
 
@@ -106,33 +91,22 @@ def test_a_model_that_is_not_here_is_estimated_and_not_downloaded(
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_start_that_nobody_has_made_is_no_download(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("config.toml").write_text(to_toml(tiny_config(Path("runs/start"))))
-    for words in (["train", "config.toml", "--run-dir", "run"], ["eval", "runs/start", "--config", "config.toml"]):
-        for dry in (["--dry-run"], []) if words[0] == "train" else ([],):
-            assert main([*words, *dry]) == 2
-            said = capsys.readouterr().err
-            assert "model.path = 'runs/start': there is no such directory" in said
-            assert "made first: trailnotes warmstart CONFIG --out runs/start" in said
+@pytest.mark.parametrize(
+    ("model", "words", "named"),
+    [
+        ("runs/start", "train config.toml --dry-run", "trailnotes warmstart CONFIG --out runs/start"),
+        ("runs/start", "eval runs/start --config config.toml", "model.path = 'runs/start'"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "train config.toml --dry-run --train.split test --eval.split test", "examined"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "train config.toml --dry-run --memory nowhere.jsonl", "nowhere.jsonl"),
+    ],
+)
+def test_what_would_end_the_start_is_said_without_a_download(
+    model: str, words: str, named: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config.toml").write_text(to_toml(tiny_config(Path(model), model={"device": "auto"})))
+    assert main(words.split()) == 2
+    assert named in capsys.readouterr().err
     assert [file.name for file in files(elsewhere)] == ["config.toml"]
-
-
-@pytest.mark.usefixtures("no_network")
-def test_a_model_that_is_not_here_is_checked_all_the_same(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("config.toml").write_text(to_toml(tiny_config(Path("Qwen/Qwen2.5-0.5B-Instruct"), model={"device": "auto"})))
-    words = ["train", "config.toml", "--run-dir", "run", "--dry-run"]
-    assert main([*words, "--train.split", "test", "--eval.split", "test"]) == 2
-    assert "what is learned from cannot be examined" in capsys.readouterr().err
-    assert main([*words, "--memory", "nowhere.jsonl"]) == 2
-    assert "nowhere.jsonl" in capsys.readouterr().err
-
-
-def test_a_model_that_is_here_is_estimated_and_played(start_model: Path, elsewhere: Path) -> None:
-    shown: list[str] = []
-    report = dry_run(tiny_config(start_model), show=shown.append)
-    assert "by its config.json" in shown[0]
-    assert "peak, with 10% for kernels and fragments" in shown[0]
-    assert report.startswith("everything could be built")
 
 
 # -- the settings for a model of one's own

@@ -252,7 +252,7 @@ def test_how_the_panel_is_played_may_change(start_model: Path, tmp_path: Path, s
     with pytest.raises(KeyboardInterrupt):
         evaluate(one_by_one(start_model), start_model, out=tmp_path)
     ended = stop_after(0)
-    evaluate(a_config(start_model, eval={"confidence": 0.9}), start_model, out=tmp_path)
+    evaluate(a_config(start_model, env={"num_workers": 1}), start_model, out=tmp_path)
     assert len(ended) == 2
 
 

@@ -15,7 +15,6 @@ from tinyrun import SAME, differences, episodes, tiny_config, tip_rows
 from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.learner.learner import Learner
@@ -207,19 +206,6 @@ def test_tips_that_no_run_could_use_are_refused_before_anything_is_made(start_mo
     assert not run.exists()
 
 
-def test_the_command_line_begins_with_tips(
-    start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tiny_config(start_model, train={"iterations": 1})
-    (tmp_path / "config.toml").write_text(to_toml(config))
-    file = write_jsonl(tmp_path / "tips.jsonl", given(config))
-    words = ["train", str(tmp_path / "config.toml"), "--memory", str(file)]
-    assert main([*words, "--run-dir", str(tmp_path / "run")]) == 0
-    assert is_shown(tmp_path / "run", "follow the river", after=0)
-    assert main([*words, "--run-dir", str(tmp_path / "run")]) == 0
-    assert "keeps its own tips" in capsys.readouterr().err
-
-
 # --- looking and changing
 
 
@@ -235,20 +221,45 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_search_prints_similarity_and_worth(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_look_change_and_share(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = said(capsys, "list", place)
+    assert [line.split()[1:] for line in listed] == [
+        ["0.5/1", "maze/2", "jump"], ["1/1", "maze/1", "go", "left", "twice"]
+    ]  # fmt: skip
+    assert len(said(capsys, "list", place, "--limit", "1")) == 1
+    (line,) = said(capsys, "list", place, "--namespace", "maze/1", "--json")
+    assert (json.loads(line)["text"], json.loads(line)["key"]) == ("go left twice", "a hall with two doors")
+    assert "text       go left twice" in said(capsys, "show", place, "1")
+    assert said(capsys, "stats", place)[0].split() == ["tips", "2"]
     (line,) = said(capsys, "search", place, "maze/1", "a hall with two doors")
     assert line.split() == ["1", "similarity", "1.000", "1/1", "maze/1", "go", "left", "twice"]
     said(capsys, "enable", place, "1", "--off")
     assert "are off or retired" in said(capsys, "search", place, "maze/1", "a hall")[0]
-
-
-def test_add_and_edit(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = said(capsys, "add", place, "turn back", "--task", "maze/1", "--score", "0.25", "--key", "a dead end")
     assert line.split() == ["3", "0.25/1", "maze/1", "imported", "turn", "back"]
     _, warning = said(capsys, "add", place, "turn back", "--namespace", "maze/11", "--off")
     assert "first tip of maze/11" in warning
     assert "0.9/1  maze/2  climb" in said(capsys, "edit", place, "2", "climb", "--score", "0.9")[0]
-    assert "0.1/1  maze/2  climb" in said(capsys, "edit", place, "2", "--score", "0.1")[0]
+    file = tmp_path / "tips.jsonl"
+    assert said(capsys, "export", place, str(file), "--namespace", "maze/1") == [f"2 tips written to {file}"]
+    assert said(capsys, "delete", place, "1", "3") == ["2 tips deleted"]
+    assert said(capsys, "import", place, str(file))[0].startswith("2 tips imported (off until")
+    assert all(" imported off " in line for line in said(capsys, "list", place, "--namespace", "maze/1"))
+    assert said(capsys, "enable", place, "--all") == ["3 tips enabled"]
+
+
+@pytest.mark.parametrize("name", ["", "memory.db"])
+def test_an_import_keeps_to_the_capacity_of_the_run(place: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (Path(place) / "config.toml").write_text("[memory]\ncapacity = 1\n")
+    file = write_jsonl(Path(place) / "tips.jsonl", *(Tip("maze/1", text, "a pit", 0.0) for text in ("beware", "jump")))
+    assert said(capsys, "import", str(Path(place) / name), str(file), "--enable") == [
+        "2 tips imported (enabled), 0 were known",
+        "2 tips were retired to make room (memory.capacity = 1): `memory list --retired`",
+    ]
+    gone = [json.loads(line) for line in said(capsys, "list", place, "--retired", "--json")]
+    assert {(tip["text"], tip["retirement"]["rule"]) for tip in gone} == {
+        ("beware", "oldest"), ("go left twice", "oldest")
+    }  # fmt: skip
 
 
 def test_what_is_switched_on_beyond_the_capacity_stays(place: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,6 +275,8 @@ def test_what_is_switched_on_beyond_the_capacity_stays(place: str, capsys: pytes
     ("words", "message"),
     [
         (["list", "--limit", "-1"], "limit of -1"),
+        (["show", "99"], "99"),
+        (["enable"], "either IDs or --all"),
         (["list", "--namespace", "maze/3"], "no tip of 'maze/3': it has tips of maze/2, maze/1"),
         (["export", "tips.jsonl", "--namespace", "maze"], "it has tips of maze/"),
         (["search", "maze/3", "a hall"], "no tip of 'maze/3'"),

@@ -30,7 +30,7 @@ def test_the_config_fits_its_model_and_its_games(monkeypatch: pytest.MonkeyPatch
     config = load_config(CONFIG).validate_training()
     assert config.run.deterministic
     assert config.train.save_every == 1
-    assert config.algorithm.p_memory > 0
+    assert config.empo2.p_memory > 0
     assert len(tasks_of(config, "train")) == 10
     assert get_context_length(config.model) >= config.rollout.max_context_tokens
 

@@ -494,7 +494,7 @@ def test_an_environment_that_never_works_ends_the_run(
 def test_adapters_train_and_resume(
     dtype: str, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lora = {"enabled": True, "rank": 4, "dropout": 0.1}
+    lora = {"enabled": True, "rank": 4}
     config = tiny_config(start_model, model={"lora": lora, "dtype": dtype})
     train_in_process(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -549,7 +549,6 @@ def test_adapters_are_not_taken_for_a_whole_model(start_model: Path, tmp_path: P
         ("--rollout.group_size -1", "rollout.group_size"),
         ("--rollout.num_tasks many", "rollout.num_tasks"),
         ("--rollout.num_task 3", "did you mean"),
-        ("--rollout.top_p 0.9", "rollout.top_p"),
         ("--rollout.top_k 5", "endpoint.extra"),
         ("--rollout.max_context_tokens 257", "rollout.max_context_tokens to 256 or less"),
         ("--rollout.max_action_tokens 256", "rollout.max_action_tokens"),

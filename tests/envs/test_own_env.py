@@ -59,7 +59,7 @@ class Lamp:
         pass
 '''
 SMALL = """--rollout.style terse --rollout.max_context_tokens 256 --rollout.num_tasks 2 --rollout.group_size 2
---rollout.max_action_tokens 4 --memory.max_write_tokens 4 --algorithm.p_memory 0.5 --train.iterations 1
+--rollout.max_action_tokens 4 --memory.max_write_tokens 4 --empo2.p_memory 0.5 --train.iterations 1
 --env.num_workers 1"""
 
 

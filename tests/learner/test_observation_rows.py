@@ -47,7 +47,7 @@ def test_a_run_learns_from_what_it_saw(start_model: Path, tmp_path: Path) -> Non
     assert "update/tokens_observation" not in runs[0.0][0]
 
 
-@pytest.mark.parametrize("settings", [{"mismatch": "truncate"}, {"mismatch": "mask", "mismatch_unit": "token"},
+@pytest.mark.parametrize("settings", [{"mismatch": "truncate"}, {"mismatch": "mask"},
                                       {"max_negative_kl": 1e-3}])  # fmt: skip
 def test_corrections_of_other_samplers_change_nothing_where_the_learner_samples(
     start_model: Path, tmp_path: Path, settings: dict[str, object]

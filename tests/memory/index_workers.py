@@ -16,7 +16,7 @@ from trailnotes.types import Tip
 
 BATCH = 3
 DIM = 8
-NEAREST = MemoryConfig(threshold=-1, order=("similarity",), exact_below=1, capacity=10**6)
+NEAREST = MemoryConfig(threshold=-1, order=("similarity",), capacity=10**6).model_copy(update={"exact_below": 1})
 EXACT = NEAREST.model_copy(update={"index": "exact"})
 
 

@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def opened(path: Path | None, **settings: object) -> TipMemory:
-    return open_memory(path, NEAREST.model_copy(update=settings), embedder=Directions())
+    return open_memory(path, NEAREST.model_copy(update=settings), embedder=Directions())  # constants among them
 
 
 def tips(first: int, last: int, namespace: str = "task") -> list[Tip]:
@@ -228,7 +228,7 @@ def test_beyond_the_task_the_index_finds_what_may_be_read(path: Path, scope: str
         for split in ("train", "test", "validation") for family in ("maze", "vault") for number in range(10)
     ]  # fmt: skip
     rng = random.Random(0)
-    with opened(path, scope=scope) as memory, opened(path, scope=scope, index="exact") as exact:
+    with opened(path, scope=scope) as memory, opened(path, scope=scope, exact_below=10**6) as exact:
         memory.register_tasks(tasks)
         memory.add([Tip(rng.choice(tasks).id, f"tip {n}", f"key {n}", 0.0) for n in range(400)])
         for reader in ("train maze 3", "test maze 3"):

@@ -46,7 +46,8 @@ def server() -> Iterator[EmbeddingServer]:
 
 
 def remote(server: EmbeddingServer, **endpoint: Any) -> EndpointEmbedder:
-    return EndpointEmbedder("openai:small", EndpointConfig(base_url=server.url, **endpoint))
+    config = EndpointConfig(base_url=server.url)
+    return EndpointEmbedder("openai:small", config.model_copy(update=endpoint))
 
 
 def error(status: int, message: str = "no", **facts: Any) -> Any:
@@ -212,7 +213,7 @@ def test_who_never_answers_is_named(server: EmbeddingServer, monkeypatch: pytest
     with pytest.raises(MemoryStoreError, match=r"openai:small at http.* failed 3 times.* oh \[key\].*check that it"):
         embedder.embed(["a hall"])
     assert len(server.asked) == 4
-    nobody = EndpointConfig(base_url="http://127.0.0.1:9/v1", max_retries=0)
+    nobody = EndpointConfig(base_url="http://127.0.0.1:9/v1").model_copy(update={"max_retries": 0})
     with pytest.raises(MemoryStoreError, match="failed 1 times, at last with no connection"):
         EndpointEmbedder("openai:small", nobody)
 

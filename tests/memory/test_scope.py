@@ -67,11 +67,6 @@ def test_what_a_scope_holds(scope: Scope, trained: set[str], examined: set[str])
         assert found(memory, "never met") == []
 
 
-def test_every_split_may_keep_its_own() -> None:
-    with memory_of("all", HOUSEHOLD, shared_split="") as memory:
-        assert [set(found(memory, reader)) for reader in ("a", "new", "v")] == [{"a", "b", "c", "d"}, {"new"}, {"v"}]
-
-
 def test_beyond_the_task_similarity_decides_unless_it_has_a_place() -> None:
     for order, texts in {
         ("score",): ["like", "alike", "other"],

@@ -43,9 +43,11 @@ CAPACITY = 40
 
 class LaxConfig(MemoryConfig):
     distilled_readers: ClassVar[int] = 2
+    exact_below: ClassVar[int] = 1
+    candidates: ClassVar[int] = 8
 
 
-CONFIG = LaxConfig(threshold=-0.2, exact_below=1, capacity=CAPACITY, candidates=8, distilled=0.5)
+CONFIG = LaxConfig(threshold=-0.2, capacity=CAPACITY, distilled=0.5)
 RULES = ("oldest", "least_used", "least_worth")
 NAMESPACES = ("one", "two")
 WRITERS = st.integers(0, 1)

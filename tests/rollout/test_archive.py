@@ -210,8 +210,9 @@ def test_the_highest_score_is_chosen_and_then_the_rarely_visited() -> None:
     assert set(choices(archive, 50)) == {"to gold"}
 
 
-def test_the_worst_are_forgotten_where_there_is_no_room() -> None:
-    archive = Archive(ArchiveConfig(share=1.0, capacity=2))
+def test_the_worst_are_forgotten_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ArchiveConfig, "capacity", 2)
+    archive = Archive(ArchiveConfig(share=1.0))
     rich = walked("a", Observation("rich", score=1.0))
     assert set(kept(archive, rich, rich, walked("a", "poor"), walked("a", "poor"))) == {"", "to rich", "to poor"}
     assert set(kept(archive, walked("a", "new"))) == {"", "to rich", "to new"}, "poor was met twice, new once"

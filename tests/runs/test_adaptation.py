@@ -369,7 +369,7 @@ def test_every_setting_is_free_fixed_or_of_training_alone() -> None:
     trains = (
         *("preset", "gigpo", "opsd", "opid", "ucob", "rehearsal", "lamer", "archive", "loss", "optim", "train"),
         "warmstart",
-        *("run.name", "model.device", "model.gradient_checkpointing", "model.lora", "engine.name", "eval.memory"),
+        *("run.name", "model.device", "model.gradient_checkpointing", "model.lora", "engine.name"),
         "eval.metric",  # figures are computed anew at each start
     )
     kinds = (RUNTIME_KEYS, CHANGEABLE_KEYS, FIXED_ADAPTATION_KEYS, trains)

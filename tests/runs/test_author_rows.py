@@ -187,25 +187,25 @@ def test_equal_shares_score_nothing() -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"set algorithm\.mode_unit = \"trajectory\""):
-        Config.model_validate({"algorithm": {"author_credit": 1.0, "mode_unit": "iteration"}})
+    with pytest.raises(ValidationError, match=r"set empo2\.mode_unit = \"trajectory\""):
+        small_config(empo2={"author_credit": 1.0, "mode_unit": "iteration"})
     with pytest.raises(ValidationError, match=r"set algorithm\.author = \"policy\""):
-        Config.model_validate({"algorithm": {"author_credit": 1.0, "author": "start"}})
+        small_config(empo2={"author_credit": 1.0}, algorithm={"author": "start"})
 
 
 def test_tips_must_be_sampled_as_they_are_trained(start_model: Path) -> None:
     config = tiny_config(start_model, algorithm={"author_credit": 1.0}, memory={"write_temperature": 0.5})
-    with pytest.raises(ConfigError, match=r"set memory\.write_temperature = 1"):
+    with pytest.raises(ConfigError, match=r"set memory\.write_temperature"):
         config.validate_training()
 
 
 def test_a_training_says_when_authors_are_forgotten_before_their_tasks_come_back(
     start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "set algorithm.author_age = 8" in check_author_age(small_config(rollout={"num_tasks": 16}), 60)
+    assert "set empo2.author_age = 8" in check_author_age(small_config(rollout={"num_tasks": 16}), 60)
     assert not check_author_age(small_config(rollout={"num_tasks": 16}, algorithm={"author_age": 8}), 60)
     assert not check_author_age(small_config(rollout={"num_tasks": 5}, algorithm={"author_age": 1}), 3)
     for age, times in ((1, 1), (9, 0)):
         config = credited(start_model, algorithm={"author_credit": 1.0, "author_age": age}, train={"iterations": 1})
         train(config, tmp_path / str(age))
-        assert capsys.readouterr().err.count("no author is credited: set algorithm.author_age = ") == times
+        assert capsys.readouterr().err.count("no author is credited: set empo2.author_age = ") == times

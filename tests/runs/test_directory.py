@@ -13,24 +13,13 @@ from typing import Any
 import pytest
 
 from tinyrun import tiny_config, train_in_process
-from trailnotes.config import section
-from trailnotes.config.schema import Config, RolloutConfig
-from trailnotes.config.section import RENAMED_KEYS
+from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import RunError
 from trailnotes.runs.directory import RunDir, RunLock, is_trained, load_run_config
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task, Trajectory
 
-VALUES = {
-    "rollout.max_async_iterations": "1",
-    "engine.max_logprob_mismatch": "0.5",
-    "memory.shared_split": "''",
-    "warmstart.p_follow_tip": "0.1",
-    "warmstart.p_explore": "0.2",
-    "warmstart.p_full_loss": "0.3",
-    "warmstart.lossless_vocab": "true",
-}
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -105,31 +94,12 @@ def test_a_changed_config_is_refused_unless_each_key_is_allowed(tmp_path: Path) 
     RunDir.open(tmp_path, changed).close()
 
 
-def test_former_keys_work_everywhere_with_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(section, "_warned_keys", set())
-    present = load_config(None, [word for name in RENAMED_KEYS.values() for word in (f"--{name}", VALUES[name])])
-    with RunDir.open(tmp_path / "run", present) as run:
+def test_a_former_key_may_be_allowed_to_change(tmp_path: Path) -> None:
+    with RunDir.open(tmp_path / "run", Config()) as run:
         run.append_metrics({"iteration": 0})
-    text = (tmp_path / "run" / "config.toml").read_text()
-    for former, name in RENAMED_KEYS.items():
-        text = text.replace(f"\n{name.partition('.')[2]} = ", f"\n{former.partition('.')[2]} = ")
-    (tmp_path / "run" / "config.toml").write_text(text)
-    assert not caplog.records
-    assert load_config(tmp_path / "run" / "config.toml") == present
-    assert len(caplog.records) == 1
-    assert all(f"{former} is now {name}" in caplog.text for former, name in RENAMED_KEYS.items())
-    words = [word for former, name in RENAMED_KEYS.items() for word in (f"--{former}", VALUES[name])]
-    assert load_config(None, words) == present
-    assert RolloutConfig(ahead=1) == present.rollout  # type: ignore[call-arg]
-    RunDir.open(tmp_path / "run", present).close()
-    changed = load_config(None, [*words, "--rollout.ahead", "2"])
+    changed = load_config(None, ["--rollout.ahead", "2"])
     RunDir.open(tmp_path / "run", changed, allow_change=["rollout.ahead"]).close()
     assert "max_async_iterations = 2" in (tmp_path / "run" / "config.toml").read_text()
-    with pytest.raises(ConfigError, match=r"leave rollout\.ahead out"):
-        load_config(None, ["--rollout.ahead", "1", "--rollout.max_async_iterations", "1"])
-    assert len(caplog.records) == 1
 
 
 def test_a_start_that_came_to_nothing_binds_nobody(tmp_path: Path) -> None:

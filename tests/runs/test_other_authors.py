@@ -152,8 +152,8 @@ def test_an_adaptation_reads_what_another_author_wrote(start_model: Path, tmp_pa
     [
         ({"author": "me"}, "choose policy, start, extract, or openai:NAME"),
         ({"author": "openai: "}, "names no model"),
-        ({"author": "extract", "author_credit": 1.0}, 'extract is not trained: set algorithm.author = "policy"'),
-        ({"author": "openai:m", "author_credit": 1.0}, "openai:m is not trained"),
+        ({"author": "extract", "author_credit": 1.0}, 'set algorithm.author = "policy"'),
+        ({"author": "openai:m", "author_credit": 1.0}, 'set algorithm.author = "policy"'),
     ],
 )
 def test_an_author_who_does_not_exist_or_cannot_be_credited_is_refused(algorithm: dict[str, Any], said: str) -> None:

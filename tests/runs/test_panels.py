@@ -68,15 +68,15 @@ def test_samples_of_a_game_are_no_more_games() -> None:
 
 
 def test_returns_have_students_interval_or_none() -> None:
-    config = small_config(eval={"metric": "return", "confidence": 0.9})
+    config = small_config(eval={"metric": "return"})
     episodes = [
         Trajectory(Task(f"w/a/{i}", "waymarks"), steps_of(value), Observation("end"), "terminated", False, value)
         for i, value in enumerate((0.0, 2.0, 4.0))
     ]
     mean, interval, name = estimate_interval(episodes, config)
-    assert "Student's t, 90%" in name
+    assert "Student's t, 95%" in name
     assert interval is not None
-    assert (mean, interval.high) == pytest.approx((2.0, 2 + 2.920 * 2 / 3**0.5), abs=1e-3)
+    assert (mean, interval.high) == pytest.approx((2.0, 2 + 4.303 * 2 / 3**0.5), abs=1e-3)
     result = build_panel_result(episodes[:1], config, EvaluatedModel("m", "grpo"), memory=False)
     assert (result.ci_low, result.ci_high, str(result)) == (None, None, "0.00 no interval")
     assert "| no interval |" in format_markdown_table([result])

@@ -107,7 +107,7 @@ def build(method: str, groups: Sequence[TrajectoryGroup], pair: Pair) -> list[Sa
     if method == "rloo":
         advantages: Any = [leave_one_out_advantages(each) for each in scores]
     elif method == "gigpo":
-        terms = [(each, collect_visits(each, 1.0, 1.0)) for each in scores]
+        terms = [(each, collect_visits(each, 1.0)) for each in scores]
         advantages = [
             compute_two_level_advantages(visits, each.returns, GigpoConfig()).sum_by_episode(each)
             for each, visits in terms

@@ -17,12 +17,12 @@ SETTINGS = (
     "--env.name test_docs:Verbosity --env.num_workers 0 --rollout.style terse --rollout.num_tasks 2 "
     "--rollout.group_size 4 --rollout.max_steps 3 --rollout.max_action_tokens 6 --rollout.max_context_tokens 512 "
     "--memory.max_write_tokens 6 --memory.max_tip_tokens 12 --memory.threshold -1"
-    " --algorithm.p_memory 0.5 --optim.grad_clip 0 --optim.lr 1e-3 --model.lora.rank 4 --learner.name tinker "
+    " --empo2.p_memory 0.5 --optim.grad_clip 0 --optim.lr 1e-3 --model.lora.rank 4 --learner.name tinker "
     "--train.iterations 1 --run.seed 1"
 )
 OF_METHODS = {
     "empo2": "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --learner.anchor_by samples --loss.kl 0.05 "
-    "--algorithm.author_credit 1 --algorithm.mode_unit trajectory",
+    "--empo2.author_credit 1 --empo2.mode_unit trajectory",
     "lamer": "--loss.kl 0.05 --learner.anchor_by samples",
 }
 

@@ -420,7 +420,6 @@ def test_settings_that_this_server_does_not_follow(stand_in: Any, tmp_path: Path
         ("model.path", "model", {"path": "."}),  # adapters are no base model
         ("rollout.temperature", "rollout", {"temperature": 0.9}),
         ("model.lora.alpha", "model", {"path": "m", "lora": {"alpha": 16.0}}),
-        ("model.lora.dropout", "model", {"path": "m", "lora": {"dropout": 0.1}}),
         ("model.lora.target_modules", "model", {"path": "m", "lora": {"target_modules": ["q_proj"]}}),
         ("engine.name", "engine", {"name": "vllm"}),
         ("cluster.address", "cluster", {"address": "auto"}),

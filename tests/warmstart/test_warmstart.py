@@ -5,7 +5,6 @@ import math
 import random
 import re
 import signal
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from transformers import AutoTokenizer
 
 from small import demonstration_texts, small_config
 from trailnotes.commands import main
-from trailnotes.commands.warmstart import dry_run
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError
@@ -79,25 +77,20 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: P
     assert not equal(first, other)
 
 
-def test_a_dry_run_takes_a_few_steps_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    taken = []
-    learn = module.SupervisedTrainer.train_step
-    monkeypatch.setattr(module.SupervisedTrainer, "train_step", lambda self, batch: (
-        taken.append(self.step), learn(self, batch))[1])  # fmt: skip
-    report = dry_run(small_config(warmstart={"steps": 1234}), tmp_path / "model")
-    assert [line.split()[0] for line in report.splitlines()[1:]] == ["time", "memory", "disk"]
-    assert "for 1,234 steps" in report
-    assert taken == [0, 1, 2, 3, 4]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_would_end_the_start_ends_its_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_trains_the_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "warm.toml"
     path.write_text(to_toml(small_config()))
-    assert main(["warmstart", str(path), "--out", str(tmp_path), "--dry-run"]) == 2
+    assert main(["warmstart", str(path), "--out", str(tmp_path / "model"), "--warmstart.steps", "2"]) == 0
+    assert f"model: {tmp_path / 'model'}" in capsys.readouterr().out
+    assert json.loads((tmp_path / "model" / "warmstart.json").read_text())["steps"] == 2
+
+
+def test_what_cannot_start_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "warm.toml"
+    path.write_text(to_toml(small_config()))
+    assert main(["warmstart", str(path), "--out", str(tmp_path)]) == 2
     assert "already exists; choose another --out" in capsys.readouterr().err
-    assert main(["warmstart", str(path), "--out", str(tmp_path / "m"), "--dry-run", "--env.name", "textworld"]) == 2
+    assert main(["warmstart", str(path), "--out", str(tmp_path / "m"), "--env.name", "textworld"]) == 2
     assert "has no scripted episodes" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [path]
 
@@ -281,7 +274,7 @@ def die() -> None:
 def test_what_was_killed_resumes_as_if_it_had_not_been(given: bool, start_model: Path, tmp_path: Path) -> None:
     config = small_config(warmstart={"steps": 8, "save_every": 3})
     if given:
-        lora = {"enabled": True, "rank": 2, "dropout": 0.3}
+        lora = {"enabled": True, "rank": 2}
         tuning = sft_config(start_model, tmp_path / "sft.jsonl", steps=8, save_every=3)
         config = in_model(tuning, dtype="bfloat16", lora=lora)
     whole = warmstart(config, tmp_path / "whole")

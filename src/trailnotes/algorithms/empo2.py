@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import Method
-from trailnotes.config.methods_schema import AlgorithmConfig
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.learner.credit.episodes import group_advantages
 from trailnotes.learner.samples import replace_behavior_logprobs
 from trailnotes.types import Mode
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trailnotes.runs.iteration import Iteration
 
 
-def draw_modes(algorithm: AlgorithmConfig, num_tasks: int, group_size: int, rng: random.Random) -> list[list[Mode]]:
+def draw_modes(settings: Empo2Config, num_tasks: int, group_size: int, rng: random.Random) -> list[list[Mode]]:
     """Draw the mode of each member of each group, as [task][member].
 
     `mode_unit = "iteration"`: one draw for the whole batch (the paper). `"trajectory"`: mixed groups, in which
@@ -28,19 +28,19 @@ def draw_modes(algorithm: AlgorithmConfig, num_tasks: int, group_size: int, rng:
     """
 
     def tips_mode() -> Mode:
-        return "off_policy" if rng.random() < algorithm.q_off_policy else "on_policy_tips"
+        return "off_policy" if rng.random() < settings.q_off_policy else "on_policy_tips"
 
-    if algorithm.mode_unit == "iteration":
-        mode = tips_mode() if rng.random() < algorithm.p_memory else "plain"
+    if settings.mode_unit == "iteration":
+        mode = tips_mode() if rng.random() < settings.p_memory else "plain"
         return [[mode] * group_size for _ in range(num_tasks)]
-    with_tips = round(algorithm.p_memory * group_size)
+    with_tips = round(settings.p_memory * group_size)
     return [[tips_mode() if i < with_tips else "plain" for i in range(group_size)] for _ in range(num_tasks)]
 
 
 async def empo2(iteration: Iteration) -> None:
-    algorithm = iteration.config.algorithm
+    algorithm, settings = iteration.config.algorithm, iteration.config.section(Empo2Config)
     tasks = iteration.tasks()
-    modes = draw_modes(algorithm, len(tasks), iteration.config.rollout.group_size, iteration.rng("modes"))
+    modes = draw_modes(settings, len(tasks), iteration.config.rollout.group_size, iteration.rng("modes"))
     groups = await iteration.rollout(tasks, modes)
     written = await iteration.write_tips(groups)  # generated together, added in task order
 
@@ -50,11 +50,11 @@ async def empo2(iteration: Iteration) -> None:
 
         # A trajectory's mode says whether its row keeps the tips; the denominator stays that of the prompt acted on...
         samples = iteration.samples(groups, advantages)
-        if algorithm.old_logprobs == "tip_free" or iteration.config.memory.distilled:
+        if settings.old_logprobs == "tip_free" or iteration.config.memory.distilled:
             off_policy = [sample for sample in samples if sample.off_policy]
             without_tips = iteration.learner.logprobs(off_policy)
             iteration.measure_tips(groups, off_policy, without_tips)
-            if algorithm.old_logprobs == "tip_free":  # ...unless the denominator is tip-free, too (4.2)
+            if settings.old_logprobs == "tip_free":  # ...unless the denominator is tip-free, too (4.2)
                 tip_free = iter(replace_behavior_logprobs(off_policy, without_tips))
                 samples = [next(tip_free) if sample.off_policy else sample for sample in samples]
         samples += [*iteration.anchor_samples(written, groups), *iteration.author_samples(written, groups)]
@@ -62,4 +62,4 @@ async def empo2(iteration: Iteration) -> None:
         await iteration.end(groups, metrics)
 
 
-METHOD = Method("empo2", "EMPO²", empo2, trains=True, memory=True, colour="#009e73")
+METHOD = Method("empo2", "EMPO²", empo2, trains=True, memory=True, colour="#009e73", sections={"empo2": Empo2Config})

@@ -38,11 +38,8 @@ class GigpoConfig(Section):
     omega: float = key(1.0, "weight of the step advantages; 0 is GRPO", GIGPO, ge=0)
     gamma: float = key(0.95, "discount of the return from each step on", GIGPO, gt=0, le=1)
     norm: Literal["mean", "mean_std"] = key("mean", "subtract the mean, or also divide by the deviation", GIGPO)
-    similarity: float = key(1.0, "difflib ratio from which observations share a state; 1 = equality", GIGPO, gt=0, le=1)
     hierarchical: bool = key(False, "HGPO: group by the last k observations, k = 1..history + 1")
     history: int = key(2, "HGPO: K, observations of context before the newest", needs="gigpo.hierarchical", ge=0)
-    alpha: float = key(1.0, "HGPO: level k weighs (k + 1)^alpha", needs="gigpo.hierarchical", ge=0)
-    base_group: bool = key(False, "HGPO: the episode advantage takes part as level 0", needs="gigpo.hierarchical")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +66,10 @@ def compute_two_level_advantages(
         step = step_relative(visits, visits.states, with_std)
         return TwoLevelAdvantages(visits, episode, gigpo.omega * step)
 
-    levels = {0: episode} if gigpo.base_group else {}
-    for k in range(1, gigpo.history + 2):
-        levels[k] = step_relative(visits, build_histories(visits, k), with_std, ddof=0)
-    weighed = weigh_levels(levels, gigpo.alpha)
-    nothing = np.zeros_like(episode)
-    return TwoLevelAdvantages(visits, weighed.pop(0, nothing), sum(weighed.values(), nothing))
+    levels = {
+        k: step_relative(visits, build_histories(visits, k), with_std, ddof=0) for k in range(1, gigpo.history + 2)
+    }
+    return TwoLevelAdvantages(visits, np.zeros_like(episode), weigh_levels(levels))
 
 
 async def gigpo(iteration: Iteration) -> None:
@@ -84,7 +79,7 @@ async def gigpo(iteration: Iteration) -> None:
         groups = iteration.add_novelty(groups)
         terms, advantages = [], []
         for scores in iteration.scores(groups):
-            visits = collect_visits(scores, settings.gamma, settings.similarity)
+            visits = collect_visits(scores, settings.gamma)
             terms.append(compute_two_level_advantages(visits, scores.returns, settings))
             advantages.append(terms[-1].sum_by_episode(scores))
         iteration.add_metrics("gigpo", term_metrics(terms))

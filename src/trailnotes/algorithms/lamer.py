@@ -141,8 +141,8 @@ def success_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
 def validate_lamer(config: Config) -> None:
     if config.algorithm.dynamic_sampling:
         raise ConfigError("lamer plays tasks from the start: set algorithm.dynamic_sampling = 0")
-    if config.algorithm.author != "policy" or config.algorithm.author_credit:
-        raise ConfigError('lamer trains the author of tips: set algorithm.author = "policy" and author_credit = 0')
+    if config.algorithm.author != "policy":
+        raise ConfigError('lamer trains the author of tips: set algorithm.author = "policy"')
 
 
 METHOD = Method(

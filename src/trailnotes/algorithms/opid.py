@@ -57,7 +57,7 @@ async def rebuild_with_own_tips(
     The tip of a whole episode stands in the first prompt; with `memory.entries = "step"` each turn shows that of its
     own state.
     """
-    settings = iteration.config.memory.model_copy(update={"retrieval": "dense", "rerank": 0})  # by its key alone
+    settings = iteration.config.memory.model_copy(update={"retrieval": "dense"})  # by its key alone
     if settings.entries == "episode":  # it is about the end, and is to be found from the beginning
         settings = settings.model_copy(update={"threshold": -1.0})
     else:  # that of a state has its very key

@@ -18,6 +18,7 @@ from trailnotes.algorithms.empo2 import draw_modes
 from trailnotes.algorithms.gigpo import GigpoConfig, compute_two_level_advantages, term_metrics
 from trailnotes.algorithms.opsd import Array, log_ratio, rebuild_with_tips
 from trailnotes.config.methods import Method
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.section import Section, key
 from trailnotes.learner.credit.steps import Visits, collect_visits
 from trailnotes.learner.samples import anchor_sample
@@ -46,8 +47,8 @@ async def ucob(iteration: Iteration) -> None:
     assert memory is not None
     tasks = iteration.tasks()
     # Members with tips train with them: here lessons carry over what they know, not the removal of tips.
-    algorithm = config.algorithm.model_copy(update={"q_off_policy": 0.0})
-    modes = draw_modes(algorithm, len(tasks), config.rollout.group_size, iteration.rng("modes"))
+    settings = config.section(Empo2Config).model_copy(update={"q_off_policy": 0.0})
+    modes = draw_modes(settings, len(tasks), config.rollout.group_size, iteration.rng("modes"))
     groups = await iteration.rollout(tasks, modes)
     # Before this iteration adds tips; what members with tips were shown needs no second search.
     with_tips = await rebuild_with_tips(
@@ -59,7 +60,7 @@ async def ucob(iteration: Iteration) -> None:
         groups = iteration.add_novelty(groups)
         terms, advantages, lessons = [], [], list[Lesson]()
         for group, rebuilt, scores in zip(groups, with_tips, iteration.scores(groups), strict=True):
-            visits = collect_visits(scores, gigpo.gamma, gigpo.similarity)
+            visits = collect_visits(scores, gigpo.gamma)
             terms.append(compute_two_level_advantages(visits, scores.returns, gigpo))
             advantages.append(terms[-1].sum_by_episode(scores))
             turns = collect_turns(group, rebuilt)
@@ -179,5 +180,5 @@ def lesson_metrics(lessons: Sequence[Lesson], gates: Sequence[Array]) -> dict[st
 
 METHOD = Method(
     "ucob", "UCOB", ucob, trains=True, memory=True, colour="#7a5195",
-    sections={"ucob": UcobConfig, "gigpo": GigpoConfig},
+    sections={"ucob": UcobConfig, "gigpo": GigpoConfig, "empo2": Empo2Config},
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The command line: ``trailnotes COMMAND``. A thin layer; each command calls one function of the Python API."""
+"""The command line: ``trailnotes COMMAND``."""
 
 from __future__ import annotations
 
@@ -97,45 +97,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parse_command_line(TABLE, sys.argv[1:] if argv is None else argv)
     if argv is None:
-        _escape_unencodable()
-        relax_gc()
-    if argv is None and not args.debug:
-        _silence_libraries()
+        _prepare_process(args.debug)
     handler = logging.StreamHandler()
     handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING, handlers=[handler])
+    code = 2
     try:
         with interrupt_on_signals(), contextlib.redirect_stdout(PrintableStream(sys.stdout)):
             args.command.run(args)
             sys.stdout.flush()
     except TrailnotesError as error:
-        return _print_error(str(error), debug=args.debug)
+        text = str(error)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         extras = [extra for extra, (_, modules) in list_extras().items() if package in modules]
         if not extras:
             raise
-        return _print_error(f"this needs the package {package}: {format_install_command(extras[-1])}", debug=args.debug)
+        text = f"this needs the package {package}: {format_install_command(extras[-1])}"
     except KeyboardInterrupt as stop:
-        number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
-        return _print_error(str(stop) or "interrupted", code=128 + number, debug=args.debug)
+        code = 128 + (stop.number if isinstance(stop, Interrupted) else signal.SIGINT)
+        text = str(stop) or "interrupted"
     except BrokenPipeError:  # the reader, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
-        return _print_error(f"{error.filename or 'system error'}: {error.strerror or error}", debug=args.debug)
-    return 0
+        text = f"{error.filename or 'system error'}: {error.strerror or error}"
+    else:
+        return 0
+    with contextlib.suppress(OSError):  # the terminal may be what has gone
+        if args.debug:
+            print(escape_unprintable_lines(traceback.format_exc()), file=sys.stderr)
+        print(f"trailnotes: {escape_unprintable(' '.join(text.split()))}", file=sys.stderr)
+    return code
 
 
 class _PrintableFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return escape_unprintable_lines(super().format(record))
-
-
-def _escape_unencodable() -> None:
-    """Escape characters that a terminal's encoding lacks: a tip may be in any script."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def relax_gc() -> None:
@@ -145,17 +143,14 @@ def relax_gc() -> None:
     atexit.register(gc.freeze)
 
 
-def _silence_libraries() -> None:
-    """Silence libraries that are not loaded yet, unless the environment asks for their output."""
-    for name, value in QUIET_ENV.items():
+def _prepare_process(debug: bool) -> None:
+    for stream in (sys.stdout, sys.stderr):  # a tip may be in any script, and a terminal's encoding may lack it
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    relax_gc()
+    if debug:
+        return
+    for name, value in QUIET_ENV.items():  # libraries that are not loaded yet
         os.environ.setdefault(name, value)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-
-
-def _print_error(text: str, *, debug: bool, code: int = 2) -> int:
-    with contextlib.suppress(OSError):  # the terminal may be what has gone
-        if debug:
-            print(escape_unprintable_lines(traceback.format_exc()), file=sys.stderr)
-        print(f"trailnotes: {escape_unprintable(' '.join(text.split()))}", file=sys.stderr)
-    return code

@@ -40,14 +40,11 @@ def load_command_config(subject: str | None, path: Path | None, settings: Sequen
         path = run / "config.toml" if (run / "config.toml").is_file() else None
     if path is not None:
         return load_config(path, settings)
-    if subject and subject.startswith((".", "/", "runs/")) and not Path(subject).exists():
-        raise ConfigError(f"there is no {subject}")
     alone = resolve_config(None, settings)
     if "env.name" in alone.origins:
         return alone.config
-    no_run = f"{subject} is no run directory, which would bring its settings: add --config CONFIG"
-    missing = no_run if subject else "nothing says what to play: name a CONFIG"
-    raise ConfigError(f"{missing}, or an environment by --env.name (module:Class is one of your own)")
+    no_run = f"{subject} is no run directory, which would bring its settings: " if subject else ""
+    raise ConfigError(f"{no_run}name a CONFIG, or an environment by --env.name (module:Class is one of your own)")
 
 
 def print_output_path(out: Path | None) -> None:

@@ -13,7 +13,8 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
 from trailnotes.errors import format_sibling_command
 
@@ -21,8 +22,16 @@ ABOUT = "Train LLM agents that explore, write tips for later attempts, and learn
 SETTINGS = ("--section.key VALUE overrides any setting of the file (VALUE is TOML; plain words need no quotes). "
             "`trailnotes config show` lists and explains all settings.")  # fmt: skip
 EPILOG = "`trailnotes COMMAND --help` explains a command and shows an example."
+CLI_PAGE = f"""\
+# The command line
+
+{ABOUT} {SETTINGS}
+
+A command exits with 0 on success, and with 2 and one line on standard error if its input is wrong. If a signal stops \
+it, it exits with 128 plus the signal's number: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, which a closing \
+terminal sends (not under nohup). `--debug` prints the traceback of an error.
+"""
 WIDTH = 100
-NOTHING: Mapping[str, Any] = {}
 COMMANDS_ELSEWHERE = {
     "compare": "trailnotes-lab", "view": "trailnotes-lab",
     "webshop": "trailnotes-worlds", "wikihow": "trailnotes-worlds",
@@ -31,29 +40,11 @@ COMMANDS_ELSEWHERE = {
 _SETTING = re.compile(r"--(preset|[A-Za-z_]\w*\.[^=]*)(=.*)?", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(NamedTuple):
     """Argument of a command: its names and keywords for argparse."""
 
     names: tuple[str, ...]
-    help: str
     options: dict[str, Any]
-
-    @property
-    def word(self) -> str:
-        """Return the argument as the user types it, with its value."""
-        name, metavar = self.names[0], self.options.get("metavar", "")
-        if not name.startswith("-"):
-            return str(metavar or name)
-        return f"{name} {metavar}".strip()
-
-    @property
-    def usage(self) -> str:
-        """Return the argument as a usage line shows it."""
-        many = {"+": " ...", "*": " ..."}.get(self.options.get("nargs", ""), "")
-        positional = not self.names[0].startswith("-")
-        needed = self.options.get("nargs") not in {"*", "?"} if positional else self.options.get("required")
-        return f"{self.word}{many}" if needed else f"[{self.word}{many}]"
 
 
 @dataclass(frozen=True)
@@ -81,40 +72,46 @@ class Group:
 CommandTable = Sequence[Command | Group]
 
 
-def argument(*names: str, help: str, **options: Any) -> Argument:  # noqa: A002 (argparse's word)
+def argument(*names: str, **options: Any) -> Argument:
     """Build an `Argument` from the arguments of `add_argument`."""
-    return Argument(names, help, options)
+    return Argument(names, options)
 
 
-class _VersionAction(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print(f"trailnotes {version('trailnotes')}")
-        parser.exit()
+def list_commands(table: CommandTable) -> list[Command]:
+    """List all commands of a table, those of groups among them."""
+    return [command for entry in table for command in (entry.commands if isinstance(entry, Group) else (entry,))]
 
 
-def build_parser(table: CommandTable, complete: Mapping[str, Any] = NOTHING) -> argparse.ArgumentParser:
+def build_parser(
+    table: CommandTable, settings: Sequence[Argument] = (), complete: Mapping[str, Any] | None = None
+) -> argparse.ArgumentParser:
     """Build the parser of all commands, which sets the attribute `command`.
 
     Args:
         table: all commands.
+        settings: further arguments of commands that take settings.
         complete: what shtab is to complete, by the metavar of an argument.
     """
     parser = _make_parser(argparse.ArgumentParser, prog="trailnotes", description=ABOUT, epilog=EPILOG)
-    parser.add_argument("--version", action=_VersionAction, nargs=0, help="show program's version number and exit")
+    parser.add_argument("--version", action="version", version=f"trailnotes {version('trailnotes')}")
     parser.set_defaults(command=None, unfinished=parser)
     top = parser.add_subparsers(title="commands", metavar="COMMAND")
+    added = []
     for entry in table:
         if isinstance(entry, Command):
-            _add_command(top, entry, complete)
+            added.append((entry, _add_command(top, entry)))
             continue
         about = f"{entry.summary[0].upper()}{entry.summary[1:]}."
         group = _make_parser(top.add_parser, entry.name, help=entry.summary, description=about)
         group.set_defaults(command=None, unfinished=group)
         inner = group.add_subparsers(title="commands", metavar="COMMAND")
-        for command in entry.commands:
-            _add_command(inner, command, complete)
+        added += [(command, _add_command(inner, command)) for command in entry.commands]
+    for command, own in added:
+        for item in settings if command.settings else ():
+            own.add_argument(*item.names, **item.options)
+        for action in own._actions if complete else ():  # noqa: SLF001 (argparse names no other way)
+            if action.metavar in complete:
+                action.complete = complete[action.metavar]
     return parser
 
 
@@ -128,9 +125,9 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
     pending = list(words)
     while pending:
         word = pending.pop(0)
-        found = _SETTING.fullmatch(word)
-        (settings if found else rest).append(word)
-        if found and found[2] is None and pending:
+        match = _SETTING.fullmatch(word)
+        (settings if match else rest).append(word)
+        if match and match[2] is None and pending:
             settings.append(pending.pop(0))
     parser = build_parser(table)
     names = [entry.name for entry in table]
@@ -138,13 +135,11 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
         if home := COMMANDS_ELSEWHERE.get(rest[0]):
             parser.error(f"{rest[0]} is a command of the package {home}: {format_sibling_command(home)}")
         near = difflib.get_close_matches(rest[0], names, 1)
-        more = f"(there are {', '.join(names)}; trailnotes-lab and trailnotes-worlds bring more)"
-        parser.error(f"there is no command {rest[0]!r}" + (f"; did you mean {near[0]}?" if near else f" {more}"))
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        parser.error(f"there is no command {rest[0]!r}; {hint}")
     args, unknown = parser.parse_known_args(rest)
     if unknown:  # the command's own parser prints its usage
-        args.unfinished.error(
-            f"unrecognized arguments: {' '.join(unknown)}{_suggest_options(unknown[0], args.command)}"
-        )
+        args.unfinished.error(f"unrecognized arguments: {' '.join(unknown)}{_suggest(unknown[0], args.command)}")
     if args.command is None:
         args.unfinished.print_help(sys.stderr)
         parser.exit(2)
@@ -154,7 +149,7 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
     return args
 
 
-def _suggest_options(word: str, command: Command | None) -> str:
+def _suggest(word: str, command: Command | None) -> str:
     """Suggest the command's options and settings nearest to an unknown word; '' where none is."""
     if command is None:
         return ""
@@ -171,31 +166,26 @@ def _suggest_options(word: str, command: Command | None) -> str:
 
 
 def render_cli_page(table: CommandTable) -> str:
-    """Render the page of the site that documents the table of commands."""
-    commands = [c for entry in table for c in (entry.commands if isinstance(entry, Group) else (entry,))]
-    index = "\n".join(
-        f"- [`trailnotes {c.name}`](#trailnotes-{c.name.replace(' ', '-')}): {c.summary}" for c in commands
-    )
-    intro = (
-        f"{ABOUT} {SETTINGS}\n\n"
-        "A command exits with 0 on success, and with 2 and one line on standard error if its input is wrong. If a "
-        "signal stops it, it exits with 128 plus the signal's number: 130 after Ctrl-C, 143 after SIGTERM, 129 after "
-        "SIGHUP, which a closing terminal sends (not under nohup). `--debug` prints the traceback of an error."
-    )
-    return "\n\n".join(["# The command line", intro, index, *map(_render_section, commands)]) + "\n"
+    """Render the page of the site that documents the table of commands: the help of each."""
+    commands = list_commands(table)
+    index = [f"- [`trailnotes {c.name}`](#trailnotes-{c.name.replace(' ', '-')}): {c.summary}" for c in commands]
+    parts = [CLI_PAGE + "\n" + "\n".join(index)]
+    for command in commands:
+        prefix = " ".join(["trailnotes", *command.name.split()[:-1]])
+        parser = _add_command(argparse.ArgumentParser().add_subparsers(prog=prefix), command)
+        parts.append(f"## `trailnotes {command.name}`\n\n```\n{parser.format_help().rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
-def _add_command(parsers: Any, command: Command, complete: Mapping[str, Any]) -> None:
-    epilog = f"example:\n  {command.example}"
+def _add_command(parsers: Any, command: Command) -> argparse.ArgumentParser:
     about = textwrap.fill(f"{command.about} {SETTINGS}" if command.settings else command.about, WIDTH)
-    word = command.name.rpartition(" ")[2]
+    word, epilog = command.name.rpartition(" ")[2], f"example:\n  {command.example}"
     parser = _make_parser(parsers.add_parser, word, help=command.summary, description=about, epilog=epilog)
     for item in command.arguments:
-        action: Any = parser.add_argument(*item.names, help=item.help, **item.options)
-        if (metavar := item.options.get("metavar", "")) in complete:
-            action.complete = complete[metavar]
+        parser.add_argument(*item.names, **item.options)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     parser.set_defaults(command=command, unfinished=parser)
+    return parser
 
 
 def _make_parser(make: Callable[..., argparse.ArgumentParser], *names: str, **options: Any) -> argparse.ArgumentParser:
@@ -205,18 +195,3 @@ def _make_parser(make: Callable[..., argparse.ArgumentParser], *names: str, **op
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=WIDTH),
         **options,
     )
-
-
-def _render_section(command: Command) -> str:
-    usage = " ".join(["trailnotes", command.name, *(item.usage for item in command.arguments)])
-    rows = [f"| `{item.word}` | {item.help} |" for item in command.arguments]
-    table = ["| argument | meaning |\n|---|---|\n" + "\n".join(rows)] if rows else []
-    settings = " [--section.key VALUE ...]" if command.settings else ""
-    parts = [
-        f"## `trailnotes {command.name}`",
-        command.about,
-        f"```\n{usage}{settings}\n```",
-        *table,
-        f"Example:\n\n```\n{command.example}\n```",
-    ]
-    return "\n\n".join(parts)

@@ -32,14 +32,12 @@ def _list(args: Namespace) -> None:
     from trailnotes.config.builtin import list_builtin_configs
     from trailnotes.reporting.tables import get_console_width
 
-    room = get_console_width() if sys.stdout.isatty() else sys.maxsize
-    column, between = (38, " ") if room >= 100 or args.paths else (0, "\n  ")  # else a line of its own for what it is
+    width = get_console_width() if sys.stdout.isatty() else sys.maxsize
     for name, file in list_builtin_configs().items():
-        lines = file.read_text(encoding="utf-8").splitlines()
-        comment = itertools.takewhile(lambda line: line.startswith("# "), lines)
+        comment = itertools.takewhile(lambda line: line.startswith("# "), file.read_text(encoding="utf-8").splitlines())
         about = re.split(r"[.:](?: |$)", " ".join(line.removeprefix("# ") for line in comment))[0]
-        told = file if args.paths else textwrap.shorten(about, room - column - len(between), placeholder=" ...")
-        print(f"{name:<{column}}", told, sep=between)
+        text = str(file) if args.paths else textwrap.shorten(about, max(width - 39, 40), placeholder=" ...")
+        print(f"{name:<38} {text}")
 
 
 COMMANDS = (

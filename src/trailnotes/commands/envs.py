@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import WIDTH, Command, argument
@@ -22,8 +21,7 @@ def _list(_: Namespace) -> None:
     from trailnotes.envs import ENTRY_POINTS, ENVS, extra_for, load_env_class
     from trailnotes.reporting.tables import get_console_width
 
-    names = [*ENVS, *(point.name for point in entry_points(group=ENTRY_POINTS))]
-    for name in sorted(set(names)):
+    for name in sorted({*ENVS, *(point.name for point in entry_points(group=ENTRY_POINTS))}):
         try:
             about = (load_env_class(name).__doc__ or "").strip().partition("\n")[0]
         except (ConfigError, MissingExtraError) as error:
@@ -31,7 +29,7 @@ def _list(_: Namespace) -> None:
         lines = textwrap.wrap(about, min(WIDTH, get_console_width()) - INDENT) or [""]
         if (extra := extra_for(name)) and find_missing_module(extra):
             lines.append(f"not installed: {format_install_command(extra)}")
-        print("\n".join(f"{head:<{INDENT}}{line}".rstrip() for head, line in zip_longest([name], lines, fillvalue="")))
+        print(f"{name:<{INDENT}}" + f"\n{'':<{INDENT}}".join(lines))
 
 
 def _check(args: Namespace) -> None:

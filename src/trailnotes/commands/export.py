@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -13,7 +11,6 @@ from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
 
     from trailnotes.config.model_schema import ModelConfig
     from trailnotes.runs.load_policy import EvaluatedModel
@@ -67,35 +64,28 @@ def _export(
     if merge:
         acted = subject.trained.model.dtype if subject.trained else dtype
         return _merge(out, dtype, ModelConfig(path=str(model), base=base, device="cpu", dtype=acted))
-    is_named = Path(subject.model) == Path(named)
-    _require_regular_files(model, named=is_named)
-    with atomic_directory(out) as aside:
-        leave_out = None if is_named else _ignore_unsaved(model.parent)
-        shutil.copytree(model, aside, symlinks=True, dirs_exist_ok=True, ignore=leave_out)
-        if base and (adapters := aside / "adapter_config.json").is_file():
+    with atomic_directory(out) as copy:
+        if Path(subject.model) == Path(named):
+            shutil.copytree(model, copy, dirs_exist_ok=True)
+        else:
+            _copy_saved(model, copy)
+        if base and (adapters := copy / "adapter_config.json").is_file():
             write_json(adapters, read_json(adapters) | {"base_model_name_or_path": base})
     return None
 
 
-def _ignore_unsaved(checkpoint: Path) -> Callable[[str, list[str]], list[str]]:
-    """Have `shutil.copytree` leave out the files that the manifest of a checkpoint does not list."""
+def _copy_saved(model: Path, copy: Path) -> None:
+    """Copy the files of a checkpoint's model that its manifest lists; what somebody else put there stays there."""
     from trailnotes.storage.checkpoint import MANIFEST, read_json
 
-    saved = {checkpoint / name for name in read_json(checkpoint / MANIFEST)["files"]}
-
-    def ignore(folder: str, names: list[str]) -> list[str]:
-        return [name for name in names if (file := Path(folder) / name).is_file() and file not in saved]
-
-    return ignore
-
-
-def _require_regular_files(model: Path, *, named: bool) -> None:
-    """Refuse links in a run: they could lead to any file here. `named`: the user chose `model`."""
-    for place in itertools.chain(() if named else (model,), model.rglob("*")):
-        mode = place.lstat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise ConfigError(f"{place} is no regular file or folder, so nothing was copied: remove it, or put a copy "
-                              "of its target in its place")  # fmt: skip
+    for name in read_json(model.parent / MANIFEST)["files"]:
+        source, target = model.parent / name, copy / name.partition("/")[2]
+        if not name.startswith(f"{model.name}/"):
+            continue
+        if source.resolve() != model.parent.resolve() / name:
+            raise ConfigError(f"{source} is a link, which a run must not have: put its target there")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
 
 
 def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:

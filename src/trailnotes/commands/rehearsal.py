@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,32 +13,7 @@ from trailnotes.errors import ConfigError
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from trailnotes.config.schema import Config
-
 USAGE_HINT = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `hold` and `imitate` set its weights."
-
-
-def write_scripted_rehearsal(config: Config, out: Path, num: int) -> int:
-    """Write `num` of the environment's scripted conversations to `out`, of games that no split of `config` has.
-
-    Raises:
-        ConfigError: `out` exists, the environment has no script, or no games can be held out.
-    """
-    from itertools import islice
-
-    from trailnotes.policies.chat import ChatFormat
-    from trailnotes.policies.hf.policy import load_tokenizer
-    from trailnotes.storage.demonstrations import write_demonstrations
-    from trailnotes.warmstart.demonstrations import iter_held_out_demonstrations
-
-    if out.exists():
-        raise ConfigError(f"{out} already exists; choose another --out, or remove it")
-    if num < 1:
-        raise ConfigError(f"--num {num} writes nothing: ask for one conversation or more")
-    chat = ChatFormat(load_tokenizer(config.model), config.model.template_options)
-    found = [*islice(iter_held_out_demonstrations(config, chat.count_tokens, config.run.seed), num)]
-    write_demonstrations(found, out)
-    return len(found)
 
 
 def _record(args: Namespace) -> None:
@@ -59,9 +35,19 @@ def _record(args: Namespace) -> None:
 
 def _write_script(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
+    from trailnotes.policies.chat import ChatFormat
+    from trailnotes.policies.hf.policy import load_tokenizer
+    from trailnotes.storage.demonstrations import write_demonstrations
+    from trailnotes.warmstart.demonstrations import iter_held_out_demonstrations
 
-    print(f"{write_scripted_rehearsal(load_config(args.config, args.settings), args.out, args.num):,} conversations")
-    print(f"written to {args.out}")
+    if args.out.exists() or args.num < 1:
+        raise ConfigError(f"{args.out} exists, or --num {args.num} is below 1: name a new file and 1 or more")
+    config = load_config(args.config, args.settings)
+    chat = ChatFormat(load_tokenizer(config.model), config.model.template_options)
+    demonstrations = iter_held_out_demonstrations(config, chat.count_tokens, config.run.seed)
+    written = [*itertools.islice(demonstrations, args.num)]
+    write_demonstrations(written, args.out)
+    print(f"{len(written):,} conversations\nwritten to {args.out}")
 
 
 COMMANDS = (

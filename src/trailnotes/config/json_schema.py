@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from trailnotes.config.former import RENAMED_KEYS
 from trailnotes.config.methods import list_names
-from trailnotes.config.model_schema import OPENAI_PREFIX
-from trailnotes.config.schema import TRACKERS, full_config_type
-from trailnotes.config.section import RENAMED_KEYS
-
-_OWN_CODE: Final = {"type": "string", "pattern": ":"}  # module:NAME
+from trailnotes.config.schema import full_config_type
 
 
 class _TomlSchema(GenerateJsonSchema):
@@ -35,14 +32,12 @@ def render_json_schema() -> str:
     defs = made.pop("$defs")
     schema = {"$schema": _TomlSchema.schema_dialect, **_simplify(made, defs), "title": "Settings of Trailnotes"}
     sections = {name: each.get("properties", {}) for name, each in schema["properties"].items()}
-    sections["algorithm"]["name"] |= {"anyOf": [{"enum": list_names()}, _OWN_CODE]}
-    authors = [{"enum": ["policy", "start", "extract"]}, {"type": "string", "pattern": f"^{OPENAI_PREFIX}."}]
-    sections["algorithm"]["author"] |= {"anyOf": authors}
-    sections["run"]["trackers"]["items"] = {"anyOf": [{"enum": [*TRACKERS]}, _OWN_CODE]}
+    own = {"type": "string", "pattern": ":"}  # module:NAME
+    sections["algorithm"]["name"] |= {"anyOf": [{"enum": list_names()}, own]}
     for former, present in RENAMED_KEYS.items():
-        section, _, name = former.partition(".")
+        (section, _, name), (new_section, _, new_name) = former.partition("."), present.partition(".")
         about = {"description": f"former name of {present}", "deprecated": True, "x-taplo": {"hidden": True}}
-        sections[section][name] = sections[section][present.partition(".")[2]] | about
+        sections[section][name] = sections[new_section][new_name] | about
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 

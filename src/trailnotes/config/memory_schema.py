@@ -22,6 +22,9 @@ class MemoryConfig(Section):
     """The store of tips."""
 
     distilled_readers: ClassVar[int] = 4  # successful readers that a tip needs for `distilled`
+    shared_split: ClassVar[str] = "train"  # wider scopes: games of all splits may read its tips
+    exact_below: ClassVar[int] = 5000  # tips of a task or scope from which searches use the index
+    candidates: ClassVar[int] = 128  # nearest tips that the index returns, for `order` to sort
 
     embedder: str = key(
         "hashing", "hashing (no dependency), minilm (extra embed), a sentence-transformers name, or openai:NAME, the "
@@ -37,9 +40,7 @@ class MemoryConfig(Section):
     scope: Literal["task", "family", "env", "all"] = key(
         "task", "tasks whose tips an episode reads: its own (paper) or more"
     )
-    shared_split: str = key("train", "wider scopes: split whose tips games of all splits may read; '' = none")
     retrieval: Literal["dense", "sparse", "hybrid"] = key("dense", "cosine of vectors (paper), BM25, or ranks by both")
-    rerank: int = key(0, "number of most similar candidates that memory.order sorts; 0 = all", ge=0)
     top_k: int = key(10, "tips shown at most", PAPER, ge=0)
     threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
     query: Literal["state", "conversation"] = key(
@@ -51,12 +52,10 @@ class MemoryConfig(Section):
     )
     order: tuple[Literal["score", "support", "recency", "similarity", "ucb", "worth"], ...] = key(
         ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by the return of their "
-        "readers; worth: by that return less that of group members who did not read them"
-    )  # fmt: skip
-    index: Literal["auto", "exact"] = key("auto", "auto: search by an index where a task has many tips (extra index)")
-    exact_below: int = key(5000, "index = auto: tips of a task or scope from which searches use the index", ge=1)
-    candidates: int = key(128, "index = auto: nearest tips that the index returns, for memory.order to sort", ge=1)
-    ucb: float = key(1.0, "order by ucb: weight of the bonus for tips with few readers", "arXiv 2603.08561", ge=0)
+        "readers; worth: by that return less that of group members who did not read them")  # fmt: skip
+    ucb: float = key(
+        1.0, "order by ucb: weight of the bonus for tips with few readers",
+        "arXiv 2603.08561", ge=0, needs="memory.order = ucb")  # fmt: skip
     max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
@@ -81,7 +80,7 @@ class MemoryConfig(Section):
     @property
     def ranking(self) -> tuple[str, ...]:
         """Return the order of candidates; beyond the task similarity comes first, unless it is placed already."""
-        if self.scope == "task" or self.rerank or "similarity" in self.order:
+        if self.scope == "task" or "similarity" in self.order:
             return self.order
         return ("similarity", *self.order)
 

@@ -83,6 +83,7 @@ _ENTRY_POINT = re.compile(r"[\w.]+:\w+")  # module:NAME
 
 def register(method: Method) -> Method:
     """Register a method for `algorithm.name` in this process; raises `ConfigError` if the name is taken."""
+    # A file that is both run and imported registers its method twice.
     if is_known(method.name) and _locate_code(find_method(method.name)) != _locate_code(method):
         raise ConfigError(f"a method is called {method.name!r} already: choose another name")
     loaded[method.name] = method
@@ -90,7 +91,6 @@ def register(method: Method) -> Method:
 
 
 def _locate_code(method: Method) -> tuple[str, str]:
-    """Locate a method's code, since a file that is both run and imported registers it twice."""
     if isinstance(method.home, str):
         return method.home, ""
     code = getattr(method.home, "__code__", None)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from trailnotes.config.methods import resolve_method, validate_method_name
+from trailnotes.config.methods import validate_method_name
 from trailnotes.config.model_schema import OPENAI_PREFIX, require_model_name
 from trailnotes.config.section import PAPER, Section, key
-from trailnotes.errors import ConfigError
 
-GIGPO = "GiGPO, arXiv 2505.10978"
-REMEMBERER = "REMEMBERER, arXiv 2306.07929"
-LAMER = "LaMer, arXiv 2512.16848"
-RETROSPEX = "Retrospex, arXiv 2505.11807"
+CREDIT = "empo2.author_credit"  # what keys need to have an effect
+REHEARSED = "rehearsal.split or rehearsal.path"
 
 
 class AlgorithmConfig(Section):
@@ -25,33 +22,28 @@ class AlgorithmConfig(Section):
     normalize_mean: bool = key(
         False, "divide them by the group's mean return instead, which must not be negative: rare successes count more",
         "MaxRL, arXiv 2602.02710")  # fmt: skip
-    p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
-    q_off_policy: float = key(2 / 3, "q, share of these that train without their tips", PAPER, ge=0, le=1)
-    mode_unit: Literal["iteration", "trajectory"] = key("trajectory", "unit of the mode: batch (paper), or each member")
-    old_logprobs: Literal["acting", "tip_free"] = key(
-        "tip_free", "off-policy denominator: under the tip-free context (4.2), or under the one acted on (Table 3, and "
-        "the release)", PAPER)  # fmt: skip
     intrinsic: Literal["none", "tips", "states", "counts", "rnd"] = key(
-        "none", "novelty reward: 1/n with n = 1 + tips shown (tips; release: retrieved), visits of similar states "
-        "(states, paper) or visits of this very state (counts); or the error of Random Network Distillation (rnd)"
-    )  # fmt: skip
-    beta: float = key(1.0, "weight of the novelty reward in the return", ge=0)
-    novelty_threshold: float = key(0.9, "states: cosine similarity from which two states are the same", ge=-1, le=1)
+        "none",
+        "novelty reward: 1/n with n = 1 + tips shown (tips; release: retrieved), visits of similar states "
+        "(states, paper) or visits of this very state (counts); or the error of Random Network Distillation (rnd)",
+    )
+    beta: float = key(
+        1.0, "weight of the novelty reward in the return", ge=0, needs="algorithm.intrinsic = tips|states|counts|rnd"
+    )
+    novelty_threshold: float = key(
+        0.9, "states: cosine similarity from which two states are the same",
+        ge=-1, le=1, needs="algorithm.intrinsic = states")  # fmt: skip
     dynamic_sampling: int = key(
         0, "rounds that replace groups of equal returns by freshly played ones; 0 = off", "DAPO, arXiv 2503.14476", ge=0
     )
     invalid_penalty: float = key(0.0, "penalty for each unreadable action", ge=0)
-    anchor_tips: float = key(0.0, "share of an iteration's tips that are anchored to the start model", ge=0, le=1)
+    anchor_tips: float = key(
+        0.0, "share of an iteration's tips that are anchored to the start model",
+        ge=0, le=1, needs="algorithm.author = policy|start")  # fmt: skip
     anchor_reading: float = key(0.0, "share of off-policy episodes that are also anchored, with their tips", ge=0, le=1)
     author: str = key(
         "policy", "writer of the tips: policy, start (the initial weights), extract (no model: quotes the actions up "
         "to the last that raised the score), or openai:NAME, the model NAME of the [endpoint]")  # fmt: skip
-    author_credit: float = key(0.0, "weight of the credit that a tip gets for its readers' gain; 0 = off", ge=0)
-    author_age: int = key(
-        3, "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "
-        "rollout.num_tasks, or most tasks come back too late", ge=1)  # fmt: skip
-    author_share: Literal["used", "equal"] = key("used", "split a reader's gain over its tips by their use, or equally")
-
     show_tips: Literal["own", "other", "empty"] = key(
         "own", "tips shown: of the task, or a control, of other tasks or empty"
     )
@@ -72,63 +64,56 @@ class AlgorithmConfig(Section):
         require_model_name(author)
         return author
 
+
+class Empo2Config(Section):
+    """EMPO² and UCOB: which members of a group act with tips, how they train, and credit for the authors of tips."""
+
+    p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
+    q_off_policy: float = key(2 / 3, "q, share of these that train without their tips", PAPER, ge=0, le=1)
+    mode_unit: Literal["iteration", "trajectory"] = key("trajectory", "unit of the mode: batch (paper), or each member")
+    old_logprobs: Literal["acting", "tip_free"] = key(
+        "tip_free", "off-policy denominator: under the tip-free context (4.2), or under the one acted on (Table 3, and "
+        "the release)", PAPER)  # fmt: skip
+    author_credit: float = key(0.0, "weight of the credit that a tip gets for its readers' gain; 0 = off", ge=0)
+    author_age: int = key(
+        3, "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "
+        "rollout.num_tasks, or most tasks come back too late", ge=1, needs=CREDIT)  # fmt: skip
+    author_share: Literal["used", "equal"] = key(
+        "used", "split a reader's gain over its tips by their use, or equally", needs=CREDIT
+    )
+
     @model_validator(mode="after")
-    def validate_tip_credit(self) -> Self:
-        """Refuse to credit authors who are not trained, or where no group has members with tips and without."""
-        if self.author_credit and self.author != "policy":
-            raise ValueError(
-                f"algorithm.author_credit trains who writes, and {self.author} is not trained: "
-                'set algorithm.author = "policy", or algorithm.author_credit = 0'
-            )
+    def validate_author_credit(self) -> Self:
+        """Refuse to credit authors where no group has members with tips and without."""
         if self.author_credit and (self.mode_unit == "iteration" or self.p_memory in (0, 1)):
             raise ValueError(
-                "algorithm.author_credit compares members with tips and without in one group: "
-                'set algorithm.mode_unit = "trajectory", and algorithm.p_memory between 0 and 1'
-            )
-        if self.author_credit and self.show_tips != "own":
-            raise ValueError(
-                "algorithm.author_credit credits who wrote what was shown, and a control shows something else: "
-                'set algorithm.show_tips = "own"'
+                "empo2.author_credit compares members with tips and without in one group: "
+                'set empo2.mode_unit = "trajectory", and empo2.p_memory between 0 and 1'
             )
         return self
-
-    def require_equal_temperature(self, written: float, trained: float) -> None:
-        """Refuse to train tips sampled at another temperature than the learner scores at."""
-        credited = self.name == "lamer" or (self.author_credit and resolve_method(self.name).shows_tips)
-        if credited and written != trained:
-            source = "lamer" if self.name == "lamer" else "algorithm.author_credit"
-            raise ConfigError(
-                f"{source} trains tips as they were sampled: "
-                f"set memory.write_temperature = {trained:g}, as rollout.temperature is"
-            )
 
 
 class RehearsalConfig(Section):
     """Conversations of games outside all panels that each update of a method with tips holds on to."""
 
     split: str = key("", "games outside all panels that the start model plays and writes about first; '' = none")
-    options: dict[str, Any] = key(dict, "env.options of these games, where they differ from those that are trained")
-    num_tasks: int = key(0, "games of the split; 0 = all", ge=0)
+    options: dict[str, Any] = key(
+        dict, "env.options of these games, where they differ from those that are trained", needs="rehearsal.split"
+    )
+    num_tasks: int = key(0, "games of the split; 0 = all", ge=0, needs="rehearsal.split")
     path: str = key("", "JSONL of conversations instead, of `trailnotes rehearsal record` or `script`; '' = none")
-    rows: int = key(24, "conversations in each update", ge=1)
-    hold: float = key(0.4, "weight of KL(start model || model) on them, as on anchored tips; 0 = none", ge=0)
+    rows: int = key(24, "conversations in each update", ge=1, needs=REHEARSED)
+    hold: float = key(
+        0.4, "weight of KL(start model || model) on them, as on anchored tips; 0 = none", ge=0, needs=REHEARSED
+    )
     imitate: float = key(
         0.0, "weight of the likelihood of conversations that helped (won, or followed by a better trial), or of all "
-        "of a file that does not say; 0 = none", ge=0)  # fmt: skip
-
-    @model_validator(mode="after")
-    def validate_source(self) -> Self:
-        """Refuse two sources at once, and rehearsal without any weight."""
-        if self.path and self.split:
-            raise ValueError("rehearsal.path is taken instead of what rehearsal.split would record: set one to ''")
-        if (self.path or self.split) and not self.hold + self.imitate:
-            raise ValueError("rehearsal is neither held nor imitated: raise rehearsal.hold or rehearsal.imitate")
-        return self
+        "of a file that does not say; 0 = none", ge=0, needs=REHEARSED)  # fmt: skip
 
 
 class ArchiveConfig(Section):
     """Go-Explore's first phase: promising states that episodes return to before they explore."""
 
+    capacity: ClassVar[int] = 64  # states kept for each task
+
     share: float = key(0.0, "share of the plain members that start from a kept state; 0 = off", ge=0, le=1)
-    capacity: int = key(64, "states kept for each task", ge=1)
-    max_depth: int = key(0, "actions that a kept state may be away from the start; 0 = any", ge=0)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -18,6 +17,8 @@ NO_MODEL_MESSAGE = (
     "model.path is empty: name a model by --model.path, such as Qwen/Qwen2.5-0.5B-Instruct from the hub or a directory "
     "(trailnotes warmstart makes a small one)"
 )
+VLLM = "engine.name = vllm"  # what keys need to have an effect
+TINKER = "learner.name = tinker"
 Attention = Literal["", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
 RUNS_PREFIX = "runs/"
 LOCAL_PREFIXES = (".", "/", "~", RUNS_PREFIX, "models/")  # a `model.path` that begins so is no name on the hub
@@ -37,7 +38,6 @@ class LoraConfig(Section):
     enabled: bool = key(False, "train adapters instead of all weights")
     rank: int = key(16, "rank of the adapters", ge=1)
     alpha: float = key(32.0, "scale of the adapters is alpha / rank", gt=0)
-    dropout: float = key(0.0, "dropout inside the adapters", ge=0, lt=1)
     target_modules: tuple[str, ...] | None = key(None, "module names; none means all linear layers but the head")
 
 
@@ -60,7 +60,7 @@ class ModelConfig(Section):
     template_options: dict[str, Any] = key(
         dict, "what the chat template is told, such as { enable_thinking = false }; an endpoint gets it as "
         "chat_template_kwargs")  # fmt: skip
-    lora: LoraConfig = key(LoraConfig, "low-rank adapters")
+    lora: LoraConfig = key(LoraConfig, "low-rank adapters", needs="model.lora.enabled or learner.name = tinker")
 
     @model_validator(mode="after")
     def validate_model(self) -> Self:
@@ -99,16 +99,18 @@ def _add_scheme(url: str) -> str:
 class EndpointConfig(Section):
     """An OpenAI-compatible server, for `model.path = "openai:NAME"`. The key comes from the environment alone."""
 
+    max_retries: ClassVar[int] = 6  # tries after the first, on 429, 5xx, timeouts and broken answers
+
     base_url: str = key("https://api.openai.com/v1", "address of the API, up to and including its version")
     api_key_env: str = key("OPENAI_API_KEY", "environment variable that holds the key; local servers need none")
     concurrency: int = key(8, "requests under way at a time", ge=1)
     timeout: float = key(120.0, "seconds that one request may take", gt=0)
-    max_retries: int = key(6, "tries after the first, on 429, 5xx, timeouts and broken answers", ge=0)
     context_tokens: int = key(32768, "tokens that prompt and completion may have together", ge=8)
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = key(
         "max_tokens", "what the server calls its limit; newer OpenAI models want max_completion_tokens")  # fmt: skip
-    send_seed: bool = key(True, "send the seed of each completion, which some servers honour")
-    omit: tuple[Literal["temperature", "top_p", "stop"], ...] = key((), "parameters not sent; answers are cut at stops")
+    omit: tuple[Literal["temperature", "top_p", "stop", "seed"], ...] = key(
+        (), "parameters not sent; answers are cut at stops"
+    )
     extra: dict[str, Any] = key(dict, "further fields of each request that the server takes, such as { top_k = 20 }")
     price_input: float = key(0.0, "price of a million prompt tokens, in your currency", ge=0)
     price_output: float = key(0.0, "price of a million completion tokens", ge=0)
@@ -127,32 +129,32 @@ class EndpointConfig(Section):
 class EngineConfig(Section):
     """What samples: the engine of this package, or vLLM."""
 
+    timeout: ClassVar[float] = 300.0  # seconds without any token, after which an engine counts as hung
+
     name: Literal["hf", "vllm"] = key("hf", "hf: embedded, any model of transformers; vllm: the extra of that name")
     shared_prompts: bool = key(
         True, "hf: what the prompts of a group begin with goes through the model once, which changes last bits of "
-        "log-probabilities")  # fmt: skip
-    replicas: int = key(1, "vllm: engines, each with all weights; an episode stays with the one it began with", ge=1)
-    urls: tuple[str, ...] = key((), "vllm: addresses of running servers (trailnotes engine serve); none = start here")
-    python: str = key("", "vllm: the Python that it is installed in; '' = this one, or what `make vllm` built")
-    devices: tuple[str, ...] = key((), 'vllm: GPUs of each engine, such as ["1", "2,3"]; none = the first')
-    device_memory: float = key(0.0, "vllm: share of the device's memory; 0 = what the learner leaves", ge=0, le=1)
-    max_concurrent: int = key(64, "vllm: completions that one engine decodes at a time", ge=1)
-    start_timeout: float = key(600.0, "vllm: seconds that an engine may take to start", gt=0)
-    timeout: float = key(300.0, "vllm: seconds without any token, after which an engine counts as hung", gt=0)
+        "log-probabilities", needs="engine.name = hf")  # fmt: skip
+    replicas: int = key(
+        1, "engines, each with all weights; an episode stays with the one it began with", ge=1, needs=VLLM
+    )
+    urls: tuple[str, ...] = key(
+        (), "addresses of running servers (trailnotes engine serve); none = start here", needs=VLLM
+    )
+    python: str = key("", "the Python that it is installed in; '' = this one, or what `make vllm` built", needs=VLLM)
+    devices: tuple[str, ...] = key((), 'GPUs of each engine, such as ["1", "2,3"]; none = the first', needs=VLLM)
+    device_memory: float = key(0.0, "share of the device's memory; 0 = what the learner leaves", ge=0, le=1, needs=VLLM)
+    max_concurrent: int = key(64, "completions that one engine decodes at a time", ge=1, needs=VLLM)
+    start_timeout: float = key(600.0, "seconds that an engine may take to start", gt=0, needs=VLLM)
     max_logprob_mismatch: float = key(
         0.05, "vllm, and a Tinker server: nats by which the engine's log-probabilities may differ from the learner's, "
         "on average over the tokens of an iteration, or of the probes; more stops the run", gt=0)  # fmt: skip
 
     @model_validator(mode="after")
     def validate_devices(self) -> Self:
-        """Refuse devices for another number of engines, and secrets in addresses."""
+        """Refuse secrets in addresses."""
         for url in self.urls:
             require_secret_free_url("engine.urls", _add_scheme(url), ENGINE_KEY_VARIABLE)
-        if self.devices and (self.urls or len(self.devices) != self.replicas):
-            raise ValueError(
-                f"engine.devices names the GPUs of {len(self.devices)} engines: set engine.replicas to their number, "
-                "and leave engine.urls empty"
-            )
         return self
 
 
@@ -162,55 +164,44 @@ class LearnerConfig(Section):
     name: Literal["torch", "tinker"] = key(
         "torch", "torch: here, by PyTorch; tinker: adapters, on a server of the Tinker API, which samples as well (the "
         "extra of that name)")  # fmt: skip
-    url: str = key("", f"tinker: address of the server; '' = the hosted service. {TINKER_KEY_VARIABLE} holds the key")
-    reduction: Literal["auto", "sum", "row_mean"] = key(
-        "auto", "tinker: whether the server sums the losses of all tokens, as the API documents, or averages them over "
-        "each row and over the rows, as SkyRL does on JAX; auto asks it")  # fmt: skip
-    anchor_by: Literal["distribution", "samples"] = key(
-        "distribution", "tinker: samples anchors rows by the likelihood of what the start model says there, since the "
-        "API gives no whole distributions")  # fmt: skip
-    price_prefill: float = key(0.0, "tinker: price of a million tokens that are only read, in your currency", ge=0)
-    price_sample: float = key(0.0, "tinker: price of a million sampled tokens", ge=0)
-    price_train: float = key(0.0, "tinker: price of a million tokens of forward and backward passes", ge=0)
-    max_tokens_total: int = key(
-        0, "tinker: stop cleanly before all tokens of a run, read, sampled and trained, pass this; 0 = no limit", ge=0
+    url: str = key(
+        "", f"address of the server; '' = the hosted service. {TINKER_KEY_VARIABLE} holds the key", needs=TINKER
     )
+    anchor_by: Literal["distribution", "samples"] = key(
+        "distribution", "samples anchors rows by the likelihood of what the start model says there, since the "
+        "API gives no whole distributions", needs=TINKER)  # fmt: skip
+    price_prefill: float = key(
+        0.0, "price of a million tokens that are only read, in your currency", ge=0, needs=TINKER
+    )
+    price_sample: float = key(0.0, "price of a million sampled tokens", ge=0, needs=TINKER)
+    price_train: float = key(0.0, "price of a million tokens of forward and backward passes", ge=0, needs=TINKER)
+    max_tokens_total: int = key(
+        0, "stop cleanly before all tokens of a run, read, sampled and trained, pass this; 0 = no limit",
+        ge=0, needs=TINKER)  # fmt: skip
     world_size: int = key(1, "processes that share the update by FSDP2, a device each", ge=1)
-    offload: bool = key(False, "keep the optimizer's state in the host's memory, where there is more than one process")
+    offload: bool = key(
+        False, "keep the optimizer's state in the host's memory, where there is more than one process",
+        needs="learner.world_size > 1")  # fmt: skip
     packed: Literal["auto", "always", "never", "shared"] = key(
         "auto", "join rows into one without padding: auto does where the attention skips what is not its row's; "
         "shared: compute common prefixes of rows once; needs sdpa attention")  # fmt: skip
-    attention: Attention = key(
-        "", "how the update attends, where the model is not that which acts; '' = by model.attn_implementation"
-    )
     timeout: float = key(
-        600.0, "seconds that one process, or the server, may let another wait before the run stops", gt=0
-    )
+        600.0, "seconds that one process, or the server, may let another wait before the run stops",
+        gt=0, needs="learner.world_size > 1 or learner.name = tinker")  # fmt: skip
 
     @model_validator(mode="after")
     def validate_hosted(self) -> Self:
-        """Refuse secrets in the address, and settings of several processes beside a server."""
+        """Refuse secrets in the address."""
         require_secret_free_url("learner.url", _add_scheme(self.url), TINKER_KEY_VARIABLE)
-        if self.name == "tinker" and (self.world_size > 1 or self.offload or self.attention or self.packed != "auto"):
-            raise ValueError(
-                'learner.name = "tinker" leaves the update to the server: leave out learner.world_size, offload, '
-                "packed and attention"
-            )
         return self
 
 
 class ClusterConfig(Section):
     """Several machines, by Ray."""
 
+    env_cpus: ClassVar[float] = 1.0  # CPUs that Ray sets aside for each of env.num_workers
+
     address: str = key(
         "", "of a Ray cluster: auto = the one that this machine is part of; HOST:PORT; ray://HOST:PORT; '' = none, "
         "everything runs here")  # fmt: skip
-    env_cpus: float = key(1.0, "CPUs that Ray sets aside for each of env.num_workers", gt=0)
     timeout: float = key(120.0, "seconds for Ray to place or restore an actor before the run stops", gt=0)
-
-    @model_validator(mode="after")
-    def validate_address(self) -> Self:
-        """Refuse an address that Ray would not accept, or take as a request to start a cluster."""
-        if not re.fullmatch(r"|auto|(ray://)?[^/\s]+:\d+", self.address):
-            raise ValueError(f"cluster.address = {self.address!r} is none: name auto, HOST:PORT, or ray://HOST:PORT")
-        return self

@@ -9,29 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from itertools import chain
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import create_model, field_validator, model_validator
+from pydantic import GetCoreSchemaHandler, create_model, model_validator
+from pydantic_core import CoreSchema, core_schema
 
+from trailnotes.config.former import rename_keys
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.methods import Method, find_method, is_known, list_methods, list_sections, resolve_method
-from trailnotes.config.methods_schema import AlgorithmConfig, ArchiveConfig, RehearsalConfig
+from trailnotes.config.methods import Method, find_method, is_known, list_sections, resolve_method
+from trailnotes.config.methods_schema import AlgorithmConfig, ArchiveConfig, Empo2Config, RehearsalConfig
 from trailnotes.config.model_schema import (
-    NO_MODEL_MESSAGE,
-    OPENAI_PREFIX,
+    TINKER,
+    VLLM,
     ClusterConfig,
     EndpointConfig,
     EngineConfig,
     LearnerConfig,
     ModelConfig,
 )
+from trailnotes.config.refusals import Refusals, refuse_by_method, refuse_combinations, refuse_places, refuse_training
 from trailnotes.config.section import PAPER, Section, key
 from trailnotes.errors import ConfigError
 
 S = TypeVar("S", bound=Section)
 ActionFormat = Literal["line", "tags", "react"]
 Aggregation = Literal["token", "sequence", "constant"]
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 class RunConfig(Section):
@@ -44,17 +46,6 @@ class RunConfig(Section):
     trackers: tuple[str, ...] = key(
         (), "services that show the run as well: tensorboard, wandb, mlflow, trackio, or module:Class of your own"
     )
-
-    @field_validator("trackers")
-    @classmethod
-    def validate_trackers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse unknown trackers, and trackers that are named twice."""
-        for name in names:
-            if name not in TRACKERS and ":" not in name:
-                raise ValueError(f"{name!r} is no tracker: choose of {', '.join(TRACKERS)}, or name module:Class")
-        if len({*names}) < len(names):
-            raise ValueError("a tracker is named twice: name each once")
-        return names
 
 
 class EnvConfig(Section):
@@ -70,11 +61,12 @@ class EnvConfig(Section):
 class RolloutConfig(Section):
     """How episodes are played."""
 
+    top_p: ClassVar[float] = 1.0  # nucleus; Retrospex samples candidates by another
+
     num_tasks: int = key(8, "B, tasks in an iteration", ge=1)
     group_size: int = key(8, "N, trajectories of each task", PAPER, ge=1)
     max_steps: int = key(30, "steps in an episode at most", PAPER, ge=1)
     temperature: float = key(1.0, "sampling temperature while training", PAPER, gt=0)
-    top_p: float = key(1.0, "nucleus; refused in training, where log-probabilities must be the sampler's", gt=0, le=1)
     style: Literal["full", "terse"] = key("full", "wording of all prompts: full for real models, terse for tiny ones")
     max_action_tokens: int = key(32, "tokens of one action", PAPER, ge=1)
     max_context_tokens: int = key(4500, "tokens of a whole episode, prompt and actions together", PAPER, ge=8)
@@ -97,13 +89,6 @@ class RolloutConfig(Section):
         "newest weights; up to 1 repeats bit for bit, but for what memory.distilled, or a memory.order or "
         "memory.retire that goes by readers, changes meanwhile", ge=0)  # fmt: skip
 
-    @model_validator(mode="after")
-    def validate_stop(self) -> Self:
-        """Refuse to end an answer after its thought."""
-        if self.action_format == "react" and any("\n" in text for text in self.stop):
-            raise ValueError("rollout.stop ends an answer after its thought, before its action: set rollout.stop = []")
-        return self
-
 
 class LossConfig(Section):
     """The clipped surrogate and what is added to it."""
@@ -113,12 +98,16 @@ class LossConfig(Section):
     dual_clip: float = key(10.0, "c, bound of the loss for negative advantages; 0 = off", PAPER, ge=0)
     kl: float = key(0.0, "coefficient of the k3 KL to the start model, under the row's own context", PAPER, ge=0)
     mask_logprob: float | None = key(-5.0, "off-policy tokens with a log-probability below this are masked; none = off")
-    mask_unit: Literal["token", "response"] = key("token", "mask the token (ours), or its whole response (release)")
+    mask_unit: Literal["token", "response"] = key(
+        "token", "mask the token (ours), or its whole response (release)", needs="loss.mask_logprob"
+    )
     mask_kl: bool = key(True, "leave masked tokens out of the KL, which would pull them back to the start model")
     aggregation: Aggregation = key(
         "token", "average losses over tokens, over rows of row means, or over rows of sums over constant_length (Dr. "
         "GRPO, 2503.20783)")  # fmt: skip
-    constant_length: int = key(512, "constant: tokens that each row counts as, whatever it has", ge=1)
+    constant_length: int = key(
+        512, "constant: tokens that each row counts as, whatever it has", ge=1, needs="loss.aggregation = constant"
+    )
     objective: Literal["ppo", "gspo", "gmpo", "cispo", "dppo"] = key(
         "ppo", "PPO's clip of token ratios; of the row's mean ratio (GSPO, 2507.18071); a geometric mean of clipped "
         "ones (GMPO, 2507.20673); a bounded weight without clip (CISPO, 2506.13585); a bound on how far a probability "
@@ -131,9 +120,8 @@ class LossConfig(Section):
         "prime-rl); 0 = off", ge=0)  # fmt: skip
     mismatch: Literal["none", "truncate", "mask"] = key(
         "none", "where another program samples: weigh tokens by the learner's probability over the engine's, under the "
-        "prompt that was acted on; up to mismatch_cap, or not at all above it (TRL, verl)")  # fmt: skip
-    mismatch_unit: Literal["token", "sequence"] = key("sequence", "that ratio: of the token, or of the whole episode")
-    mismatch_cap: float = key(3.0, "largest ratio that counts", "TRL 1.16", ge=1)
+        "prompt that was acted on, by the mean of its episode; up to 3, or not at all above it (TRL 1.16, verl)",
+        needs=f"{VLLM} or {TINKER}")  # fmt: skip
     shaping: Literal["none", "luffy"] = key("none", "off-policy rows: the clipped surrogate, or LUFFY's x / (x + 0.1)")
     drop_negative_off_policy: bool = key(
         False, "leave off-policy rows with a negative advantage out of the update: a reader who failed after its tip "
@@ -172,7 +160,9 @@ class TrainConfig(Section):
     eval_every: int = key(0, "iterations between validations without memory; 0 = never", ge=0)
     split: str = key("train", "split of the training tasks")
     num_tasks: int = key(0, "how many of them, evenly spaced; 0 = all. Tips are read when a task comes again", ge=0)
-    validation_split: str = key("validation", "held-out variations that choose the best checkpoint; never the test")
+    validation_split: str = key(
+        "validation", "held-out variations that choose the best checkpoint; never the test", needs="train.eval_every"
+    )
 
     def compute_progress(self, spent: Mapping[str, float]) -> float:
         """Compute the used share of the nearest limit, 1 and more at its end; `spent`: a checkpoint's counters."""
@@ -187,15 +177,13 @@ class EvalConfig(Section):
     num_tasks: int = key(0, "tasks of the panel; 0 = all of the split", ge=0)
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
-    memory: bool = key(False, "act with the run's memory")
     show_tips: Literal["own", "other", "empty"] = key("own", "algorithm.show_tips for panels with tips or with plans")
     meet_split: str = key(
         "", "empo2-tips: before trial 0 games of this split are played and written about, whose tips memory.scope may "
         "find; '' = none")  # fmt: skip
-    meet_tasks: int = key(0, "how many of them, evenly spaced; 0 = all of the split", ge=0)
+    meet_tasks: int = key(0, "how many of them, evenly spaced; 0 = all of the split", ge=0, needs="eval.meet_split")
     trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
     metric: Literal["success", "return"] = key("success", "what tables and curves show")
-    confidence: float = key(0.95, "level of the intervals", gt=0, lt=1)
 
 
 class WarmstartConfig(Section):
@@ -232,20 +220,6 @@ class WarmstartConfig(Section):
         "from nothing learns to copy sooner", ge=0, le=1)  # fmt: skip
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
 
-    @model_validator(mode="after")
-    def validate_shares(self) -> Self:
-        """Refuse shares of the demonstrations that sum to more than 1."""
-        if self.advice + self.write > 1:
-            raise ValueError("warmstart.advice and warmstart.write are shares of one whole: set their sum to 1 at most")
-        return self
-
-    @model_validator(mode="after")
-    def validate_num_layers(self) -> Self:
-        """Refuse copying heads without a layer below them."""
-        if self.copying and self.num_layers == 1:
-            raise ValueError("warmstart.copying takes two layers: set warmstart.num_layers to 2 or more")
-        return self
-
 
 class Config(Section):
     """Everything that a run depends on.
@@ -263,16 +237,18 @@ class Config(Section):
     )  # fmt: skip
     run: RunConfig = key(RunConfig, "the run as a whole")
     model: ModelConfig = key(ModelConfig, "the language model")
-    endpoint: EndpointConfig = key(EndpointConfig, "an OpenAI-compatible server that acts")
+    endpoint: EndpointConfig = key(
+        EndpointConfig, "an OpenAI-compatible server that acts",
+        needs="model.path = openai:* or memory.embedder = openai:* or algorithm.author = openai:*")  # fmt: skip
     engine: EngineConfig = key(EngineConfig, "what samples, where the model is one of transformers")
     learner: LearnerConfig = key(LearnerConfig, "where the update runs")
-    cluster: ClusterConfig = key(ClusterConfig, "several machines")
+    cluster: ClusterConfig = key(ClusterConfig, "several machines", needs="cluster.address")
     env: EnvConfig = key(EnvConfig, "the environment")
     rollout: RolloutConfig = key(RolloutConfig, "how episodes are played")
     memory: MemoryConfig = key(MemoryConfig, "the store of tips")
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
     rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
-    archive: ArchiveConfig = key(ArchiveConfig, "states to return to")
+    archive: ArchiveConfig = key(ArchiveConfig, "states to return to", needs="archive.share")
     loss: LossConfig = key(LossConfig, "the loss")
     optim: OptimConfig = key(OptimConfig, "the optimizer")
     train: TrainConfig = key(TrainConfig, "length and rhythm of training")
@@ -281,7 +257,20 @@ class Config(Section):
 
     def __new__(cls, **sections: Any) -> Self:
         """Choose the class by the sections."""
-        return super().__new__(config_type(sections) if cls is Config else cls)  # type: ignore[return-value]
+        return super().__new__(config_type(rename_keys(sections)) if cls is Config else cls)  # type: ignore[return-value]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Accept former keys from Python. JSON comes from `resolve_config`, which has renamed them."""
+        schema = handler(source)
+        if cls.__base__ is Section:  # the sections choose the class
+            return core_schema.no_info_plain_validator_function(lambda values: Config(**values))
+        renaming = core_schema.no_info_before_validator_function(rename_keys, schema)
+        return core_schema.json_or_python_schema(json_schema=schema, python_schema=renaming)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the sections, since the class is made of them."""
+        return _build_config, ({**vars(self)},)
 
     def section(self, kind: type[S]) -> S:
         """Return the section of a method; its defaults if this config is of another method and does not set it."""
@@ -289,66 +278,15 @@ class Config(Section):
 
     @model_validator(mode="after")
     def validate_combinations(self) -> Self:
-        """Refuse combinations that would only fail, or mislead, later."""
-        algorithm, rollout = self.algorithm, self.rollout
-        if rollout.group_size < 2 and algorithm.normalize_std:
-            raise ValueError("rollout.group_size = 1 has no group to be relative to: set rollout.group_size >= 2")
-        if algorithm.intrinsic == "tips" and algorithm.mode_unit == "trajectory":
-            raise ValueError(
-                'algorithm.intrinsic = "tips" pays only members that act with tips, which biases mixed groups: '
-                'set algorithm.intrinsic = "states", or algorithm.mode_unit = "iteration"'
-            )
-        if 0 < self.loss.dual_clip <= 1:
-            raise ValueError("loss.dual_clip up to 1 flattens every negative advantage: set it above 1, or 0 for none")
-        if algorithm.dynamic_sampling and algorithm.intrinsic != "none":
-            raise ValueError(
-                "algorithm.dynamic_sampling replaces groups of equal returns, but with a novelty reward they teach "
-                'something: set algorithm.dynamic_sampling = 0 or algorithm.intrinsic = "none"'
-            )
-        if rollout.max_action_tokens >= rollout.max_context_tokens:
-            raise ValueError("rollout.max_action_tokens must be smaller than rollout.max_context_tokens")
-        if self.train.split == self.train.validation_split and self.train.eval_every:
-            raise ValueError("train.validation_split must differ from train.split, or training games choose the best")
-        if rollout.example_turns and (self.rehearsal.path or self.rehearsal.split):
-            raise ValueError("rehearsal imitates whole conversations, rollout.example_turns too: set these to []")
-        if self.memory.scope != "task" and self.memory.shared_split not in {"", self.train.split}:
-            raise ValueError(
-                "tips of memory.shared_split reach all games, those that are trained on among them: "
-                f"set it to train.split = {self.train.split!r}, or to '', so that every split keeps its own"
-            )
-        if is_known(algorithm.name):  # one of module:NAME is asked when it is run: reading settings does not import it
-            self._validate_method(find_method(algorithm.name))
-        return self
-
-    @model_validator(mode="after")
-    def validate_quantization(self) -> Self:
-        """Refuse a base in 4 bits where others than this process would need it."""
-        if self.model.load_in_4bit and (self.engine.name == "vllm" or self.learner.world_size > 1):
-            raise ValueError(
-                "model.load_in_4bit keeps its base in this process: set it to false, or "
-                'engine.name = "hf" and learner.world_size = 1'
-            )
+        _refuse(chain(refuse_places(self), refuse_combinations(self)))
+        if is_known(self.algorithm.name):  # module:NAME is asked when it is run: reading settings does not import it
+            self._validate_method(find_method(self.algorithm.name))
         return self
 
     def _validate_method(self, method: Method) -> None:
-        algorithm, rollout = self.algorithm, self.rollout
-        mixed = method.shows_tips and algorithm.mode_unit == "trajectory"
-        if mixed and algorithm.p_memory and not round(algorithm.p_memory * rollout.group_size):
-            raise ConfigError(
-                f"algorithm.p_memory = {algorithm.p_memory:g} of rollout.group_size = {rollout.group_size} rounds to "
-                "no member with tips: raise either"
-            )
-        if method.trains and not method.shows_tips and algorithm.intrinsic == "tips":
-            raise ConfigError(f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')
-        if method.trains and not method.memory and algorithm.show_tips != "own":
-            raise ConfigError(
-                f'{algorithm.name} shows no tips of a memory while it trains: set algorithm.show_tips = "own" (panels '
-                "that are played with tips have eval.show_tips)"
-            )
+        _refuse(refuse_by_method(self, method, self.section(Empo2Config)))
         if method.validate:
             method.validate(self)
-        if method.plain and algorithm.author_credit:
-            raise ConfigError(f"{algorithm.name} lets no member read tips: set algorithm.author_credit = 0")
 
     @property
     def has_shared_gpu(self) -> bool:
@@ -365,11 +303,6 @@ class Config(Section):
     def has_other_sampler(self) -> bool:
         """Tell whether another program than the learner's samples, so that their log-probabilities may differ."""
         return self.engine.name == "vllm" or self.is_hosted
-
-    @property
-    def update_attention(self) -> str:
-        """Name the attention of the update, as transformers does; "" where it chooses."""
-        return self.learner.attention or self.model.attn_implementation
 
     @property
     def has_reference_model(self) -> bool:
@@ -403,37 +336,17 @@ class Config(Section):
         """Refuse settings that are fine for acting but wrong for training."""
         method = resolve_method(self.algorithm.name)
         self._validate_method(method)
-        if not method.trains:
-            raise ConfigError(
-                f"{self.algorithm.name} changes no weights: use `trailnotes adapt --method {self.algorithm.name}`, or "
-                f"train one of {', '.join(list_methods(trains=True))}"
-            )
-        if method.plain and (by_readers := {"ucb", "worth"} & {*self.memory.order}):
-            raise ConfigError(
-                f"{self.algorithm.name} lets no member read tips, and memory.order = {min(by_readers)} goes by "
-                "readers: leave it out, and name it where tips are read (trailnotes adapt, [panels.NAME])"
-            )
-        reads_off_policy = self.algorithm.name == "empo2" and self.algorithm.p_memory and self.algorithm.q_off_policy
-        if self.memory.distilled and not reads_off_policy:
-            raise ConfigError(
-                "memory.distilled is measured where empo2 trains without the tips that it acted on: set it to 0, or "
-                "algorithm.name = empo2 with p_memory and q_off_policy above 0"
-            )
-        if self.model.path == "random":
-            raise ConfigError('model.path = "random" is not a model and learns nothing: name a model')
-        if self.model.path.startswith(OPENAI_PREFIX):
-            raise ConfigError(
-                f"model.path = {self.model.path!r} cannot be trained: an OpenAI-compatible server returns no token "
-                "ids, and its weights are not ours to change; name a model directory or hub name, or `trailnotes adapt`"
-            )
-        if self.rollout.top_p < 1:
-            raise ConfigError("training needs the sampler's log-probabilities: set rollout.top_p = 1")
-        if self.rollout.group_size < 2:
-            raise ConfigError("training compares the members of a group: set rollout.group_size to 2 or more")
-        self.algorithm.require_equal_temperature(self.memory.write_temperature, self.rollout.temperature)
-        if not self.model.path:
-            raise ConfigError(NO_MODEL_MESSAGE)
+        _refuse(refuse_training(self, method, self.section(Empo2Config)))
         return self
+
+
+def _refuse(refusals: Refusals) -> None:
+    if text := next((text for is_refused, text in refusals if is_refused), ""):
+        raise ConfigError(text)
+
+
+def _build_config(sections: dict[str, Any]) -> Config:
+    return Config(**sections)
 
 
 def config_type(*trees: Mapping[str, Any]) -> type[Config]:
@@ -460,4 +373,4 @@ def full_config_type() -> type[Config]:
 @cache
 def _extend_config(kinds: tuple[tuple[str, type[Section]], ...]) -> type[Config]:
     fields: dict[str, Any] = {name: (kind, key(kind, (kind.__doc__ or "").partition("\n")[0])) for name, kind in kinds}
-    return Config if not fields else create_model("Config", __base__=Config, __module__=__name__, **fields)
+    return create_model("Config", __base__=Config, __module__=__name__, **fields)

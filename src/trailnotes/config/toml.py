@@ -20,11 +20,12 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from trailnotes.config.builtin import find_config
-from trailnotes.config.methods import find_method, list_names, list_sections
+from trailnotes.config.former import RENAMED_KEYS, drop_removed_keys, rename_keys
+from trailnotes.config.methods import list_names, list_sections
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config, config_type, full_config_type
-from trailnotes.config.section import RENAMED_KEYS, Section, describe_allowed, drop_removed_keys, rename_keys
+from trailnotes.config.section import Section, describe_allowed
 from trailnotes.errors import ConfigError
 from trailnotes.types import StrPath
 
@@ -75,16 +76,15 @@ def resolve_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -
         for name, value in _flatten_tree(kind, tree, origin).items():
             values[name] = _merge_trees(values.get(name), value)
             origins[name] = origin
-    return ResolvedConfig(_drop_default_sections(_validate(kind, values, origins)), origins)
-
-
-def _drop_default_sections(config: Config) -> Config:
-    """Drop sections of other methods at their defaults, which configs saved by earlier versions have."""
-    own = find_method(config.algorithm.name).sections
-    tree = {name: getattr(config, name) for name in type(config).model_fields}
-    others = tree.keys() - own.keys() - Config.model_fields.keys()
-    dropped = {name for name in others if tree[name] == type(tree[name])()}
-    return Config(**{name: value for name, value in tree.items() if name not in dropped}) if dropped else config
+    whole: dict[str, Any] = {}
+    for name, value in values.items():
+        _set_nested(whole, name, value)
+    try:
+        # strict types, as in TOML: "8" is not a number and 1.5 not an integer; JSON lets an array be a tuple
+        config = kind.model_validate_json(json.dumps(whole, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError(_explain_error(error, values, origins)) from None
+    return ResolvedConfig(config, origins)
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -113,24 +113,21 @@ def render_config(config: Config, origins: Mapping[str, str] | None = None) -> s
     """Render the resolved tree as TOML with each key's meaning, source, allowed values and origin."""
     lines = []
     for line, name in _iter_toml_lines(config):
-        if name not in collect_fields(type(config)):
-            lines.append(line)
-            continue
-        comment = " | ".join(part for part in (*explain_key(name), (origins or {}).get(name, "default")) if part)
-        lines.append(f"{line:<32} # {comment}")
+        notes = [*explain_key(name), (origins or {}).get(name, "default")] if name else []
+        lines.append(f"{line:<32} # {' | '.join(filter(None, notes))}" if name else line)
     return "\n".join(lines) + "\n"
 
 
 def explain_key(name: str) -> tuple[str, str]:
-    """Explain a key: its meaning with the source, and the values that it takes ("" if its type says all)."""
+    """Explain a key: its meaning with the source, and the values that it takes and what it needs ("" for neither)."""
     field = find_field(name)
     assert field is not None
-    source = field.json_schema_extra.get("source") if isinstance(field.json_schema_extra, dict) else None
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    values = describe_allowed(field)
     if name == "algorithm.name":
         values = "one of {}, or module:NAME of your own".format(", ".join(f'"{method}"' for method in list_names()))
-    else:
-        values = describe_allowed(field)
-    return f"{field.description}{f' ({source})' if source else ''}", values
+    source, needs = (f" ({extra['source']})" if "source" in extra else ""), extra.get("needs")
+    return f"{field.description}{source}", "; ".join(filter(None, [values, needs and f"needs {needs}"]))
 
 
 def diff_configs(first: Config, second: Config) -> list[str]:
@@ -149,7 +146,7 @@ def is_within(name: str, keys: Iterable[str]) -> bool:
 
 def flatten_config(config: Config) -> dict[str, Any]:
     """Map the dotted name of every key to its value."""
-    return dict(_iter_values(config))
+    return {name: functools.reduce(getattr, name.split("."), config) for name in collect_fields(type(config))}
 
 
 @functools.cache
@@ -159,29 +156,20 @@ def collect_fields(kind: type[Config] = Config) -> dict[str, FieldInfo]:
 
 
 def find_field(name: str) -> FieldInfo | None:
-    """Find the field of a key by its dotted name, in the shared sections first; the others import all methods."""
+    # in the shared sections first; the others import all methods
     return collect_fields().get(name) or collect_fields(full_config_type()).get(name)
 
 
 def _iter_fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
-        inner = _get_section_type(field)
+        inner = get_section_type(field)
         if inner is None:
             yield prefix + name, field
         else:
             yield from _iter_fields(inner, f"{prefix}{name}.")
 
 
-def _iter_values(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            yield from _iter_values(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-def _get_section_type(field: FieldInfo) -> type[Section] | None:
+def get_section_type(field: FieldInfo) -> type[Section] | None:
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
@@ -194,17 +182,10 @@ def _is_accepted(field: FieldInfo, kind: type) -> bool:
 def _read_config_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_bytes().decode())
-    except IsADirectoryError:
-        own = path / "config.toml"
-        fix = f"name its {own}" if own.is_file() else "give the path of a TOML config"
-        raise ConfigError(f"{path}: cannot be read, since it is a directory: {fix}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}): give the path of a TOML config") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8 text: give the path of a TOML config") from None
     except ValueError as error:
-        fix = f"; for an environment in this file, give --env.name {path.stem}:CLASS" if path.suffix == ".py" else ""
-        raise ConfigError(f"{path}: is not valid TOML: {error}{fix}") from None
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
 def _parse_value(name: str, text: str) -> Any:
@@ -232,7 +213,7 @@ def _flatten_tree(section: type[Section], tree: Mapping[str, Any], origin: str, 
         field = section.model_fields.get(name)
         if field is None:
             raise ConfigError(f"{origin}: {_describe_unknown(section, name, prefix)}")
-        inner = _get_section_type(field)
+        inner = get_section_type(field)
         if inner is None:
             leaves[prefix + name] = None if value == "none" and _is_accepted(field, type(None)) else value
         elif isinstance(value, Mapping):
@@ -261,28 +242,6 @@ def _merge_trees(under: Any, over: Any) -> Any:
     return {**under, **{name: _merge_trees(under.get(name), value) for name, value in over.items()}}
 
 
-def _validate(kind: type[Config], values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
-    tree: dict[str, Any] = {}
-    for name, value in values.items():
-        _set_nested(tree, name, value)
-    try:
-        # strict types, as in TOML: "8" is not a number and 1.5 not an integer; JSON lets an array be a tuple
-        return kind.model_validate_json(json.dumps(tree, allow_nan=False), strict=True)
-    except ValidationError as error:
-        raise ConfigError(_explain_error(error, values, origins)) from None
-    except (TypeError, ValueError):
-        bad = next(name for name, value in values.items() if not _is_plain(value))
-        raise ConfigError(f"{origins[bad]}: {bad} holds a date or a number that is not finite: quote it") from None
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
 def _explain_error(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     first, *others = error.errors()
     more = f" (and {len(others)} more)" if others else ""
@@ -295,19 +254,15 @@ def _explain_error(error: ValidationError, values: Mapping[str, Any], origins: M
     return f"{origins[name]}: {name} = {format_toml_value(values[name])}: {message}; it is: {meaning}{more}"
 
 
-def _iter_toml_lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _iter_toml_lines(config: Config) -> Iterator[tuple[str, str]]:
     """Yield pairs of a TOML line and the dotted name of its key ('' for headers and blanks)."""
-    inner: list[tuple[str, Section]] = []
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            inner.append((prefix + name, value))
-        else:
-            yield f"{name} = {format_toml_value(value)}", prefix + name
-    for name, value in inner:
-        yield "", ""
-        yield f"[{name}]", ""
-        yield from _iter_toml_lines(value, f"{name}.")
+    last = ""
+    for name, value in flatten_config(config).items():
+        section, _, own = name.rpartition(".")
+        if section != last:
+            yield from (("", ""), (f"[{section}]", ""))
+            last = section
+        yield f"{own} = {format_toml_value(value)}", name
 
 
 def format_toml_value(value: Any) -> str:

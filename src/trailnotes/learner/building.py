@@ -20,12 +20,11 @@ from trailnotes.policies.hf.policy import load_model
 
 
 def build_single(config: Config, model: Any, reference: Any, dump_dir: Path | None) -> Learner:
-    """Build a learner of `model`, in this process. Raises `ConfigError` for settings that do not fit the model."""
-    if config.learner.attention and config.engine.name == "hf":
-        raise ConfigError(
-            f"learner.attention = {config.learner.attention!r} would change the model that acts, too, which needs "
-            "another: set model.attn_implementation for both, or learner.world_size to 2 or more"
-        )
+    """Build a learner of `model`, in this process.
+
+    Raises:
+        ConfigError: `learner.packed` does not fit the model.
+    """
     return _make_learner(config, model, reference, dump_dir, _choose_packing(config, model))
 
 
@@ -57,7 +56,7 @@ def _make_learner(
         reference=reference, dump_dir=dump_dir, ranks=ranks,
     )  # fmt: skip
     learner.packing = packing
-    attention = config.update_attention if ranks else config.learner.attention
+    attention = config.model.attn_implementation if ranks else ""
     for each in learner.models if attention else ():  # last: models are checked on the host, without it
         base: Any = each
         base = base.get_base_model() if hasattr(base, "get_base_model") else base
@@ -65,21 +64,20 @@ def _make_learner(
             base.set_attn_implementation(attention)
         except (ImportError, ValueError) as error:
             line = " ".join(str(error).split())
-            setting = "learner.attention" if config.learner.attention else "model.attn_implementation"
-            raise ConfigError(f"{setting} = {attention!r} does not work here: {line}") from error
+            raise ConfigError(f"model.attn_implementation = {attention!r} does not work here: {line}") from error
     return learner
 
 
 def _choose_packing(config: Config, model: Any) -> PackingMode:
-    attention, packed = config.update_attention, config.learner.packed
+    attention, packed = config.model.attn_implementation, config.learner.packed
     skips = attention.startswith(("flash", "flex")) or (not attention and is_padding_free(model))
     if packed == "never" or (packed == "auto" and not skips):
         return "padded"
     how: PackingMode = "shared" if packed == "shared" else "joined"
     if how == "shared" and skips:
         raise ConfigError(
-            'learner.packed = "shared" needs an attention that takes any mask: set learner.attention = "sdpa", or '
-            'learner.packed = "auto"'
+            'learner.packed = "shared" needs an attention that takes any mask: set '
+            'model.attn_implementation = "sdpa", or learner.packed = "auto"'
         )
     if is_packing_supported(TokenScorer(model), how, config.rollout.max_context_tokens):
         return how

@@ -251,9 +251,9 @@ class TinkerLearner:
             passes = self._submit("forward_backward", rows, data, "importance_sampling")
         if not dialect.keeps_order:
             answer = self.server.wait(passes, "computing gradients")
-            if answer.metrics and dialect.averages_rows and self.config.learner.reduction == "auto":
-                raise ConfigError(f"{self.server.url} is SkyRL with another backend than JAX, which sums losses: "
-                                  'set learner.reduction = "sum"')  # fmt: skip
+            if answer.metrics and dialect.averages_rows:
+                raise ConfigError(f"{self.server.url} is SkyRL with another backend than JAX, which sums losses: serve "
+                                  "the model by JAX")  # fmt: skip
         step = self._client.optim_step(tinker.AdamParams(
             learning_rate=lr, beta1=BETAS[0], beta2=BETAS[1], eps=ADAM_EPSILON, weight_decay=0.0,
             grad_clip_norm=self.optim.grad_clip,

@@ -278,7 +278,7 @@ class TipMemory(StoreBackedMemory):
         namespace, config = replace_surrogates(namespace), self.config
         wider = self.store.get_search_filter(namespace, config.scope, config.shared_split)
         place = wider or namespace
-        asks_index = config.index != "exact" and config.retrieval == "dense" and is_faiss_installed()
+        asks_index = config.retrieval == "dense" and is_faiss_installed()
         return place, asks_index and self.store.size(place) >= config.exact_below
 
     def _load_page(self, place: str | TipFilter, by_index: bool, vector: Floats | None, top_k: int) -> TipPage:
@@ -296,7 +296,7 @@ class TipMemory(StoreBackedMemory):
         config = self.config
         if by_index or config.retrieval == "sparse":
             return by_index
-        ranks_all = config.threshold <= -1 and not config.rerank and "similarity" not in config.ranking
+        ranks_all = config.threshold <= -1 and "similarity" not in config.ranking
         return not ranks_all and bool(self.store.load_page(place, self._stored_sort_keys).ids)
 
     def _search_place(
@@ -308,10 +308,6 @@ class TipMemory(StoreBackedMemory):
         if vector is None and self.config.retrieval != "sparse":
             return self._rank_candidates(page, np.arange(len(page.ids)), None, top_k)
         rows, similarities = self._find_candidates(page, query, vector)
-        if self.config.rerank:
-            nearest = _sort_rows(page, rows, {"similarity": similarities}, ("similarity",))[: self.config.rerank]
-            chosen = np.isin(rows, nearest)
-            rows, similarities = rows[chosen], similarities[chosen]
         return self._rank_candidates(page, rows, similarities, top_k)
 
     def _find_candidates(self, page: TipPage, query: str, vector: Floats | None) -> tuple[Ints, Numbers]:

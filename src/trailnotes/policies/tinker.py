@@ -229,7 +229,7 @@ class CompletionCache:
         self._found: dict[str, SampledTokens] = {}
         self.asked = self.reused = 0
         settings = {name: getattr(config, name).model_dump(mode="json") for name in _FIELDS}
-        rest = config.run.seed, config.learner.anchor_by, config.learner.reduction
+        rest = config.run.seed, config.learner.anchor_by, "auto"
         self._settings = json.dumps([settings, rest], sort_keys=True)
         if directory is not None:
             (directory / "completions").mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from trailnotes.runs.signals import explain_interrupt
 from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
-CHANGEABLE_KEYS = ("eval.trials", "eval.confidence", "run.trackers")
+CHANGEABLE_KEYS = ("eval.trials", "run.trackers")
 """What may differ when a run is resumed, besides its surroundings: how long it lasts, and how it is shown."""
 
 

@@ -1,4 +1,4 @@
-"""Credit for the authors of tips: `algorithm.author_credit`."""
+"""Credit for the authors of tips: `empo2.author_credit`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
 from trailnotes.learner.base import ModelLearner
 from trailnotes.learner.credit.authors import (
@@ -30,12 +31,12 @@ class AuthorRegistry:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.config = config.section(Empo2Config)
         self._written: dict[tuple[int, *TipKey], Completion] = {}  # by iteration, task and text
 
     def remember(self, written: Sequence[WrittenTip], iteration: int) -> None:
         """Remember the first author of each text of `iteration`, and forget authors that are too old."""
-        oldest = iteration - self.config.algorithm.author_age
+        oldest = iteration - self.config.author_age
         self._written = {name: kept for name, kept in self._written.items() if name[0] >= oldest}
         for each in written:
             if each.tips and each.completion.prompt_ids and each.completion.token_ids:
@@ -47,8 +48,8 @@ class AuthorRegistry:
 
         `credit` is of `compute_tip_credits`; a credit of exactly 0 has no row.
         """
-        weight = self.config.algorithm.author_credit
-        ages = range(iteration - self.config.algorithm.author_age, iteration)
+        weight = self.config.author_credit
+        ages = range(iteration - self.config.author_age, iteration)
         return [
             anchor_sample(written, "tip", 0.0, weight * value)
             for name, value in credit.items()
@@ -76,20 +77,20 @@ def check_author_age(config: Config, num_tasks: int) -> str:
 
     `envs.tasks.select_batch` draws each of `num_tasks` tasks once an epoch: the longest gap is two epochs.
     """
-    age, latest = config.algorithm.author_age, -(-(2 * num_tasks - 1) // config.rollout.num_tasks)
+    age, latest = config.section(Empo2Config).author_age, -(-(2 * num_tasks - 1) // config.rollout.num_tasks)
     if age >= latest:
         return ""
-    return (f"algorithm.author_age = {age}: of {num_tasks} tasks, {config.rollout.num_tasks} an iteration, one comes "
+    return (f"empo2.author_age = {age}: of {num_tasks} tasks, {config.rollout.num_tasks} an iteration, one comes "
             f"back after up to {latest} iterations, and later than {age} no author is credited: set "
-            f"algorithm.author_age = {latest}")  # fmt: skip
+            f"empo2.author_age = {latest}")  # fmt: skip
 
 
 def compute_author_credit(
     groups: Sequence[TrajectoryGroup], policy: Policy, learner: ModelLearner, config: Config
 ) -> dict[TipKey, float]:
-    """Compute `compute_tip_credits` of an iteration's episodes, with shares by `algorithm.author_share`."""
+    """Compute `compute_tip_credits` of an iteration's episodes, with shares by `empo2.author_share`."""
     texts = [[list_shown_texts(t) for t in group.trajectories] for group in groups]
-    if config.algorithm.author_share == "equal":
+    if config.section(Empo2Config).author_share == "equal":
         shares: list[list[Shares]] = [[split_equally(own) for own in row] for row in texts]
     else:
         readers = [t for group in groups for t in group.trajectories if list_shown_texts(t)]

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trailnotes.config.former import RENAMED_KEYS, has_former_default
 from trailnotes.config.schema import Config
-from trailnotes.config.section import RENAMED_KEYS, has_former_default
 from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
 from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import describe_tip_overlap, describe_training_overlap, load_panel, tasks_of
@@ -50,7 +50,7 @@ def evaluate(
     config: Config,
     model_or_run: StrPath,
     *,
-    memory: bool | None = None,
+    memory: bool = False,
     out: StrPath | None = None,
     progress: ProgressBar | None = None,
 ) -> PanelResult:
@@ -63,7 +63,7 @@ def evaluate(
         config: panel, sampling and environment.
         model_or_run: run directory, checkpoint, model directory or hub name. A run that is being trained keeps the
             checkpoint until the evaluation has ended.
-        memory: act with the run's memory; None takes `config.eval.memory`.
+        memory: act with the run's memory.
         out: directory for the files of `write_evaluation`; None writes nothing.
         progress: shows the number of finished episodes.
 
@@ -71,17 +71,14 @@ def evaluate(
         ConfigError: memory is asked for where there is none, or no episode could be played.
         RunError: the run has no whole checkpoint yet, or `out` is in use.
     """
-    use_memory = config.eval.memory if memory is None else memory
     directory = None if out is None else Path(out)
     if directory is not None and (directory / "table.json").exists():
         logger.warning("%s holds a finished evaluation, which this one replaces", directory)
     with open_evaluated_model(model_or_run) as subject:
         if warning := describe_training_overlap(subject.trained, config):
             logger.warning("%s", warning)
-        episodes, remark = evaluate_model(
-            config, subject, use_memory=use_memory, directory=directory, progress=progress
-        )
-    result = replace(build_panel_result(episodes, config, subject, memory=use_memory), remark=remark)
+        episodes, remark = evaluate_model(config, subject, use_memory=memory, directory=directory, progress=progress)
+    result = replace(build_panel_result(episodes, config, subject, memory=memory), remark=remark)
     if directory is not None:
         write_evaluation(directory, config, subject, episodes, result)
     return result

@@ -263,7 +263,7 @@ class Archive:
             state = hash_state(observation.text)
             if number:
                 states, actions = (*states, state), (*actions, action)
-            if observation.done or (self.config.max_depth and len(actions) > self.config.max_depth):
+            if observation.done:
                 break
             old = cells.get(state)
             visits = (old.visits if old else 0) + (state not in met)

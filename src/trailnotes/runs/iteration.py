@@ -34,7 +34,7 @@ from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics, write_tips
 from trailnotes.runs.authors import compute_author_credit, compute_author_metrics
 from trailnotes.runs.exploration import ReturningPool
 from trailnotes.runs.panels import play_panel
-from trailnotes.runs.staleness import MAX_STALENESS_WEIGHT, Correction, correct_samples
+from trailnotes.runs.staleness import MAX_STALENESS_WEIGHT, MISMATCH_CAP, Correction, correct_samples
 from trailnotes.runs.training import TrainingRun, save_checkpoint
 from trailnotes.runs.usage import TRAINING_FIELDS
 from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
@@ -204,7 +204,7 @@ class Iteration:
         if stale:
             section, correction = "stale", Correction(MAX_STALENESS_WEIGHT)
         elif loss.mismatch != "none" and self.config.has_other_sampler:
-            section, correction = "engine", Correction(loss.mismatch_cap, loss.mismatch_unit, loss.mismatch)
+            section, correction = "engine", Correction(MISMATCH_CAP, "sequence", loss.mismatch)
         else:
             return samples
         with self._time_section("staleness"):
@@ -222,7 +222,7 @@ class Iteration:
         return build_anchor_samples(tips, groups, self.config.algorithm, self.config.optim.rows, self.seed("anchors"))
 
     def author_samples(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
-        """Build samples that credit the authors of tips; none without `algorithm.author_credit`."""
+        """Build samples that credit the authors of tips; none without `empo2.author_credit`."""
         if self.run.authors is None:
             return []
         with self._time_section("author_credit"):

@@ -19,7 +19,7 @@ from trailnotes.envs.tasks import has_other_env_code, load_identity, load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
-from trailnotes.reporting.crossed import MIN_FAMILIES, estimate
+from trailnotes.reporting.crossed import CONFIDENCE, MIN_FAMILIES, estimate
 from trailnotes.reporting.intervals import RATE_BOUNDS, Interval, compute_sample_interval
 from trailnotes.reporting.tables import Table
 from trailnotes.rollout.episode import Pool
@@ -80,7 +80,7 @@ def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[f
     this panel**, of other families and games; several samples of a game are one game. With fewer it is **on this
     panel**: of the same games played once more. Neither covers another training run.
     """
-    metric, confidence = config.eval.metric, config.eval.confidence
+    metric, confidence = config.eval.metric, CONFIDENCE
     bounds = RATE_BOUNDS if metric == "success" else None
     families = {t.task.id: get_family(t.task) for t in episodes}
     games: dict[str, list[float]] = {}

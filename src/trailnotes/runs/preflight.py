@@ -28,7 +28,6 @@ def _validate_hosted(config: Config) -> None:
         "model.path": (holds_adapters, "it holds adapters, and a server begins with a base model: name one"),
         "rollout.temperature": (config.rollout.temperature != 1.0, "the API scores at temperature 1: set it to 1.0"),
         "model.lora.alpha": (lora.alpha != 32.0, "the API's adapters have alpha 32: set it to 32"),
-        "model.lora.dropout": (lora.dropout > 0, "the API's adapters have none: set it to 0"),
         "model.lora.target_modules": (lora.target_modules is not None, "it adapts all linear layers: leave it out"),
         "engine.name": (config.engine.name != "hf", "the server samples: leave it out"),
         "cluster.address": (config.cluster.address != "", "the server computes: leave it out"),

@@ -15,6 +15,7 @@ from trailnotes.learner.base import ModelLearner
 from trailnotes.learner.samples import build_samples
 from trailnotes.types import Sample, TrajectoryGroup
 
+MISMATCH_CAP = 3.0  # largest ratio of the learner to another engine that counts (TRL 1.16)
 MAX_STALENESS_WEIGHT = 2.0  # largest ratio that counts where older weights sampled a token
 
 

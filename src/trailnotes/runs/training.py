@@ -17,6 +17,7 @@ from safetensors.numpy import load_file as load_numpy
 from safetensors.numpy import save_file as save_numpy
 
 from trailnotes.config.methods import resolve_method
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.tasks import load_training_tasks
@@ -161,7 +162,7 @@ def open_run(
         memory = _open_memory(config, directory, embedder, cluster)
         if memory is not None:
             opened.callback(memory.close)
-        credits_authors = config.algorithm.author_credit and resolve_method(config.algorithm.name).shows_tips
+        credits_authors = config.section(Empo2Config).author_credit and resolve_method(config.algorithm.name).shows_tips
         run = TrainingRun(
             config, directory, pool, progress, load_training_tasks(config), embedder, novelty,
             archive=Archive(config.archive) if config.archive.share else None,

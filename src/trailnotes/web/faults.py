@@ -80,7 +80,7 @@ def explain_refusal(status: int, body: object, *, url: str, model: str, key_env:
         fix = (f"either it has no model {model!r} (model.path = openai:{model}), or endpoint.base_url is not the "
                "address of its API, which mostly ends in /v1")  # fmt: skip
     else:
-        fix = ("if it refuses a parameter, see endpoint.omit, endpoint.send_seed, endpoint.max_tokens_field, "
+        fix = ("if it refuses a parameter, see endpoint.omit, endpoint.max_tokens_field, "
                "endpoint.extra and model.template_options")  # fmt: skip
     return f"{url} answers {status}: {extract_error_text(body)}; {fix}"
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, BinaryIO, Final
@@ -178,9 +178,7 @@ class TinkerServer:
             with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):  # the API asks none for its schema
                 title = httpx.get(f"{self.url}/openapi.json", timeout=ALIVE_EVERY).json()["info"]["title"]
                 found = SKYRL if title == SKYRL_TITLE else DOCUMENTED
-        if self.config.reduction == "auto":
-            return found
-        return replace(found, averages_rows=self.config.reduction == "row_mean")
+        return found
 
     def _read(self, ended: Any, doing: str) -> Any:
         try:

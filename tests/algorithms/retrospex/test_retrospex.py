@@ -26,6 +26,7 @@ from trailnotes.algorithms.retrospex import (
     select_candidate,
 )
 from trailnotes.algorithms.retrospex.critic import train_critic
+from trailnotes.algorithms.retrospex.transitions import RetrospexConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import Floats, HashingEmbedder
@@ -155,7 +156,7 @@ def play(
 ) -> tuple[Trajectory, list[dict[str, Any]]]:
     """One episode of two turns, and the journal."""
     journal: list[dict[str, Any]] = []
-    config = Config(rollout={"style": "terse", "temperature": 0.4}, retrospex={"candidates": 3, **retrospex})
+    config = Config(rollout={"style": "terse", "temperature": 0.4}, retrospex=retrospex)
 
     class OneDoor:
         @asynccontextmanager
@@ -169,6 +170,11 @@ def play(
         )
     )  # fmt: skip
     return groups[0].trajectories[0], journal
+
+
+@pytest.fixture(autouse=True)
+def _three_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RetrospexConfig, "candidates", 3)
 
 
 CRITIC_ALONE = {"first_step": 1, "decay": 1e-9, "floor": 0.0}
@@ -235,7 +241,7 @@ def test_decisions_that_count_are_those_of_the_episodes_that_do() -> None:
 
 def config_of(start: Path, split: str = "test", **retrospex: Any) -> Config:
     torch.set_num_threads(1)
-    tiny = {"epochs": 1, "candidates": 3}
+    tiny = {"epochs": 1}
     return small_config(
         model={"path": str(start)},
         env={"options": {"families": FAMILIES, "max_steps": 2, "actions": True}},

@@ -39,8 +39,13 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "MIN_WAIT", 0.01)
 
 
-def policy(url: str, answers: Path | None = None, name: str = MODEL, **endpoint: Any) -> OpenAIPolicy:
-    return OpenAIPolicy(Config(endpoint={"base_url": url, "timeout": 30.0, **endpoint}), name, answers=answers)
+def policy(
+    url: str, answers: Path | None = None, name: str = MODEL, max_retries: int = 6, **endpoint: Any
+) -> OpenAIPolicy:
+    config = Config(endpoint={"base_url": url, "timeout": 30.0, **endpoint})
+    made = OpenAIPolicy(config, name, answers=answers)
+    made.config = made.config.model_copy(update={"max_retries": max_retries})
+    return made
 
 
 def ask(
@@ -94,7 +99,7 @@ def test_the_request_is_the_sampling(proxy: Proxy) -> None:
 
 
 def test_parameters_that_models_refuse_can_be_left_out(proxy: Proxy) -> None:
-    endpoint = {"omit": ["temperature", "top_p", "stop"], "send_seed": False}
+    endpoint = {"omit": ["temperature", "top_p", "stop", "seed"]}
     ask(policy(proxy.url, max_tokens_field="max_completion_tokens", **endpoint), sampling())
     assert set(proxy.asked[0].body) == {"model", "messages", "max_completion_tokens"}
 
@@ -212,7 +217,7 @@ def test_a_server_that_never_ends_is_left_and_asked_again(fault: Fault, proxy: P
 
 def test_a_server_that_is_not_there_is_told_from_one_that_fails(proxy: Proxy) -> None:
     endpoint = policy("http://127.0.0.1:9/v1", max_retries=2)
-    with pytest.raises(PolicyError, match=r"127.0.0.1:9/v1 failed 3 times, at last with no connection .*max_retries"):
+    with pytest.raises(PolicyError, match=r"127.0.0.1:9/v1 failed 3 times, at last with no connection "):
         ask(endpoint, sampling())
     assert not endpoint.metrics()["endpoint/lost"]  # nothing was sent
     proxy.always = refusal(500, "out of order")

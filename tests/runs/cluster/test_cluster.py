@@ -35,7 +35,7 @@ def alone(start_model: Path, **sections: dict[str, Any]) -> Config:
 
 def spread(nodes: TwoNodes, start_model: Path, env: Any = PAID, **sections: dict[str, Any]) -> Config:
     """The same on the cluster, with an environment worker on each node, and room for both on either."""
-    cluster = {"address": nodes.address, "env_cpus": 2}
+    cluster = {"address": nodes.address}
     return tiny_config(start_model, env=env | {"num_workers": 2}, cluster=cluster, **sections)
 
 
@@ -66,15 +66,15 @@ def test_how_this_process_is_stopped_is_not_for_ray_to_say(cluster: Cluster) -> 
 
 
 def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asking(num_workers: int, env_cpus: float = 1.0) -> Config:
-        settings = {"address": two_nodes.address, "env_cpus": env_cpus, "timeout": 5.0 if env_cpus > 4 else 120.0}
+    def asking(num_workers: int, timeout: float = 120.0) -> Config:
+        settings = {"address": two_nodes.address, "timeout": timeout}
         return small_config(cluster=settings, env={"num_workers": num_workers})
 
     assert {cluster.home, two_nodes.other} == {*cluster.nodes}
     with connect_cluster(asking(8)) as same:
         assert same.home == cluster.home
-    message = "no room for 1 environment workers of 5 CPU and 0 ranks within cluster.timeout = 5 s: lower env"
-    with refused(message), connect_cluster(asking(1, 5)):
+    message = "no room for 99 environment workers of 1 CPU and 0 ranks within cluster.timeout = 5 s: lower env"
+    with refused(message), connect_cluster(asking(99, 5.0)):
         raise AssertionError("joined")
     monkeypatch.setattr(connection.trailnotes, "__version__", "0.0.0")
     with (

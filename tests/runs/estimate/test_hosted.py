@@ -42,7 +42,7 @@ def test_what_the_loss_and_the_memory_take_besides() -> None:
     held = count("--loss.kl", "0.1")
     assert clipped.prefilled - plain.prefilled == 5 * 44  # the dual bound is sent by its gradient: one forward pass
     assert held.prefilled - clipped.prefilled == 5 * 44  # the start model scores each row
-    tips = count(*OFF, "--algorithm.name", "empo2", "--algorithm.p_memory", "0")
+    tips = count(*OFF, "--algorithm.name", "empo2", "--empo2.p_memory", "0")
     assert (tips.prefilled - plain.prefilled, tips.sampled - plain.sampled) == (5 * 44, 5 * 16)  # all write
     assert plain.trained == clipped.trained == held.trained == tips.trained == 5 * 44
 

@@ -65,7 +65,7 @@ trials = 1
 
 [methods."half of them"]
 algorithm = "empo2"
-"algorithm.p_memory" = 0.5
+"empo2.p_memory" = 0.5
 """
 
 
@@ -85,7 +85,7 @@ def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path
     runs = planned(write_plan(tmp_path / "plan.toml"))
     assert list(runs) == ["naive-0", "grpo-0", "half-of-them-0", "naive-1", "grpo-1", "half-of-them-1"]
     assert diff_configs(runs["grpo-0"], runs["grpo-1"]) == ["run.name", "run.seed"]
-    assert diff_configs(runs["grpo-0"], runs["half-of-them-0"]) == ["run.name", "algorithm.name", "algorithm.p_memory"]
+    assert diff_configs(runs["grpo-0"], runs["half-of-them-0"]) == ["run.name", "algorithm.name", "empo2.p_memory"]
     assert runs["half-of-them-0"].algorithm.name == "empo2"
     assert runs["grpo-0"].train.max_env_steps == 24
     assert (runs["naive-0"].eval.trials, runs["naive-0"].train.max_env_steps) == (1, 0)
@@ -93,7 +93,7 @@ def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path
 
 def test_tables_and_dotted_keys_say_the_same(tmp_path: Path) -> None:
     text = PLAN.replace(
-        '"algorithm.p_memory" = 0.5', 'loss.kl = 0.25\n[methods."half of them".env.options]\nfamilies = ["keys/hazel"]'
+        '"empo2.p_memory" = 0.5', 'loss.kl = 0.25\n[methods."half of them".env.options]\nfamilies = ["keys/hazel"]'
     )
     runs = planned(
         write_plan(
@@ -144,7 +144,6 @@ def test_methods_without_training_follow_the_run_of_the_same_seed(
         (PLAN + '"run.seed" = 9', r"sets run\.seed, which is the comparison's"),
         (PLAN + '[settings]\n"run.seed" = 9', r"settings sets run\.seed, which is the comparison's"),
         (PLAN + '"optim.rate" = 9', "plan.toml: .* has no key 'rate'"),
-        (PLAN + '"rollout.top_p" = 0.9', "training needs the sampler"),
         (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
         (PLAN + 'label = "GRPO"', "would share the label 'GRPO': rename one"),
         (PLAN + '[methods.reflexion]\n[methods.retrospex]\nafter = "reflexion"', "the episodes of reflexion: 4"),
@@ -251,7 +250,7 @@ def test_other_settings_are_refused_by_name_and_more_runs_are_welcome(finished: 
     text = path.read_text()
     changed = path.with_name("changed.toml")
     changed.write_text(text.replace('p_memory" = 0.5', 'p_memory" = 0.75'))
-    with pytest.raises(RunError, match=r"\(half-of-them-0: algorithm\.p_memory; half-of-them-1: algorithm\.p_memory\)"):
+    with pytest.raises(RunError, match=r"\(half-of-them-0: empo2\.p_memory; half-of-them-1: empo2\.p_memory\)"):
         run_comparison(changed, out=out)
     settings = '[settings]\n"endpoint.max_cost" = 3.0\n"train.keep_optimizer" = true\n'
     changed.write_text(text.replace("[0, 1]", "[0, 1, 2]") + settings)
@@ -276,7 +275,7 @@ def test_what_was_cut_off_is_what_is_left(finished: tuple[Path, Path], tmp_path:
         table.write_bytes(kept)
     assert f"trailnotes eval {out}/runs/grpo-0 --out {out}/runs/grpo-0/eval" in said
     assert "naive-0: done" in said
-    assert "half of them: algorithm.p_memory = 0.5" in said
+    assert "half of them: empo2.p_memory = 0.5" in said
     assert [stage.key for stage in list_unfinished_stages(expand_runs(load_spec(path), path, tmp_path))][1:3] == [
         "grpo-0 train", "grpo-0 eval",
     ]  # fmt: skip

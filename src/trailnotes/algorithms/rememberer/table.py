@@ -23,7 +23,6 @@ from trailnotes.memory.tips import MAX_KEY_CHARS
 from trailnotes.storage.files import parse_json
 from trailnotes.types import replace_surrogates
 
-REMEMBERER = "REMEMBERER, arXiv 2306.07929"
 COLUMNS = ("task", "observation", "history", "admissible", "last_reward", "total_reward", "visits", "age")
 
 
@@ -36,12 +35,12 @@ class RemembererConfig(Section):
     action_capacity: ClassVar[int] = 20  # actions of a record
     examples: ClassVar[int] = 2  # records shown
     history: ClassVar[int] = 5  # last actions shown
+    n_step: ClassVar[int] = 0  # rewards before the bootstrap; 0 = Monte Carlo
+    gamma: ClassVar[float] = 1.0  # discount
 
     epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
     num_tasks: int = key(0, "training tasks, evenly spaced in train.split; 0 = all (release: 10)", ge=0)
     group_size: int = key(1, "episodes of each training task in an epoch", ge=1)
-    n_step: int = key(0, "rewards before the bootstrap; 0 = Monte Carlo, as the released launchers", REMEMBERER, ge=0)
-    gamma: float = key(1.0, "discount", "Rememberer release 552cb62", gt=0, le=1)
     task_similarity: Literal["embedding", "words", "equal"] = key("embedding", "how two tasks are compared")
     observation_similarity: Literal["embedding", "words", "lines"] = key(
         "words", "how two observations are compared: embeddings, shared words, or the longest common subsequence of "
@@ -377,10 +376,13 @@ class ExperienceTable(MemoryFile):
                 for record, action, reward, q, number, *_ in self._query("SELECT * FROM experience_values"):
                     values.setdefault(record, {})[action] = ActionValue(action, reward, q, number)
                 rows = self._query(f"SELECT id, vectors, {', '.join(COLUMNS)} FROM experience ORDER BY id")  # noqa: S608
-                for row, (number, blob, task, observation, history, admissible, *facts) in enumerate(rows):
-                    context = tuple(parse_json(history)), tuple(parse_json(admissible)), *facts
+                for row, record in enumerate(rows):
+                    number, blob, task, observation, history, admissible, last, total, visits, age = record
+                    done, offered = (tuple(parse_json(texts)) for texts in (history, admissible))
                     vectors = np.frombuffer(blob, "<f4").reshape(2, -1).astype(np.float32, copy=False)
-                    found = ExperienceRecord(number, task, observation, *context, values=values.get(number, {}))
+                    found = ExperienceRecord(
+                        number, task, observation, done, offered, last, total, visits, age, values.get(number, {})
+                    )
                     self._situations.put(row, found, vectors)
                 self._data_version = version
             return self._situations

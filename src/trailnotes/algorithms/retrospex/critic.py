@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from trailnotes.algorithms.retrospex import transitions
 from trailnotes.algorithms.retrospex.transitions import RetrospexConfig, Transition
+from trailnotes.config.former import drop_removed_keys
 from trailnotes.config.schema import Config
-from trailnotes.config.section import drop_removed_keys
 from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.learner.states import MasterAdamW
@@ -214,7 +214,7 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
     networks = _build_networks(about, vocabulary)
     figures = _train_epochs(IQL(networks, config.run.seed), settings.epochs, seen, about, out / "checkpoints")
     held_out = [step for step in data if step.task_id in kept]
-    figures |= evaluate_held_out(networks, held_out, confidence=config.eval.confidence, seed=config.run.seed)
+    figures |= evaluate_held_out(networks, held_out, seed=config.run.seed)
     out.mkdir(parents=True, exist_ok=True)
     save_file(networks.state_dict(), out / "critic.safetensors")
     checkpoint.write_json(out / "vocabulary.json", list(vocabulary.known))
@@ -238,9 +238,7 @@ def load_critic(path: Path) -> Critic:
     return Critic(networks, about, record["figures"])
 
 
-def evaluate_held_out(
-    networks: CriticNetworks, steps: Sequence[Transition], *, confidence: float, seed: int
-) -> dict[str, Any]:
+def evaluate_held_out(networks: CriticNetworks, steps: Sequence[Transition], *, seed: int) -> dict[str, Any]:
     """Evaluate how the critic ranks held-out steps, by whether their episodes were won.
 
     ``auc_q`` ranks by Q(s, a), ``auc_advantage`` by Q(s, a) - V(s), which is what rescoring uses; with ``_same_task``
@@ -254,7 +252,7 @@ def evaluate_held_out(
     q, v = Critic(networks, {}, {}).predict_values(*columns)
     for name, scores in {"auc_q": q, "auc_advantage": q - v}.items():
         for suffix, groups in {"": None, "_same_task": [step.task_id for step in steps]}.items():
-            found = estimate_auc(scores.tolist(), won, episodes, groups, confidence=confidence, seed=seed)
+            found = estimate_auc(scores.tolist(), won, episodes, groups, seed=seed)
             figures[name + suffix] = asdict(found) if found else None
     return figures
 

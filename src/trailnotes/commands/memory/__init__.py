@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,52 +19,64 @@ from trailnotes.reporting.terminal import escape_unprintable
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from trailnotes.memory.store import TipStore
     from trailnotes.types import Tip
 
 _PLACE = argument("place", type=Path, metavar="DIR", help="a run directory, or a memory file")
-_IDS = argument("ids", type=int, metavar="ID", nargs="+", help="ids of tips, as `memory list` prints them")
+_ID = argument("id", type=int, metavar="ID", help="id of a tip")
+_IDS_HELP = "ids of tips, as `memory list` prints them"
 _NAMESPACE = argument("--namespace", metavar="TASK", help="only the tips of this task")
 
 
-def _list(args: Namespace) -> None:
-    from trailnotes.memory.exchange import list_tips, open_store
+def _opened(act: Callable[[TipStore, Namespace], None]) -> Callable[[Namespace], None]:
+    """Make a command of a function that gets the open memory of `args.place`."""
+
+    @wraps(act)
+    def run(args: Namespace) -> None:
+        from trailnotes.memory.exchange import open_store
+
+        with open_store(args.place) as store:
+            act(store, args)
+
+    return run
+
+
+@_opened
+def _list(store: TipStore, args: Namespace) -> None:
+    from trailnotes.memory.exchange import list_tips
 
     few_letters = not (sys.stdout.encoding or "").lower().startswith("utf")
-    with open_store(args.place) as store:
-        for tip in list_tips(store, args.namespace, limit=args.limit, by=args.by, retired=args.retired):
-            mark = store.load_retirements(tip.id).get(tip.id or 0) if args.retired else None
-            if args.json:
-                why = {"retirement": mark._asdict()} if mark else {}
-                print(json.dumps(asdict(tip) | why, ensure_ascii=few_letters))
-                continue
-            measured = f"{mark.rule} ({mark.by})  " if mark else ""
-            if args.by == "worth":
-                (readers,) = store.load_reader_stats(tip.id).values()
-                measured = f"worth {readers.worth:+.2f}  {measured}"
-            print(_format_tip(tip, measured))
+    for tip in list_tips(store, args.namespace, limit=args.limit, by=args.by, retired=args.retired):
+        mark = store.load_retirements(tip.id).get(tip.id or 0) if args.retired else None
+        if args.json:
+            why = {"retirement": mark._asdict()} if mark else {}
+            print(json.dumps(asdict(tip) | why, ensure_ascii=few_letters))
+            continue
+        measured = f"{mark.rule} ({mark.by})  " if mark else ""
+        if args.by == "worth":
+            (readers,) = store.load_reader_stats(tip.id).values()
+            measured = f"worth {readers.worth:+.2f}  {measured}"
+        print(_format_tip(tip, measured))
 
 
-def _show(args: Namespace) -> None:
-    from trailnotes.memory.exchange import open_store, require_tip
+@_opened
+def _show(store: TipStore, args: Namespace) -> None:
+    from trailnotes.memory.exchange import require_tip
 
-    with open_store(args.place) as store:
-        tip, written = require_tip(store, args.id), store.sequence
-        (readers,) = store.load_reader_stats(args.id).values()
-        mark = store.load_retirements(args.id).get(args.id)
-    lines = [(name, str(value)) for name, value in asdict(tip).items()]
+    tip = require_tip(store, args.id)
+    (readers,) = store.load_reader_stats(args.id).values()
+    lines = [*asdict(tip).items()]
     if readers.shown:
-        mean = readers.earned / readers.shown
-        lines.append(("readers", f"{readers.shown} episodes, which earned {mean:.2g} of 1 on average"))
-        lines.append(("last read", f"at write {readers.used} of {written}"))
+        mean, last = readers.earned / readers.shown, f"the last at write {readers.used} of {store.sequence}"
+        lines.append(("readers", f"{readers.shown} episodes, which earned {mean:.2g} of 1 on average, {last}"))
     if readers.compared:
         gain = readers.gained / readers.compared
         lines.append(("gain", f"{gain:+.2g}, mean of {readers.compared} readers less members that did not read it"))
     if readers.measured:
         lead = f"{readers.tip_free_ratio:.2g} as often without tips as with them ({readers.lead:+.2g} nats)"
         lines.append(("anyway", f"what {readers.measured} readers who did well did: {lead}"))
-    if mark is not None:
-        when = f"at write {mark.write} of {written}{f' on {mark.on}' * bool(mark.on)}"
-        lines.append(("retired", f"{mark.rule} ({mark.by}), {when}"))
+    if mark := store.load_retirements(args.id).get(args.id):
+        lines.append(("retired", f"{mark.rule} ({mark.by}), at write {mark.write} of {store.sequence} {mark.on}"))
     lines += [("read by", line) for line in _iter_episode_lines(args.place, tip)]
     for name, text in lines:
         print(escape_unprintable(f"{name:<10} {text}"))
@@ -82,93 +95,87 @@ def _iter_episode_lines(place: Path, tip: Tip) -> Iterator[str]:
             yield f"iteration {record['iteration']}: {episode}: {won}, {record['score']:g}/{record['max_score']:g}"
 
 
-def _search(args: Namespace) -> None:
-    from trailnotes.memory.exchange import open_store, search_tips
+@_opened
+def _search(store: TipStore, args: Namespace) -> None:
+    from trailnotes.memory.exchange import search_tips
 
-    with open_store(args.place) as store:
-        hits = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope, embedder=args.embedder)
+    hits = search_tips(store, args.namespace, args.query, args.top_k, scope=args.scope, embedder=args.embedder)
     for tip, similarity in hits:
         print(_format_tip(tip, f"similarity {similarity:.3f}  "))
     if not hits:
         print(f"all tips of {args.namespace} are off or retired: `trailnotes memory enable` lets them be found")
 
 
-def _stats(args: Namespace) -> None:
-    from trailnotes.memory.exchange import open_store
-
-    with open_store(args.place) as store:
-        for name, value in store.stats().items():
-            print(f"{name:<12} {value:.0f}")
-        for namespace, count in store.count_by_namespace().items():
-            print(escape_unprintable(f"  {count:>6} {namespace}"))
+@_opened
+def _stats(store: TipStore, _args: Namespace) -> None:
+    for name, value in store.stats().items():
+        print(f"{name:<12} {value:.0f}")
+    for namespace, count in store.count_by_namespace().items():
+        print(escape_unprintable(f"  {count:>6} {namespace}"))
 
 
-def _export(args: Namespace) -> None:
-    from trailnotes.memory.exchange import export_tips, open_store
+@_opened
+def _export(store: TipStore, args: Namespace) -> None:
+    from trailnotes.memory.exchange import export_tips
 
-    with open_store(args.place) as store:
-        print(f"{export_tips(store, args.file, args.namespace)} tips written to {args.file}")
+    print(f"{export_tips(store, args.file, args.namespace)} tips written to {args.file}")
 
 
-def _import(args: Namespace) -> None:
-    from trailnotes.memory.exchange import import_tips, open_store
+@_opened
+def _import(store: TipStore, args: Namespace) -> None:
+    from trailnotes.memory.exchange import import_tips
 
     settings = load_memory_settings(args.place, args.embedder)
-    with open_store(args.place) as store:
-        before = store.load_retirements()
-        result = import_tips(store, args.file, enable=args.enable, config=settings)
-        gone = len(store.load_retirements().keys() - before.keys())
+    before = store.load_retirements()
+    result = import_tips(store, args.file, enable=args.enable, config=settings)
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
     print(f"{result.added} tips imported ({state}), {result.known} were known")
-    if gone:
+    if gone := len(store.load_retirements().keys() - before.keys()):
         why = f"memory.capacity = {settings.capacity}"
         print(f"{gone} tips were retired to make room ({why}): `memory list --retired`")
 
 
-def _add(args: Namespace) -> None:
-    from trailnotes.memory.exchange import add_tip, open_store
+@_opened
+def _add(store: TipStore, args: Namespace) -> None:
+    from trailnotes.memory.exchange import add_tip
 
     settings = load_memory_settings(args.place, args.embedder)
-    with open_store(args.place) as store:
-        is_first = args.namespace not in store.count_by_namespace()
-        tip = add_tip(
-            store, args.namespace, args.text, key=args.key, score=args.score, enabled=not args.off, config=settings
-        )
-    print(_format_tip(tip))
+    is_first = args.namespace not in store.count_by_namespace()
+    added = {"key": args.key, "score": args.score, "enabled": not args.off}
+    print(_format_tip(add_tip(store, args.namespace, args.text, config=settings, **added)))
     if is_first:
         print(f"it is the first tip of {args.namespace}: check the name, under another one no task will find it")
 
 
-def _edit(args: Namespace) -> None:
-    from trailnotes.memory.exchange import edit_tip, open_store
+@_opened
+def _edit(store: TipStore, args: Namespace) -> None:
+    from trailnotes.memory.exchange import edit_tip
 
-    with open_store(args.place) as store:
-        print(_format_tip(edit_tip(store, args.id, args.text, score=args.score)))
-
-
-def _delete(args: Namespace) -> None:
-    from trailnotes.memory.exchange import delete_tips, open_store
-
-    with open_store(args.place) as store:
-        print(f"{delete_tips(store, args.ids)} tips deleted")
+    print(_format_tip(edit_tip(store, args.id, args.text, score=args.score)))
 
 
-def _enable(args: Namespace) -> None:
-    from trailnotes.memory.exchange import enable_all, enable_tips, open_store
+@_opened
+def _delete(store: TipStore, args: Namespace) -> None:
+    from trailnotes.memory.exchange import delete_tips
+
+    print(f"{delete_tips(store, args.ids)} tips deleted")
+
+
+@_opened
+def _enable(store: TipStore, args: Namespace) -> None:
+    from trailnotes.memory.exchange import enable_all, enable_tips
 
     if bool(args.ids) == args.all:
         raise ConfigError("name the tips: give either IDs or --all")
-    with open_store(args.place) as store:
-        on = not args.off
-        changed = enable_all(store, enabled=on) if args.all else enable_tips(store, args.ids, enabled=on)
+    on = not args.off
+    changed = enable_all(store, enabled=on) if args.all else enable_tips(store, args.ids, enabled=on)
     print(f"{changed} tips {'enabled' if on else 'disabled'}")
 
 
 def _format_tip(tip: Tip, measured: str = "") -> str:
-    marks = "".join([" imported" * tip.imported, " off" * (not tip.enabled), f" x{tip.support}" * (tip.support > 1)])
-    return escape_unprintable(
-        f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {tip.namespace}{marks}  {tip.text}"
-    )
+    marks = [tip.imported and "imported", not tip.enabled and "off", tip.support > 1 and f"x{tip.support}"]
+    about = " ".join([tip.namespace, *filter(None, marks)])
+    return escape_unprintable(f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {about}  {tip.text}")
 
 
 COMMANDS = (
@@ -195,7 +202,7 @@ COMMANDS = (
         "wrote it; the results of its readers against members of their group that did not read it; how likely the "
         "policy repeats its readers' actions without tips; why it was retired, if so; and the episodes that read it.",
         example="trailnotes memory show runs/smoke 1", run=_show,
-        arguments=(_PLACE, argument("id", type=int, metavar="ID", help="id of a tip")),
+        arguments=(_PLACE, _ID),
     ),
     Command(
         name="memory search", summary="search the tips of a task",
@@ -217,8 +224,7 @@ COMMANDS = (
     Command(
         name="memory stats", summary="count tips",
         about="Print counts of tips, and the number of tips of each task.",
-        example="trailnotes memory stats runs/smoke", run=_stats,
-        arguments=(_PLACE,),
+        example="trailnotes memory stats runs/smoke", run=_stats, arguments=(_PLACE,),
     ),
     Command(
         name="memory export", summary="write tips to a JSONL file",
@@ -270,8 +276,7 @@ COMMANDS = (
         example="trailnotes memory edit runs/smoke 1 'the red door needs the brass key' --score 1", run=_edit,
         arguments=(
             _PLACE,
-            argument("id", type=int, metavar="ID", help="id of a tip"),
-            argument("text", metavar="TEXT", nargs="?", help="the new text"),
+            _ID, argument("text", metavar="TEXT", nargs="?", help="the new text"),
             argument("--score", type=float, metavar="X", help="the new score, cut to the highest of the task"),
         ),
     ),
@@ -280,7 +285,7 @@ COMMANDS = (
         about="Delete the named tips for good, or none of them if one does not exist. The agent may write the same "
         "text again; `memory enable --off` keeps a text disabled even then.",
         example="trailnotes memory delete runs/smoke 1 2", run=_delete,
-        arguments=(_PLACE, _IDS),
+        arguments=(_PLACE, argument("ids", type=int, metavar="ID", nargs="+", help=_IDS_HELP)),
     ),
     Command(
         name="memory enable", summary="enable or disable tips",
@@ -290,7 +295,7 @@ COMMANDS = (
         example="trailnotes memory enable runs/smoke --all", run=_enable,
         arguments=(
             _PLACE,
-            argument("ids", type=int, metavar="ID", nargs="*", help="ids of tips, as `memory list` prints them"),
+            argument("ids", type=int, metavar="ID", nargs="*", help=_IDS_HELP),
             argument("--all", action="store_true", help="all tips that are not retired, in place of IDs"),
             argument("--off", action="store_true", help="disable instead"),
         ),

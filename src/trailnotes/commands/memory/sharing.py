@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,6 @@ from trailnotes.errors import ConfigError, MissingExtraError, find_missing_modul
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
-
-    from starlette.types import ASGIApp
 
     from trailnotes.config.memory_schema import MemoryConfig
 
@@ -32,16 +29,15 @@ def load_memory_settings(place: Path, embedder: str = "") -> MemoryConfig:
 
     `embedder` is the one that the user names (`MemoryConfig.with_embedder`).
     """
+    return _load_run_settings(place).with_embedder(embedder)
+
+
+def _load_run_settings(place: Path) -> MemoryConfig:
     from trailnotes.config.memory_schema import MemoryConfig
-
-    return (_load_run_settings(place) or MemoryConfig()).with_embedder(embedder)
-
-
-def _load_run_settings(place: Path) -> MemoryConfig | None:
     from trailnotes.runs.directory import load_run_config
 
     run = place if place.is_dir() else place.parent
-    return load_run_config(run).memory if (run / "config.toml").is_file() else None
+    return load_run_config(run).memory if (run / "config.toml").is_file() else MemoryConfig()
 
 
 def _new(args: Namespace) -> None:
@@ -63,10 +59,11 @@ def _serve(args: Namespace) -> None:
     from trailnotes.memory.schema import EmbedderIdentity
     from trailnotes.memory.tipfile import resolve_memory_file
     from trailnotes.memory.tips import TipMemory
+    from trailnotes.web.serving import format_url, open_listener, serve
 
     settings, new = load_memory_settings(args.place, args.embedder), None
     if args.write and not resolve_memory_file(args.place).exists():
-        new = load_file_embedder((_load_run_settings(args.place) or settings).embedder, settings.embedder)
+        new = load_file_embedder(_load_run_settings(args.place).embedder, settings.embedder)
     with open_store(args.place, EmbedderIdentity(new.name, new.dim) if new else None) as store:
         rules = AccessRules(
             write=args.write, namespace=args.namespace, enabled=not args.off,
@@ -74,26 +71,17 @@ def _serve(args: Namespace) -> None:
         )  # fmt: skip
         # A task that is full takes no more by the rules; the memory itself would let the oldest go.
         unbound = MemoryConfig(threshold=-1, capacity=sys.maxsize)
-        toolbox = Toolbox(
-            TipMemory(store, new or load_file_embedder(store.identity.name, args.embedder), unbound), rules
-        )
+        embedder = new or load_file_embedder(store.identity.name, args.embedder)
+        toolbox = Toolbox(TipMemory(store, embedder, unbound), rules)
         if args.port is None:
             make_server(toolbox).run()
-        else:
-            _serve_http(partial(make_app, toolbox), args.port)
-
-
-def _serve_http(make_app: Callable[[str], ASGIApp], port: int) -> None:
-    import secrets
-
-    from trailnotes.web.serving import format_url, open_listener, serve
-
-    given = os.environ.get(TOKEN_VARIABLE, "").strip()
-    token = given or secrets.token_urlsafe(18)
-    credential = f"the token in {TOKEN_VARIABLE}" if given else f"Authorization: Bearer {token}"
-    with open_listener("127.0.0.1", port) as listener:
-        ready = f"ready: {format_url(listener)}/mcp with {credential}"
-        serve(make_app(token), listener, lambda: print(ready, flush=True), lifespan=True)
+            return
+        given = os.environ.get(TOKEN_VARIABLE, "").strip()
+        token = given or secrets.token_urlsafe(18)
+        credential = f"the token in {TOKEN_VARIABLE}" if given else f"Authorization: Bearer {token}"
+        with open_listener("127.0.0.1", args.port) as listener:
+            ready = f"ready: {format_url(listener)}/mcp with {credential}"
+            serve(make_app(toolbox, token), listener, lambda: print(ready, flush=True), lifespan=True)
 
 
 COMMANDS = (

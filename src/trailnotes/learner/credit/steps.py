@@ -5,11 +5,9 @@ Sources: GiGPO, arXiv 2505.10978, and HGPO (ICLR 2026), with what verl-agent's c
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +26,10 @@ class Visits:
     step_scores: Array  # (M,) y = sum_{k >= t} gamma^(k - t) r_k - penalty
 
 
-def collect_visits(scores: Scores, gamma: float, similarity: float = 1.0) -> Visits:
+def collect_visits(scores: Scores, gamma: float) -> Visits:
     """Collect the steps of all episodes in order; penalties are subtracted after discounting.
 
-    `gamma` discounts the return from a step on; `similarity` is that of `assign_state_ids`.
+    `gamma` discounts the return from a step on.
     """
     lengths = [len(row) for row in scores.rewards]
     returns = [discounted_return(row, gamma) for row in scores.rewards]
@@ -39,34 +37,16 @@ def collect_visits(scores: Scores, gamma: float, similarity: float = 1.0) -> Vis
     return Visits(
         trajectory=np.repeat(np.arange(len(lengths)), lengths),
         step=np.array([t for length in lengths for t in range(length)], dtype=np.int64),
-        states=tuple(assign_state_ids([state for row in scores.states for state in row], similarity)),
+        states=tuple(assign_state_ids([state for row in scores.states for state in row])),
         episode_scores=np.repeat(scores.returns, lengths) - penalties,
         step_scores=np.concatenate([np.zeros(0), *returns]) - penalties,
     )
 
 
-def assign_state_ids(states: Sequence[Any], similarity: float = 1.0) -> list[int]:
-    """Assign each state (M,) a number from 0, the same to equal or similar ones.
-
-    Below 1, `similarity` is difflib's ratio to a state's first observation; greedy first fit, as in the release,
-    depends on the order.
-    """
-    first: list[Any] = []
+def assign_state_ids(states: Sequence[Hashable]) -> list[int]:
+    """Assign each state (M,) a number from 0, the same to equal ones."""
     known: dict[Hashable, int] = {}
-    for state in states:
-        if state not in known:
-            found = (i for i, other in enumerate(first) if similarity < 1.0 and _is_similar(other, state, similarity))
-            known[state] = next(found, len(first))
-            if known[state] == len(first):
-                first.append(state)
-    return [known[state] for state in states]
-
-
-def _is_similar(a: str, b: str, threshold: float) -> bool:
-    matcher = difflib.SequenceMatcher(None, a, b)
-    # Upper bounds first: the ratio itself takes time that grows with the square of the length.
-    bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
-    return all(bound() >= threshold for bound in bounds)
+    return [known.setdefault(state, len(known)) for state in states]
 
 
 def step_relative(visits: Visits, states: Sequence[Hashable], normalize_std: bool = False, *, ddof: int = 1) -> Array:
@@ -95,14 +75,12 @@ def episode_relative(visits: Visits, returns: Array, normalize_std: bool = False
     return group_relative(visits.episode_scores, normalize_std, group=returns)
 
 
-def weigh_levels(levels: Mapping[int, Array], alpha: float = 1.0) -> dict[int, Array]:
-    """Weigh each level k in A = sum_k w_k A_k, with w_k ~ (k + 1)^alpha over the levels that are not 0 (HGPO).
-
-    `levels` maps k to A_k (M,), the result to w_k A_k (M,), zeros where all levels are 0; alpha = 0 weighs all alike.
-    """
-    weights = {k: (k + 1.0) ** alpha * (values != 0) for k, values in levels.items()}
+def weigh_levels(levels: Mapping[int, Array]) -> Array:
+    """Compute A = sum_k w_k A_k (M,), with w_k ~ k + 1 over the levels k that are not 0 (HGPO); 0 where all are."""
+    weights = {k: (k + 1.0) * (values != 0) for k, values in levels.items()}
     total = sum(weights.values(), np.zeros(1))
-    return {k: weights[k] / np.where(total == 0, 1.0, total) * values for k, values in levels.items()}
+    nothing = np.zeros_like(total)
+    return sum((weights[k] / np.where(total == 0, 1.0, total) * values for k, values in levels.items()), nothing)
 
 
 def build_histories(visits: Visits, length: int) -> list[Hashable]:

@@ -47,8 +47,7 @@ def add_adapters(model: Any, config: LoraConfig, base: str) -> Any:
 
     targets = "all-linear" if config.target_modules is None else list(config.target_modules)
     settings = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout,
-        target_modules=targets,
+        task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, target_modules=targets,
     )  # fmt: skip
     try:
         with suppress_future_warnings():
@@ -77,7 +76,7 @@ def load_adapters(model: Any, path: str, settings: Any, config: LoraConfig, base
                     f"model.lora.{name} = {wanted!r}, but the adapters at model.path = {path!r} have {value!r}: set "
                     f"model.lora.{name} to that, or merge them first: trailnotes export {path} --merge --out DIR"
                 )
-        settings.lora_dropout = config.dropout
+        settings.lora_dropout = 0.0
     settings.base_model_name_or_path = base
     with suppress_future_warnings():
         warnings.filterwarnings("error", "Found missing adapter keys")

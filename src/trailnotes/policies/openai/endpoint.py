@@ -196,11 +196,10 @@ class Endpoint:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             config.max_tokens_field: sampling.max_tokens,
+            "seed": sampling.seed % 2**31,  # some servers hold it in 32 bits
         }
         if sampling.stop:
             body["stop"] = list(sampling.stop[:MAX_STOPS])
-        if config.send_seed:
-            body["seed"] = sampling.seed % 2**31  # some servers hold it in 32 bits
         options = {"chat_template_kwargs": self.options} if self.options else {}  # as vLLM and SGLang name it
         if extra := {**config.extra, **options}:
             body["extra_body"] = extra

@@ -99,8 +99,8 @@ class OpenAIPolicy(OwnedPolicy):
                     if tries > self.config.max_retries:
                         raise PolicyError(
                             f"{self.config.base_url} failed {tries} times, at last with {trouble.reason}: see that it "
-                            "runs, or set endpoint.concurrency, endpoint.max_retries or endpoint.timeout, and run the "
-                            "same command again"
+                            "runs, lower endpoint.concurrency if it answers one request after the other, or raise "
+                            "endpoint.timeout, and run the same command again"
                         ) from None
                     seconds = compute_wait(tries, trouble.wait)
                     level = logging.WARNING if seconds >= LONG_WAIT else logging.INFO

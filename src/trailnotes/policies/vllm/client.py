@@ -99,7 +99,7 @@ class EngineClient:
         except httpx2.ReadTimeout:
             if time.monotonic() - self._progressed_at < self._engine.timeout:
                 raise EngineLostError("other requests took all of the engine's time") from None
-            reason = f"hangs: no token for engine.timeout = {self._engine.timeout:g} s"
+            reason = f"hangs: no token for {self._engine.timeout:g} s"
             raise await asyncio.to_thread(self._lose, reason) from None
         except httpx2.TransportError:
             raise await asyncio.to_thread(self._lose, "") from None
@@ -180,7 +180,7 @@ class EngineClient:
         try:
             response = self._http.post(path, json={} if body is None else body)
         except httpx2.TimeoutException:
-            raise self._lose(f"did not answer {path} within engine.timeout = {self._engine.timeout:g} s") from None
+            raise self._lose(f"did not answer {path} within {self._engine.timeout:g} s") from None
         except httpx2.TransportError:
             raise self._lose("") from None
         if response.is_error:

@@ -71,7 +71,7 @@ class Cluster:
             raise ClusterError(
                 f"the nodes of the cluster have no room for {workers} environment workers of "
                 f"{self.config.cluster.env_cpus:g} CPU and {ranks} ranks within cluster.timeout = {limit:g} s: lower "
-                "env.num_workers, cluster.env_cpus or learner.world_size, or add nodes"
+                "env.num_workers or learner.world_size, or add nodes"
             )
 
     def make_env_host(self, index: int) -> Host:

@@ -16,6 +16,7 @@ from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.config.methods import find_method
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.runs.directory import load_run_config, report_damaged_run
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import MODES, StrPath
@@ -144,13 +145,13 @@ def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
         "high (it belongs to the embedder), do tasks come again (a tip belongs to its task: train longer, or on fewer "
         "tasks), is there room (rollout.max_context_tokens)? `trailnotes memory list` shows what there is",
     )  # fmt: skip
-    algorithm = config.algorithm
-    draws = algorithm.name == "empo2" and algorithm.mode_unit == "iteration" and algorithm.p_memory
+    empo2 = config.section(Empo2Config)
+    draws = config.algorithm.name == "empo2" and empo2.mode_unit == "iteration" and empo2.p_memory
     if link.last is not None or not draws or len(lines) < MIN_ITERATIONS:
         return link
-    advice = (f"none of {len(lines)} iterations was drawn to be played with tips (algorithm.p_memory = "
-              f'{algorithm.p_memory:g}, algorithm.mode_unit = "iteration"), so this was GRPO: train longer, choose '
-              'another run.seed, or mix the modes (algorithm.mode_unit = "trajectory")')  # fmt: skip
+    advice = (f"none of {len(lines)} iterations was drawn to be played with tips (empo2.p_memory = "
+              f'{empo2.p_memory:g}, empo2.mode_unit = "iteration"), so this was GRPO: train longer, choose '
+              'another run.seed, or mix the modes (empo2.mode_unit = "trajectory")')  # fmt: skip
     return replace(link, first=0.0, last=0.0, holds=False, advice=advice, unit="turns")
 
 
@@ -164,11 +165,11 @@ def _check_group_variance(lines: Sequence[JsonRecord], config: Config) -> Check:
             lambda m: 1 - m["update/zero_advantage_rows"] / m["update/rows"] if m.get("update/rows") else None, 0.05,
             ("update/rows", "rows"),
             "groups whose returns are all equal teach nothing: raise rollout.group_size or rollout.temperature, mix "
-            'the modes (algorithm.mode_unit = "trajectory"), or use an intrinsic reward (algorithm.intrinsic)',
+            'the modes (empo2.mode_unit = "trajectory"), or use an intrinsic reward (algorithm.intrinsic)',
         )  # fmt: skip
 
     whole = link(lines)
-    if config.algorithm.mode_unit != "iteration" or whole.holds is False:
+    if config.section(Empo2Config).mode_unit != "iteration" or whole.holds is False:
         return whole
     reading = link([line for line in lines if _tips_shown(line)], ", with tips")
     return reading if reading.holds is False else whole
@@ -180,7 +181,7 @@ def _check_corrections(lines: Sequence[JsonRecord]) -> Check:
         lambda m: 1 - m.get("engine/truncated", 0.0) - m.get("update/dropped_fraction", 0.0), 0.9,
         ("update/tokens_trained", "tokens"),
         "engine and learner, or the weights before and after the update, are too far apart: lower optim.lr or "
-        "optim.epochs, sample in float32, or raise loss.mismatch_cap and loss.max_negative_kl",
+        "optim.epochs, sample in float32, or raise loss.max_negative_kl",
     )  # fmt: skip
 
 
@@ -226,7 +227,7 @@ def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
     helped = trains and any(gain > 0 and bound < math.inf for gain, bound, _ in gains[:-1])
     if helped and last < HARMFUL_GAIN:
         advice = ("episodes with tips now do worse than the others: the model is unlearning to follow them; train a "
-                  "share of these episodes with their tips (algorithm.q_off_policy below 1), or train more slowly "
+                  "share of these episodes with their tips (empo2.q_off_policy below 1), or train more slowly "
                   "(optim.lr, optim.epochs)")  # fmt: skip
     else:
         advice = "tips do not help their readers: are they right (trailnotes memory list)? does the model obey them?"
@@ -260,8 +261,8 @@ def _check_reliance(lines: Sequence[JsonRecord], config: Config) -> Check:
     ]
     question = "reliance on tips: log-probability with less without"
     advice = ("what tips make the model do does not become more likely without them: are there off-policy rows that "
-              f"win (algorithm.q_off_policy = {config.algorithm.q_off_policy:g})? does loss.kl = {config.loss.kl:g} "
-              "hold the model where it was?")  # fmt: skip
+              f"win (empo2.q_off_policy = {config.section(Empo2Config).q_off_policy:g})? does loss.kl = "
+              f"{config.loss.kl:g} hold the model where it was?")  # fmt: skip
     if not known:
         return Check(question, advice)
     values, tokens = zip(*known, strict=True)
@@ -306,7 +307,7 @@ def _tips_shown(line: JsonRecord) -> float | None:
 
 def _get_reliance(line: JsonRecord, config: Config) -> float | None:
     """Return the reliance before the update; else its estimate from the sampled log-probabilities."""
-    acting = config.algorithm.old_logprobs == "acting"
+    acting = config.section(Empo2Config).old_logprobs == "acting"
     nats: float | None = line.get("tips/reliance", line.get("update/kl_to_behavior_off_policy") if acting else None)
     return nats
 

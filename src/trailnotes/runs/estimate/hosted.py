@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Final
 
 from trailnotes.config.methods import resolve_method
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_training_tasks, load_validation_tasks, select_batch
 from trailnotes.errors import ConfigError
@@ -81,12 +82,13 @@ async def _play(config: Config, policy: _StandIn) -> list[Trajectory]:
 def count_tokens(config: Config, played: Sequence[Trajectory]) -> TokenCount:
     """Count the tokens of an iteration whose episodes are as long as those that were played."""
     algorithm, rollout, loss = config.algorithm, config.rollout, config.loss
+    empo2 = config.section(Empo2Config)
     method = resolve_method(algorithm.name)
     num_episodes = rollout.num_tasks * rollout.group_size
     if method.count_episodes:
         num_episodes = method.count_episodes(config, num_episodes)
     num_validated = len(load_validation_tasks(config)) / config.train.eval_every if config.train.eval_every else 0.0
-    readers = algorithm.p_memory if method.shows_tips else 0.0
+    readers = empo2.p_memory if method.shows_tips else 0.0
     turns = fmean(len(each.steps) for each in played)
     sampled = turns * rollout.max_action_tokens
     read = fmean(sum(step.completion.num_prompt_tokens for step in each.steps) for each in played)
@@ -95,7 +97,7 @@ def count_tokens(config: Config, played: Sequence[Trajectory]) -> TokenCount:
     length = last_prompt + rollout.max_action_tokens + sampled
     rows = length if config.optim.rows == "auto" else read + sampled
     passes = rows * config.optim.epochs
-    scored_without_tips = readers * algorithm.q_off_policy * (algorithm.old_logprobs == "tip_free")
+    scored_without_tips = readers * empo2.q_off_policy * (empo2.old_logprobs == "tip_free")
     forward = passes * (not loss.is_plain_ppo) + rows * (bool(loss.kl) + scored_without_tips)
     acted = num_episodes + num_validated
     prefilled, generated = read * acted + forward * num_episodes, sampled * acted

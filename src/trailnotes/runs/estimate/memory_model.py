@@ -124,7 +124,7 @@ def _estimate_activations(config: Config, shape: ModelShape, tokens: int) -> tup
     widths = (shape.hidden, shape.queries, shape.keys, shape.intermediate)
     saved = SAVED_BYTES[number, config.model.lora.enabled]
     layer = float(tokens * sum(size * width for size, width in zip(saved, widths, strict=True)))
-    if config.learner.packed == "always" and not config.update_attention.startswith(("flash", "flex")):
+    if config.learner.packed == "always" and not config.model.attn_implementation.startswith(("flash", "flex")):
         layer += float(tokens) ** 2 * number  # a mask that says which row is whose
     if config.learner.packed == "shared":  # what attention sees of each row, beside what the rows share
         layer += SHARED_REPEATS * tokens * 2.0 * (shape.queries + shape.keys) * number

@@ -75,7 +75,7 @@ TABLE = Command(
     "a column for each method, its seeds pooled, with interval and counts, and the published rows in columns of their "
     "own; a mean of fewer tasks than the panel has is never called its average, and remarks say where a run left "
     "the published protocol. For any other panel it is the table of `compare run`: a line for each method. Methods "
-    "are told apart by algorithm.name, algorithm.mode_unit and whether tips were shown.",
+    "are told apart by algorithm.name, empo2.mode_unit and whether tips were shown.",
     example='trailnotes compare table --panel scienceworld-18 runs/grpo-0 runs/grpo-1 "runs/tuned=GRPO, tuned"',
     run=_run_table,
     arguments=(

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from trailnotes.config.methods import get_label
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.toml import diff_configs
 from trailnotes.envs import load_env_class
 from trailnotes_lab.compare.evaluations import Evaluation, get_panel_row, get_variation
@@ -28,7 +29,7 @@ def make_column_label(evaluation: Evaluation) -> str:
         method = "start model" if player == "start" else get_label(player)
     elif trained.algorithm.name != "empo2":
         method = get_label(trained.algorithm.name)
-    elif trained.algorithm.mode_unit == "trajectory":
+    elif trained.section(Empo2Config).mode_unit == "trajectory":
         method = "EMPO² mixed"
     else:
         published = trained.memory.duplicates == "reject" and trained.memory.order == ("score",)
