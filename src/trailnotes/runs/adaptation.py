@@ -159,13 +159,7 @@ class AdaptationRun:
             journal.replace(find_free_path(journal))
             raise ConfigError(f"no episode of {phase} could be played; the last error was: {records[-1]['error']}")
         self._episodes += records
-        steps = [step for record in records for step in record["steps"]]
-        self._pending += Usage(  # of failed attempts, too: they have been paid for
-            env_steps=len(steps),
-            episodes=sum(record["outcome"] != "error" for record in records),
-            tokens_read=sum(step["prompt_tokens"] for step in steps),
-            tokens_generated=sum(step["tokens"] + step["other_tokens"] for step in steps),
-        )
+        self._pending += _count_usage(records)
         kept = {(t.task.id, t.member): t for t in map(trajectory_from_json, records) if t.outcome != "error"}
         return [TrajectoryGroup(g.task, tuple(kept[g.task.id, t.member] for t in g.trajectories)) for g in groups]
 
@@ -189,8 +183,8 @@ class AdaptationRun:
             self._update_progress(phase, len(done), len(requests), "tips")
 
         limit = self.config.env.max_envs
-        asked = [requests[index] for index in missing]
-        await complete_requests(policy or self.policy, asked, limit=limit, on_done=keep)
+        pending = [requests[index] for index in missing]
+        await complete_requests(policy or self.policy, pending, limit=limit, on_done=keep)
         records = {record["index"]: record for record in read_jsonl(journal)}
         written = [completion_from_json(records[index]) for index in range(len(requests))]
         self._pending += Usage(
@@ -275,8 +269,8 @@ class AdaptationRun:
         return self._phases / f"{phase}.{kind}.jsonl"
 
     def _get_endpoint_metrics(self) -> dict[str, float]:
-        asked = [policy.metrics() for policy in {self.policy, self.author} if hasattr(policy, "metrics")]
-        return {name: sum(each[name] for each in asked) for name in (asked[0] if asked else ())}
+        each = [policy.metrics() for policy in {self.policy, self.author} if hasattr(policy, "metrics")]
+        return {name: sum(metrics[name] for metrics in each) for name in (each[0] if each else ())}
 
     def _update_progress(self, phase: str, done: int, total: int, unit: str) -> None:
         if self._progress is not None:
@@ -287,3 +281,14 @@ def _read_episodes(journal: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]
     places = {task.id: index for index, task in enumerate(tasks)}
     records = [record for record in read_jsonl(journal) if record["task"]["id"] in places]
     return sorted(records, key=lambda record: (places[record["task"]["id"]], record["member"]))
+
+
+def _count_usage(records: Sequence[Mapping[str, Any]]) -> Usage:
+    """Count the usage of `records`, failed attempts too: they have been paid for."""
+    steps = [step for record in records for step in record["steps"]]
+    return Usage(
+        env_steps=len(steps),
+        episodes=sum(record["outcome"] != "error" for record in records),
+        tokens_read=sum(step["prompt_tokens"] for step in steps),
+        tokens_generated=sum(step["tokens"] + step["other_tokens"] for step in steps),
+    )

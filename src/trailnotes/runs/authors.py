@@ -91,11 +91,11 @@ def compute_author_credit(
     """Compute `compute_tip_credits` of an iteration's episodes, with shares by `empo2.author_share`."""
     texts = [[list_shown_texts(t) for t in group.trajectories] for group in groups]
     if config.section(Empo2Config).author_share == "equal":
-        shares: list[list[Shares]] = [[split_equally(shown) for shown in row] for row in texts]
+        shares: list[list[Shares]] = [[split_equally(own) for own in row] for row in texts]
     else:
         readers = [t for group in groups for t in group.trajectories if list_shown_texts(t)]
         used = iter(_compute_shares(readers, policy, learner, config))
-        shares = [[next(used) if shown else {} for shown in row] for row in texts]
+        shares = [[next(used) if own else {} for own in row] for row in texts]
     return compute_tip_credits(groups, shares, config.algorithm.normalize_std)
 
 

@@ -236,9 +236,8 @@ def _lock_directory(directory: Path) -> Iterator[None]:
 
 
 def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: TipMemory, config: Config) -> str:
-    shown = sum(any(step.tips for step in episode.steps) for episode in episodes)
-    if shown:
-        return f"Tips were shown in {shown} of {len(episodes)} episodes"
+    if number := sum(any(step.tips for step in episode.steps) for episode in episodes):
+        return f"Tips were shown in {number} of {len(episodes)} episodes"
     none = f"No tip was shown in any of {len(episodes)} episodes"
     panel = sorted({task.id for task in tasks})
     namespaces = sorted({tip.namespace for tip in memory.store.load_tips()})

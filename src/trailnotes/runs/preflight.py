@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from trailnotes.config.methods import resolve_method
@@ -20,8 +20,6 @@ ADAPTERS_LR = 1e-5  # a rate below is hardly of adapters
 
 
 def _validate_hosted(config: Config) -> None:
-    if not config.is_hosted:
-        return
     lora = config.model.lora
     by_distribution = config.has_anchor_rows and config.learner.anchor_by == "distribution"
     rows = "rows are anchored to the start model (algorithm.anchor_*, rehearsal.hold), and the API gives no whole"
@@ -52,39 +50,25 @@ def _validate_archive(config: Config) -> None:
                           "alone, and neither with lamer nor with agents of the gateway")  # fmt: skip
 
 
-def _validate_model(config: Config) -> None:
-    if not config.is_hosted:
-        from trailnotes.policies.hf.policy import require_context_length, require_trainable  # take the extra `train`
-
-        require_trainable(config.model)
-        require_context_length(config.model, config.rollout.max_context_tokens)
-
-
-def _warn_of_memory(config: Config) -> None:
-    from trailnotes.runs.estimate.footprint import warn_of_memory  # takes the extra `train`
-
-    warn_of_memory(config)
-
-
-# In order: each check, and whether it also looks at packages and model files of this machine.
-CHECKS: tuple[tuple[Callable[[Config], object], bool], ...] = (
-    (Config.validate_training, False),
-    (require_dependencies, True),
-    (validate_splits, False),
-    (validate_rehearsal, False),
-    (_validate_archive, False),
-    (_validate_hosted, False),
-    (_validate_model, True),
-    (warn_unused, True),
-    (_warn_of_memory, True),
-)
-
-
 def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine: bool = True) -> None:
-    """Run all checks of a training's settings, in order."""
-    for check, of_machine in CHECKS:
-        if machine or not of_machine:
-            check(config)
+    """Run all checks of a training's settings; with `machine` also of the packages and model files that are here."""
+    config.validate_training()
+    if machine:
+        require_dependencies(config)
+    validate_splits(config)
+    validate_rehearsal(config)
+    _validate_archive(config)
+    if config.is_hosted:
+        _validate_hosted(config)
+    if machine:
+        from trailnotes.policies.hf.policy import require_context_length, require_trainable  # take the extra `train`
+        from trailnotes.runs.estimate.footprint import warn_of_memory
+
+        if not config.is_hosted:
+            require_trainable(config.model)
+            require_context_length(config.model, config.rollout.max_context_tokens)
+        warn_unused(config)
+        warn_of_memory(config)
     if tips is not None:
         _validate_tips(config, tips)
 

@@ -211,10 +211,10 @@ def iter_recorded_demonstrations(config: Config, run_dir: Path, count_tokens: Co
             )
             tip = completion_from_json(tips[index])
             if tip.token_ids:  # else there was no room for any
-                asked = build_reflection_messages(episode, config.rollout, config.memory, count_tokens)
+                request = build_reflection_messages(episode, config.rollout, config.memory, count_tokens)
                 answer = Message("assistant", tip.text, tip.token_ids)
                 used = better or any(each.success for each in following) if following else episode.success
-                yield Demonstration((*asked, answer), frozenset({len(asked)}), episode.task, "tip", used)
+                yield Demonstration((*request, answer), frozenset({len(request)}), episode.task, "tip", used)
 
 
 def read_recording_usage(out: Path) -> dict[str, float]:

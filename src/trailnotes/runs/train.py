@@ -145,14 +145,9 @@ async def run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
     finished = asyncio.Event()  # or failed
     tasks: list[asyncio.Task[None]] = []
 
-    def start(coroutine: Coroutine[Any, Any, None]) -> None:
+    def start(coroutine: Coroutine[Any, Any, None], iteration: Iteration | None = None) -> None:
         tasks.append(asyncio.create_task(coroutine))
-        tasks[-1].add_done_callback(partial(_set_on_error, finished))
-
-    async def carry_out(iteration: Iteration) -> None:
-        await _carry_out(method, iteration)
-        if iteration.is_last:
-            finished.set()
+        tasks[-1].add_done_callback(partial(_set_at_end, finished, iteration))
 
     async def schedule() -> None:
         under_way: deque[Iteration] = deque()
@@ -163,7 +158,7 @@ async def run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
                 continue
             newest = Iteration(run, number, before=newest)
             await newest.begin()
-            start(carry_out(newest))
+            start(_carry_out(method, newest), newest)
             under_way.append(newest)
             await newest.played.wait()
             number += 1
@@ -183,8 +178,8 @@ async def run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _set_on_error(finished: asyncio.Event, task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception():
+def _set_at_end(finished: asyncio.Event, iteration: Iteration | None, task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (task.exception() or (iteration and iteration.is_last)):
         finished.set()
 
 
