@@ -109,9 +109,9 @@ def build_parser(
     for command, own in added:
         for item in settings if command.settings else ():
             own.add_argument(*item.names, **item.options)
-        for action in own._actions if complete else ():  # noqa: SLF001 (argparse names no other way)
-            if action.metavar in complete:
-                action.complete = complete[action.metavar]
+        for action in own._actions:  # noqa: SLF001 (argparse names no other way)
+            if hint := (complete or {}).get(str(action.metavar)):
+                vars(action)["complete"] = hint  # where shtab looks
     return parser
 
 

@@ -127,7 +127,7 @@ def explain_key(name: str) -> tuple[str, str]:
     if name == "algorithm.name":
         values = "one of {}, or module:NAME of your own".format(", ".join(f'"{method}"' for method in list_names()))
     source, needs = (f" ({extra['source']})" if "source" in extra else ""), extra.get("needs")
-    return f"{field.description}{source}", "; ".join(filter(None, [values, needs and f"needs {needs}"]))
+    return f"{field.description}{source}", "; ".join(filter(None, [values, f"needs {needs}" if needs else ""]))
 
 
 def diff_configs(first: Config, second: Config) -> list[str]:

@@ -173,8 +173,8 @@ def _enable(store: TipStore, args: Namespace) -> None:
 
 
 def _format_tip(tip: Tip, measured: str = "") -> str:
-    marks = [tip.imported and "imported", not tip.enabled and "off", tip.support > 1 and f"x{tip.support}"]
-    about = " ".join([tip.namespace, *filter(None, marks)])
+    marks = {"imported": tip.imported, "off": not tip.enabled, f"x{tip.support}": tip.support > 1}
+    about = " ".join([tip.namespace, *(mark for mark, applies in marks.items() if applies)])
     return escape_unprintable(f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {about}  {tip.text}")
 
 
