@@ -39,7 +39,7 @@ def parrot(messages: Sequence[Message]) -> str:
 def agent_config(tmp_path: Path, **env: Any) -> Config:
     (tmp_path / "tasks.jsonl").write_text('{"id": "one"}\n{"id": "two"}\n')
     options = {"tasks": str(tmp_path / "tasks.jsonl"), "agent": "strangers:dispatch"}
-    env = {"name": "gateway", "timeout": 20.0} | env
+    env = {"name": "gateway", "timeout": 60.0} | env
     rollout = {"max_steps": 6, "max_action_tokens": 256, "max_context_tokens": 50_000, "stop": ()}
     return small_config(env={**env, "options": options | env.get("options", {})}, rollout=rollout)
 
