@@ -19,6 +19,7 @@ from trailnotes.runs.signals import interrupt_on_signals
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.types import StrPath
 from trailnotes_lab.compare import stages
+from trailnotes_lab.compare.cost import EVAL_STAGE
 from trailnotes_lab.compare.evaluations import EVAL_DIR
 from trailnotes_lab.compare.expand import expand_runs, flatten_settings
 from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
@@ -93,7 +94,7 @@ def _require_prerequisites(left: Sequence[stages.RunStage]) -> None:
     """Check packages and models before the first run; without stages left nothing is needed."""
     for stage in left:
         require_dependencies(stage.settings[1])
-        if stage.name != stages.EVAL_STAGE and not stage.panel and not stage.run.uses_prior_model:
+        if stage.name != EVAL_STAGE and not stage.panel and not stage.run.uses_prior_model:
             require_model_directory(stage.run.config.model.path)
 
 
