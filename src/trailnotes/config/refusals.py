@@ -1,23 +1,25 @@
-"""Combinations of settings that would only fail, or mislead, later: when one is refused, and what to set instead."""
+"""Combinations of settings that would only fail, or mislead, later: when one is refused, and what to set instead.
+
+`c` is a `Config`, whose module imports this one.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trailnotes.config.model_schema import NO_MODEL_MESSAGE, OPENAI_PREFIX
 
 if TYPE_CHECKING:
     from trailnotes.config.methods import Method
     from trailnotes.config.methods_schema import Empo2Config
-    from trailnotes.config.schema import Config
 
 Refusals = Iterator[tuple[object, str]]  # a condition, and what a config is told for which it holds
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
-def refuse_places(c: Config) -> Refusals:
+def refuse_places(c: Any) -> Refusals:
     """Yield combinations of where and how a run is computed and shown."""
     yield (any(name not in TRACKERS and ":" not in name for name in c.run.trackers),
            f"run.trackers = {[*c.run.trackers]}: choose of {', '.join(TRACKERS)}, or name module:Class")  # fmt: skip
@@ -35,7 +37,7 @@ def refuse_places(c: Config) -> Refusals:
            f"cluster.address = {c.cluster.address!r} is none: name auto, HOST:PORT, or ray://HOST:PORT")  # fmt: skip
 
 
-def refuse_combinations(c: Config) -> Refusals:
+def refuse_combinations(c: Any) -> Refusals:
     """Yield combinations of what is played and learned."""
     rollout, rehearsal, warmstart = c.rollout, c.rehearsal, c.warmstart
     yield (rollout.group_size < 2 and c.algorithm.normalize_std,
@@ -60,7 +62,7 @@ def refuse_combinations(c: Config) -> Refusals:
            "warmstart.copying takes two layers: set warmstart.num_layers to 2 or more")  # fmt: skip
 
 
-def refuse_by_method(c: Config, method: Method, empo2: Empo2Config) -> Refusals:
+def refuse_by_method(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
     """Yield what the method of a config cannot follow."""
     algorithm = c.algorithm
     mixed = method.shows_tips and empo2.mode_unit == "trajectory"
@@ -80,7 +82,7 @@ def refuse_by_method(c: Config, method: Method, empo2: Empo2Config) -> Refusals:
            "are played with tips have eval.show_tips)"))  # fmt: skip
 
 
-def refuse_training(c: Config, method: Method, empo2: Empo2Config) -> Refusals:
+def refuse_training(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
     """Yield settings that are fine for acting but wrong for training."""
     name, readers = c.algorithm.name, {"ucb", "worth"} & {*c.memory.order}
     yield not method.trains, f"{name} changes no weights: use `trailnotes adapt --method {name}`"
