@@ -252,7 +252,6 @@ def test_a_control_is_what_the_teacher_reads(start_model: Path, tmp_path: Path) 
     [
         ({"algorithm": {"p_memory": 0.1}, "rollout": {"group_size": 2}}, "no member with tips"),
         ({"algorithm": OPSD | {"intrinsic": "tips", "mode_unit": "iteration"}}, "opsd retrieves no tips"),
-        ({"algorithm": OPSD | {"author_credit": 1.0}}, r"empo2\.author_credit"),
         ({"algorithm": OPSD, "memory": {"order": ["ucb"]}}, r"memory\.order"),
     ],
 )

@@ -352,9 +352,9 @@ def test_exported_weights_load_anywhere(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
-def with_adapters() -> nn.Module:
+def with_adapters(dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    config = LoraConfig(r=4, lora_alpha=8, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM")
     model: nn.Module = get_peft_model(tiny_model(), config).eval()
     return model
 

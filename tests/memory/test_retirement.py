@@ -182,7 +182,7 @@ def test_the_command_line_shows_what_is_retired_and_why(path: Path, capsys: pyte
     assert main(["memory", "list", str(path.parent), "--retired", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == "one"
     assert main(["memory", "show", str(path.parent), "1"]) == 0
-    assert "retired    oldest (memory.capacity = 2), at write 4 of 6 on today" in capsys.readouterr().out
+    assert "retired    oldest (memory.capacity = 2), at write 4 of 6 today" in capsys.readouterr().out
     assert main(["memory", "show", str(path.parent), "2"]) == 0
     assert "did: 0.61 as often without tips as with them (+0.5 nats)" in capsys.readouterr().out
     assert main(["memory", "enable", str(path.parent), "1"]) == 0

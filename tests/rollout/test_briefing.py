@@ -43,7 +43,7 @@ def test_a_briefing_that_could_not_be_worded_is_refused(name: str, wrong: Any) -
 
 @pytest.mark.parametrize(
     "example",
-    [{**EXAMPLE, "turns": "ab"}, {**EXAMPLE, "turns": ["ab"]}, {**EXAMPLE, "more": ""}, {"turns": []}, "go east"],
+    [{**EXAMPLE, "turns": "ab"}, {**EXAMPLE, "more": ""}, {"turns": []}, "go east"],
 )
 def test_an_example_of_another_shape_is_refused(example: Any) -> None:
     with pytest.raises(ValueError, match="examples of a briefing must be"):

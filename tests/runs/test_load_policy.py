@@ -66,7 +66,7 @@ def test_without_a_list_it_says_what_to_set() -> None:
 
 
 def test_it_cannot_be_trained() -> None:
-    with pytest.raises(ConfigError, match="is not a model and learns nothing"):
+    with pytest.raises(ConfigError, match="cannot be trained"):
         Config(model=ModelConfig(path=RANDOM)).validate_training()
 
 

@@ -194,9 +194,8 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path") == written
 
 
-@pytest.mark.parametrize("ids", [["a"], [-1], [1.5], 7])
-def test_ids_that_are_none_are_named(ids: Any, tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "token_ids": ids}]
+def test_ids_that_are_none_are_named(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "token_ids": 7}]
     (tmp_path / "r.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     with pytest.raises(ConfigError, match=r"r\.jsonl:1 is not a demonstration"):
         read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path")

@@ -26,7 +26,7 @@ def across(value: object) -> Any:
     return message
 
 
-@given(texts, st.floats(allow_nan=False, allow_infinity=False), st.lists(texts).map(tuple) | st.none(), infos)
+@given(texts, st.floats(-1e30, 1e30), st.lists(texts).map(tuple) | st.none(), infos)
 def test_observations_survive(text: str, number: float, actions: tuple[str, ...] | None, info: dict[str, Any]) -> None:
     observation = Observation(text, number, actions=actions, instruction=text, success=True, score=number, info=info)
     assert unpack_observation(across(observation)) == observation

@@ -133,7 +133,9 @@ def test_a_request_that_waits_while_others_are_served_is_repeated(config_of, fau
     """An engine hangs only where no request at all makes progress."""
     port = find_port()
     with served(config_of(), tmp_path, port) as pid:
-        client = EngineClient(EngineServer("engine", f"http://127.0.0.1:{port}"), config_of(timeout=1.0).engine)
+        client = EngineClient(
+            EngineServer("engine", f"http://127.0.0.1:{port}"), config_of().engine.model_copy(update={"timeout": 1.0})
+        )
         client.wait_until_ready()
         with pytest.raises(PolicyError, match="its server has no /v2/pause: start it by trailnotes engine serve"):
             client.call("/v2/pause")

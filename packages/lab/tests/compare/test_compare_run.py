@@ -171,7 +171,7 @@ CONFIGS = BUILTIN / "configs/compare"
 def test_the_comparisons_of_the_repository_can_be_read(path: Path) -> None:
     """They name their denominator, too: published figures come out to the digit whatever the default is."""
     plan = load_spec(path)
-    assert "old_logprobs" in tomllib.loads(find_config(plan.compare.config).read_text(encoding="utf-8"))["algorithm"]
+    assert "old_logprobs" in tomllib.loads(find_config(plan.compare.config).read_text(encoding="utf-8"))["empo2"]
     runs = expand_runs(plan, path, Path("out"))
     assert len({run.name for run in runs}) == len(runs)
 

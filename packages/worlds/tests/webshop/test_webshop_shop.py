@@ -175,7 +175,7 @@ def test_the_views_word_one_page_each_in_its_way() -> None:
         render_text(FIXED.list_elements(ShopState(), "Find a mug"))
         == "WebShop [SEP] Instruction: [SEP] Find a mug [SEP] Search"
     )
-    assert render_short(parts).startswith(
+    assert render_short(FIXED.list_elements(state)).startswith(
         "color , blue * , rectangular ; size , small , large ; blue stoneware mug, 12 ounce ; price: $12.50 ; rating"
     )
     below = FIXED.step(state, "click[features]").state
