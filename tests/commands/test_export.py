@@ -100,7 +100,7 @@ def test_nothing_outside_of_a_run_is_copied(place: str, tmp_path: Path) -> None:
         link.rename(tmp_path / "moved")
     link.symlink_to(tmp_path / "private" / ("" if place == "model" else "saved.txt"))
     if listed:
-        with pytest.raises((ConfigError, RunError), match="is a link|is damaged"):
+        with pytest.raises((ConfigError, RunError), match=r"is a link|is damaged"):
             export(tmp_path / "run", tmp_path / "out")
     else:
         export(tmp_path / "run", tmp_path / "out")

@@ -367,21 +367,8 @@ def test_what_decides_the_episodes_stays_even_if_it_is_allowed_to_change(
 def test_every_setting_is_free_fixed_or_of_training_alone() -> None:
     """A setting that comes new has to be put where it belongs."""
     trains = (
-        *(
-            "preset",
-            "empo2",
-            "gigpo",
-            "opsd",
-            "opid",
-            "ucob",
-            "rehearsal",
-            "lamer",
-            "archive",
-            "loss",
-            "optim",
-            "train",
-        ),
-        "warmstart",
+        *("preset", "empo2", "gigpo", "opsd", "opid", "ucob", "rehearsal", "lamer", "archive", "loss", "optim"),
+        *("train", "warmstart"),
         *("run.name", "model.device", "model.gradient_checkpointing", "model.lora", "engine.name"),
         "eval.metric",  # figures are computed anew at each start
     )
