@@ -181,7 +181,8 @@ class EpisodeJournal:
         if torn is not None:
             torn.unlink()  # a part of an episode, which is played again
         before, *records = [*read_jsonl(path)] or [about]
-        before = {RENAMED_KEYS.get(n, n): value for n, value in before.items() if not has_former_default(n, value)}
+        known = {name: value for name, value in before.items() if name in about or not has_former_default(name, value)}
+        before = {RENAMED_KEYS.get(name, name): value for name, value in known.items()}
         if others := [name for name in before | about if before.get(name) != about.get(name)]:
             backup = path.replace(find_free_path(path))
             self._notify(
