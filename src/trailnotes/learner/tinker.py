@@ -383,7 +383,7 @@ class TinkerLearner:
                     tensors: dict[str, Tensor] = load_tensors(opened.read(MOST_ADAPTER_BYTES))
             except (tarfile.TarError, zlib.error, SafetensorError, StopIteration, EOFError, OSError) as error:
                 raise ServerError(f"{self.server.url} gives no adapters of peft ({error or 'other files'})") from error
-        if strange := [name for name in tensors if not _ADAPTER_NAME.fullmatch(name)]:
+        if strange := [name for name in tensors if not _ADAPTER_NAME.fullmatch(name) or tensors[name].ndim != 2]:
             raise ServerError(f"{self.server.url} gives other adapters than were asked for: {strange[0][:100]}")
         return tensors
 

@@ -62,13 +62,16 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def config_of(model_path: Path) -> Callable[..., Config]:
-    def make(model: dict[str, Any] | None = None, temperature: float = 1.0, **engine: Any) -> Config:
-        return Config(
+    def make(
+        model: dict[str, Any] | None = None, temperature: float = 1.0, timeout: float = 300.0, **engine: Any
+    ) -> Config:
+        config = Config(
             run={"deterministic": False},
             model={"path": str(model_path), "device": "cpu", **(model or {})},
             engine={"name": "vllm", "python": sys.executable, "start_timeout": 120.0, **engine},
             rollout={"max_context_tokens": 200, "temperature": temperature},
         )
+        return config.model_copy(update={"engine": config.engine.model_copy(update={"timeout": timeout})})
 
     return make
 

@@ -37,8 +37,9 @@ class RecordedDemonstrator(Demonstrator):
         warm = self.config.warmstart
         if self.rng.random() < warm.p_follow_tip:
             trajectory = self.rng.choice(recorded.all_episodes)
+            praise = self.build_tip(trajectory, trajectory.max_score)
             others = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.4 else ()
-            tips = (self.build_tip(trajectory, trajectory.max_score), *others)[: self.config.memory.top_k]
+            tips = (praise, *others)[: self.config.memory.top_k]
         else:
             plays_gold = recorded.gold and self.rng.random() >= warm.p_explore
             trajectory = recorded.gold if recorded.gold and plays_gold else self.rng.choice(recorded.wandered)
