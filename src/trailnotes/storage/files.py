@@ -42,7 +42,10 @@ def parse_json(text: str | bytes, nonfinite: Nonfinite = "keep") -> Any:
 
 def parse_json_at(text: str, place: int) -> tuple[Any, int]:
     """Parse the JSON value that begins at `place`; returns it and its end."""
-    return _DECODERS["keep"].raw_decode(text, place)
+    try:
+        return _DECODERS["keep"].raw_decode(text, place)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
 
 
 def _parse_number(nonfinite: Nonfinite, digits: str) -> float | None:
