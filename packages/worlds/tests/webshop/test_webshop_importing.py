@@ -135,7 +135,7 @@ def test_a_file_that_is_cut_off_is_named(files: SourceFiles, tmp_path: Path, cut
         list(read_entries(packed))
 
 
-BROKEN = ('[{"a": 1} {"b": 2}]', "[1, ]", '{"a": {} "b"}', '["\x00"]')
+BROKEN = ('[{"a": 1} {"b": 2}]', "[1, ]", '{"a": {} "b"}', "[" * 5000, '["\x00"]')
 LONGER = ("[1] x", "[1][2]", '{"a": {}}}', "[1]\x00", "[]" + " " * 9000 + "x")
 
 
