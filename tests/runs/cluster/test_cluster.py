@@ -176,7 +176,7 @@ def test_a_write_that_ray_repeats_is_stored_once(cluster: Cluster, tmp_path: Pat
 
 def test_what_the_service_refuses_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "memory.db").write_bytes(b"no database" * 100)
-    with pytest.raises(MemoryStoreError, match=r"memory\.db: damaged") as caught:
+    with pytest.raises(MemoryStoreError, match=r"memory\.db: file is not a database") as caught:
         serve(cluster, tmp_path / "memory.db")
     assert "\n" not in str(caught.value)
     with serve(cluster, tmp_path / "other.db") as served:
