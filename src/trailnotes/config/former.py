@@ -1,4 +1,4 @@
-"""Former keys of the settings (`former.toml`): renamed ones are read with a warning, removed ones at their default."""
+"""Former keys (`former.toml`): a renamed one is read with a warning, a removed one only at its former default."""
 
 from __future__ import annotations
 

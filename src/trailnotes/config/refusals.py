@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trailnotes.config.methods import Method
     from trailnotes.config.methods_schema import Empo2Config
 
-Refusals = Iterator[tuple[object, str]]  # a condition, and what a config is told for which it holds
+Refusals = Iterator[tuple[object, str]]  # (condition, message): the message is raised where it holds
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 

@@ -151,8 +151,7 @@ def compute_population_limits(found: CrossedMoments, bounds: Bounds, confidence:
     low_margin, high_margin = _clip_limits(rate, square, bounds)
     most_at_0 = compute_wilson_limits(0.0, whole, quantile)[1]
     low = np.minimum(np.maximum(low, np.minimum(low_whole, low_margin)), 1 - most_at_0)
-    high = np.maximum(np.minimum(high, np.maximum(high_whole, high_margin)), most_at_0)
-    return np.minimum(low, rate), np.maximum(high, rate)
+    return low, np.maximum(np.minimum(high, np.maximum(high_whole, high_margin)), most_at_0)
 
 
 def compute_difference_limits(
