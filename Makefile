@@ -1,5 +1,6 @@
 # make demo | test | lint | bench: each builds .venv first, once, and again when pyproject.toml or constraints.txt change.
 # make test COVERAGE=--cov also counts the lines and branches that tests reach; it takes half as long again.
+# make test-long: whole runs, kills of processes, soaks.
 # make test-ray: kills parts of a Ray cluster of two nodes on this machine; some minutes.
 # make vllm | test-vllm: build .venv-vllm, an environment for engines of vLLM alone, whose versions do not fit beside ours.
 # make tinker | test-tinker: build .venv-tinker, an environment with the server of skyrl-tx, whose versions do not fit
@@ -31,7 +32,7 @@ TINKER_JAX ?= $(if $(shell command -v nvidia-smi),jax[cuda12],jax)>=0.8,<1
 TINKER_PYTHON := .venv-tinker/bin/python
 TINKER_INSTALLED := .venv-tinker/.installed
 
-.PHONY: demo real test lint format docs bench gpu wheels smollm2 qwen vllm test-vllm tinker test-tinker test-ray
+.PHONY: demo real test test-long lint format docs bench gpu wheels smollm2 qwen vllm test-vllm tinker test-tinker test-ray
 .DELETE_ON_ERROR:
 # Some hundred processes would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -44,6 +45,10 @@ test: export OMP_NUM_THREADS ?= 1
 test: lint
 	$(BIN)/python -m mypy & types=$$!; $(BIN)/python -m pytest $(SPREAD) $(COVERAGE) $(PYTEST); tests=$$?; \
 	  wait $$types && exit $$tests
+
+test-long: export OMP_NUM_THREADS ?= 1
+test-long: $(INSTALLED)
+	$(BIN)/python -m pytest -m long $(SPREAD) $(COVERAGE) $(PYTEST)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

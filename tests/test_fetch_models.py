@@ -270,7 +270,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "models" / "smollm2"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_directory_is_that_of_a_plain_llama(smollm2: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -286,7 +286,7 @@ def test_the_directory_is_that_of_a_plain_llama(smollm2: Path) -> None:
     assert not list(smollm2.glob("*.gguf"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tokens_and_turns_are_those_that_the_model_learned(smollm2: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -314,7 +314,7 @@ def test_tokens_and_turns_are_those_that_the_model_learned(smollm2: Path) -> Non
     assert list(chat.encode([Message(role, text) for role, text in talk])) == whole
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("adapters", ["true", "false"])
 @pytest.mark.usefixtures("same_threads")
 def test_it_learns_what_it_sampled(smollm2: Path, adapters: str) -> None:
@@ -341,7 +341,7 @@ def test_it_learns_what_it_sampled(smollm2: Path, adapters: str) -> None:
     assert sum(after) > sum(rows[0].behavior_logprobs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("same_threads")
 def test_commands_take_it_as_a_model(smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = (

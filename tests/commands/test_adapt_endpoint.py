@@ -19,7 +19,7 @@ from trailnotes.config.toml import to_toml
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.storage.files import read_jsonl
 
-METHODS = ["empo2-tips", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reflexion", "rememberer"))]
+METHODS = ["empo2-tips", *(pytest.param(name, marks=pytest.mark.long) for name in ("reflexion", "rememberer"))]
 COMMAND = """
 import sys
 for name in ("torch", "transformers", "tokenizers", "matplotlib"):  # not in the base install

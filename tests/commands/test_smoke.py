@@ -35,7 +35,7 @@ def test_the_config_fits_its_model_and_its_games(monkeypatch: pytest.MonkeyPatch
     assert get_context_length(config.model) >= config.rollout.max_context_tokens
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_or_left_alone_the_run_ends_the_same(tmp_path: Path, seed: int) -> None:

@@ -141,7 +141,7 @@ def test_a_run_that_is_killed_ends_like_one_left_alone(alone: Path, tmp_path: Pa
     kill_and_resume(alone, tmp_path, words, [9, 45, 61])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_a_run_may_be_killed_any_number_of_times(alone: Path, tmp_path: Path, words: list[str], seed: int) -> None:
     rng = random.Random(seed)

@@ -96,7 +96,7 @@ def in_another_process(words: Sequence[str]) -> int:
     return subprocess.call([sys.executable, "-m", "trailnotes", *words])
 
 
-@pytest.mark.parametrize("command", [main, pytest.param(in_another_process, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("command", [main, pytest.param(in_another_process, marks=pytest.mark.long)])
 def test_its_name_and_a_model_are_enough_to_train_it(
     command: Callable[[Sequence[str]], int],
     start_model: Path,

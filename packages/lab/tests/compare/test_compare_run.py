@@ -575,7 +575,7 @@ trials = 1
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_interrupted_and_killed_it_ends_as_if_left_alone(start_model: Path, tmp_path: Path) -> None:
     path = write_plan(tmp_path / "plan.toml", SLOW, small_config(model={"path": str(start_model)}))

@@ -112,7 +112,7 @@ def test_wikihow() -> None:
     assert list(rows.values()) == ["0.00", "0.00", "0.00", "1.00", "1.00", "1.00", "0.00"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_scienceworld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
     task = ["--env.options", '{task = "lifespan-shortest-lived"}', "--env.max_envs", "1", "--rollout.max_steps", "4"]

@@ -171,7 +171,7 @@ def test_it_keeps_the_contract() -> None:
     assert check_env(factory, tasks=ScienceWorldEnv.tasks("train", task="find-living-thing")[:1]) == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_all_tasks_are_solved_by_their_gold_paths_in_four_fresh_simulators(solutions: GoldPathFinder) -> None:
     envs = [ScienceWorldEnv(max_steps=1000) for _ in range(4)]

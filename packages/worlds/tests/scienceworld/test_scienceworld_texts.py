@@ -86,7 +86,7 @@ def test_the_simulators_split_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(sw.NUM_VARIATIONS)]
+    "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.long) for name in sorted(sw.NUM_VARIATIONS)]
 )
 def test_the_simulator_agrees(client: ScienceWorldClient, name: str) -> None:
     client.load(name, 0, sw.resolve_simplifications(name))
