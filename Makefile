@@ -61,7 +61,8 @@ format: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python -m trailnotes.config > docs/config.md
 	$(BIN)/python -m trailnotes.commands > docs/cli.md
-	$(BIN)/python -m zensical build --clean --strict
+	$(BIN)/python -m trailnotes.runs > docs/metrics.md
+	PYTHONPATH=docs $(BIN)/python -m zensical build --clean --strict
 
 bench: $(INSTALLED)
 	mkdir -p runs/bench

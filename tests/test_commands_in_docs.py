@@ -30,7 +30,7 @@ from trailnotes_lab.compare.expand import expand_runs
 from trailnotes_lab.compare.spec import load_spec
 
 ROOT = Path(__file__).parents[1]
-GENERATED = {ROOT / "docs/cli.md", ROOT / "docs/config.md"}
+GENERATED = {ROOT / "docs/cli.md", ROOT / "docs/config.md", ROOT / "docs/metrics.md"}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - GENERATED),
          *sorted(BUILTIN.rglob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]  # fmt: skip
 CONFIGS = sorted((BUILTIN / "configs").rglob("*.toml"))

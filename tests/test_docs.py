@@ -28,11 +28,16 @@ from trailnotes.config.methods import find_method, list_names
 from trailnotes.config.schema import full_config_type
 from trailnotes.config.toml import collect_fields, load_config, render_config
 from trailnotes.policies.vllm import server
+from trailnotes.runs.__main__ import render_metrics_page
 from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-GENERATED = {ROOT / "docs/config.md": render_config_page, ROOT / "docs/cli.md": partial(render_cli_page, TABLE)}
+GENERATED = {
+    ROOT / "docs/config.md": render_config_page,
+    ROOT / "docs/cli.md": partial(render_cli_page, TABLE),
+    ROOT / "docs/metrics.md": render_metrics_page,
+}
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("packages/*/README.md")]
 PAGES = sorted(page for page in PAGES if page not in GENERATED)
 REPOSITORY = "https://github.com/trailnotes/trailnotes/blob/main/"  # what the site does not hold: code, examples
