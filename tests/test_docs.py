@@ -20,7 +20,6 @@ from test_layers import LAYERS
 from tinker_servers import Forks, StandIn
 from trailnotes.commands import TABLE
 from trailnotes.commands.command import render_cli_page
-from trailnotes.config import methods
 from trailnotes.config.__main__ import render_config_page
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.former import REMOVED_KEYS
@@ -77,7 +76,9 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         name, _, anchor = target.removeprefix(REPOSITORY).partition("#")
         file = ((ROOT if inside else page.parent) / name).resolve() if name else page
         assert file in GENERATED or file.exists(), f"{named(page)} links to {target}: there is no such file"
-        assert not anchor or anchor in anchors(file), f"{named(page)} links to {target}: there is no such heading"
+        assert not anchor or file.suffix == ".py" or anchor in anchors(file), (
+            f"{named(page)} links to {target}: there is no such heading"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -200,17 +201,13 @@ def test_the_examples_of_extending_run(
     monkeypatch.chdir(tmp_path)
     shown_only = ("from trailnotes.errors import EnvError", "from trailnotes.envs import check_env")
     own = [block for block in blocks(ROOT / "docs/extending.md", "python") if not block.startswith(shown_only)]
-    assert len(own) == 5
+    assert len(own) == 3
     names: dict[str, Any] = {}
-    try:
-        for block in own:
-            exec(compile(block, "extending.md", "exec"), names)
-    finally:
-        methods.loaded.pop("own", None)
+    for block in own:
+        exec(compile(block, "extending.md", "exec"), names)
     stats, shown, *_ = capsys.readouterr().out.splitlines()
     assert json.loads(stats.replace("'", '"'))["support"] == 4  # two tasks, twice
     assert shown == "['west']"
-    assert len(words(tmp_path / "runs/own/metrics.jsonl").splitlines()) == 1
 
 
 def test_the_loop_of_the_memory_page_runs(

@@ -1,13 +1,17 @@
-"""The examples of README and of the page of the Python API run, and print what the pages show."""
+"""Examples of README and of pages run, and print what the pages show."""
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from trailnotes.config import methods
 from trailnotes.envs import check_env
 
 ROOT = Path(__file__).parents[1]
@@ -46,3 +50,21 @@ def test_the_first_script_runs(
     assert shape(printed) == shape(shown)
     assert "trial 0 0.00 [" in printed
     assert len((tmp_path / "runs/readme/empo2/metrics.jsonl").read_text().splitlines()) > 2
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_the_method_of_the_guide_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    method, script = read_blocks("docs/guides/add-a-method.md", "python")
+    assert len([line for line in method.splitlines() if line]) <= 40
+    Path("own_method.py").write_text(method)
+    monkeypatch.delitem(methods.loaded, "own", raising=False)
+    names = runpy.run_path("own_method.py")
+    assert names["compute_advantages"]([1.0, 0.0, 0.0], 1 / 3, 0.0) == [1.0, -0.5, -0.5]
+    exec(compile(script, "add-a-method.md", "exec"), {})
+    (line,) = Path("runs/own/metrics.jsonl").read_text().splitlines()
+    assert 0 <= json.loads(line)["own/wins"] <= 1
+
+
+def test_the_tour_names_the_lines_as_they_are() -> None:
+    subprocess.run([sys.executable, ROOT / "docs/tour.py", "--check"], check=True)
