@@ -16,7 +16,6 @@ from typing import Any, get_args
 import pytest
 
 import trailnotes
-from test_layers import LAYERS
 from tinker_servers import Forks, StandIn
 from trailnotes.commands import TABLE
 from trailnotes.commands.command import render_cli_page
@@ -173,16 +172,6 @@ def test_pages_of_methods_name_functions_of_the_code(method: str) -> None:
     known = set[str]().union(*(code_names(words(file)) for file in files))
     gone = {name for cell in cells for name in re.findall(r"`([^`]+)\(\)`", cell)} - known
     assert not gone, f"{method}.md names {gone}: its file neither defines nor calls that"
-
-
-def test_design_has_the_layers_and_files_that_are() -> None:
-    text = words(ROOT / "docs/design.md")
-    assert LAYERS.strip() in text
-    package = Path(trailnotes.__file__).parent
-    entries = {
-        p.name if p.is_file() else f"{p.name}/" for p in package.iterdir() if not p.name.startswith(("_", "py."))
-    }
-    assert not {name for name in entries if f"`{name}`" not in text}
 
 
 def test_design_quotes_the_method_as_it_is() -> None:
