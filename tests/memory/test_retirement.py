@@ -14,6 +14,7 @@ from trailnotes.memory.exchange import rewind_to_snapshot
 from trailnotes.memory.tip_stats import TipEffect, TipExposure
 from trailnotes.types import Task, Tip
 
+
 class LaxConfig(MemoryConfig):
     distilled_readers: ClassVar[int] = 2
 
