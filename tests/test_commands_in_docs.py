@@ -246,18 +246,6 @@ def outputs(line: str) -> set[str]:
     return {*re.findall(rf"{before}(runs/[\w./-]+)", line)}
 
 
-def test_runs_that_a_page_takes_for_granted_are_made_by_one() -> None:
-    made = {"runs/demo", *GIVEN}
-    for line in [*EXAMPLES, *(line for page in [*PAGES, *CONFIGS] for line in lines_of(page))]:
-        made |= outputs(line)
-    made |= {f"runs/compare/{load_spec(path).compare.name}" for path in CONFIGS if "[methods" in path.read_text()}
-    for page in PAGES:
-        for line in lines_of(page):
-            words = {word for word in shlex.split(line, comments=True) if word.startswith("runs/")} - outputs(line)
-            gone = [word for word in words if not any(word == path or word.startswith(f"{path}/") for path in made)]
-            assert not gone, f"{named(page)}: no command line makes {gone}"
-
-
 # -- running them
 
 

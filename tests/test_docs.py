@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 import pkgutil
 import re
@@ -22,9 +20,8 @@ from trailnotes.commands.command import render_cli_page
 from trailnotes.config.__main__ import render_config_page
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.former import REMOVED_KEYS
-from trailnotes.config.methods import find_method, list_names
 from trailnotes.config.schema import full_config_type
-from trailnotes.config.toml import collect_fields, load_config, render_config
+from trailnotes.config.toml import collect_fields, load_config
 from trailnotes.policies.vllm import server
 from trailnotes.runs.__main__ import render_metrics_page
 from trailnotes.types import MODES, Observation, RowRole, Task
@@ -124,54 +121,7 @@ def test_modules_named_in_pages_exist(page: Path) -> None:
         pkgutil.resolve_name(name)
 
 
-def test_citation_and_changes_know_the_version() -> None:
-    assert f"\nversion: {trailnotes.__version__}\n" in words(ROOT / "CITATION.cff")
-    assert f"\n## {trailnotes.__version__} " in words(ROOT / "CHANGELOG.md")
-
-
 # -- keys and lines
-
-
-def test_config_show_explains_every_key() -> None:
-    text, section, shown = render_config(full_config_type()()), "", set()
-    for line in text.splitlines():
-        if heading := re.fullmatch(r"\[([\w.]+)\]", line):
-            section = f"{heading[1]}."
-        elif setting := re.fullmatch(r"(\w+) = .*? # (.+) \| default", line):
-            shown.add(section + setting[1])
-    assert shown == set(collect_fields(full_config_type()))
-
-
-def file_of(method: str) -> Path:
-    """The file of a method's function: in a folder of its name where it has more than one."""
-    return Path(inspect.getfile(find_method(method).load()))
-
-
-def code_names(source: str) -> set[str]:
-    """Functions that a module defines (`f`, `Class.f`) or calls, as it calls them (`run.play`)."""
-    tree = ast.parse(source)
-    names = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names |= {node.name, *(f"{node.name}.{item.name}" for item in node.body if hasattr(item, "name"))}
-    return names
-
-
-NOTEBOOKS = {"clin", "reasoningbank", "ace", "training-free-grpo"}  # which have a page in common
-
-
-@pytest.mark.parametrize("method", list_names())
-def test_pages_of_methods_name_functions_of_the_code(method: str) -> None:
-    page = words(ROOT / f"docs/algorithms/{'memories' if method in NOTEBOOKS else method}.md")
-    section = re.split(r"^## ", page.partition("\n## The code\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    cells = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
-    assert len(cells) >= 4
-    files = [file_of(method)]
-    if method in NOTEBOOKS:
-        files += [*map(file_of, NOTEBOOKS), file_of(method).with_name("_notebook.py")]
-    known = set[str]().union(*(code_names(words(file)) for file in files))
-    gone = {name for cell in cells for name in re.findall(r"`([^`]+)\(\)`", cell)} - known
-    assert not gone, f"{method}.md names {gone}: its file neither defines nor calls that"
 
 
 def test_design_quotes_the_method_as_it_is() -> None:
