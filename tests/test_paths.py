@@ -19,7 +19,7 @@ from trailnotes.memory import TipMemory, reembed
 from trailnotes.memory.exchange import export_tips, import_tips, open_store
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tipfile import read_tips
-from trailnotes.runs.diagnose.checks import diagnose
+from trailnotes.runs.diagnose import diagnose
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.evaluate import rollout
 from trailnotes.types import Tip

@@ -255,6 +255,7 @@ def test_what_two_methods_share_narrows_their_difference() -> None:
 # -- coverage
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("families", [MIN_FAMILIES, 24])
 @pytest.mark.parametrize("seeds", [1, 2, 3, 5])
 def test_both_intervals_hold_what_they_are_of(seeds: int, families: int) -> None:
@@ -271,6 +272,7 @@ def test_both_intervals_hold_what_they_are_of(seeds: int, families: int) -> None
                 assert record["on_panel"] >= 0.92, (world, case, record)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [2, 5])
 @pytest.mark.parametrize("differ", ["SD of 2 logits", "one in four lucky, +2 logits"])
 def test_beyond_the_panel_seeds_may_differ_much(differ: str, seeds: int) -> None:

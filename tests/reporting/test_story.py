@@ -118,14 +118,3 @@ def test_the_author_is_the_attempt_that_the_tip_names(stranger: str) -> None:
     assert lesson is not None
     assert lesson.author is None
     assert lesson.reader["iteration"] == 7
-
-
-def test_long_texts_stay_within_the_columns() -> None:
-    game, long = f"{FAMILY}/test-4", "word " * 60
-    text = told(
-        before=[episode(game, [long], long)],
-        after=[episode(game, ["", "x" * 90], long, won=True)],
-        records=[(3, READS), (7, USES)],
-    )
-    assert max(map(len, text.splitlines())) <= 100
-    assert "(nothing)" in text

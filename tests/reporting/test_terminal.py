@@ -1,15 +1,25 @@
-"""Text of others moves no cursor and turns no line around."""
+"""Output of commands: hostile text is escaped, progress is a bar or lines."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+from pathlib import Path
 
-from trailnotes.commands import main
-from trailnotes.errors import ConfigError
-from trailnotes.memory import open_memory
-from trailnotes.reporting.terminal import PrintableStream, escape_unprintable, open_console
-from trailnotes.types import Tip
+import pytest
+from rich.text import Text
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
+from trailnotes.reporting import terminal
+from trailnotes.reporting.terminal import (
+    PrintableStream,
+    ProgressBar,
+    TrainingProgress,
+    escape_unprintable,
+    open_console,
+)
 
 HOSTILE = "\x1b[2J\x9b31m\u202eabc\u2066\r\x07\x7f\U000e0041\ud800"
 SHOWN = r"\x1b[2J\u009b31m\u202eabc\u2066\r\x07\u007f\udb40\udc41\ud800"
@@ -33,21 +43,134 @@ def test_a_stream_keeps_lines_and_a_console_its_own_colours() -> None:
     assert "\u202e" not in text
 
 
-def test_all_that_commands_say_goes_through_it(tmp_path, monkeypatch, capsys) -> None:
-    with open_memory(tmp_path / "memory.db") as memory:
-        memory.add([Tip(f"cellar{HOSTILE[:-1]}", "mind the lamp", "k", 1.0, run="\u202e\x1b[31m")])
-        with memory.store.transaction():
-            memory.store.retire([1], "oldest\x1b[2J", "room\u202e", on="\x9b")
-    for words in (["show", "1"], ["list", "--retired"], ["list", "--retired", "--json"], ["stats"]):
-        assert main(["memory", words[0], str(tmp_path / "memory.db"), *words[1:]]) == 0
-        told = capsys.readouterr().out
-        assert told.replace("\n", "").isprintable(), words
-        assert words[-1] != "--json" or json.loads(told)["run"] == "\u202e\x1b[31m"
+# -- progress
 
-    def fail(*_: object) -> None:
-        raise ConfigError(HOSTILE)
 
-    monkeypatch.setattr("trailnotes.memory.exchange.open_store", fail)
-    for more in ([], ["--debug"]):
-        assert main(["memory", "stats", "any", *more]) == 2
-        assert capsys.readouterr().err.replace("\n", "").isprintable()
+class Clock:
+    """Stands in for `time` in the module under test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(terminal, "time", fake)
+    return fake
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_off_a_terminal_lines_are_few_and_the_last_is_there(fake_time: Clock) -> None:
+    stream = io.StringIO()
+    with ProgressBar(100, "warmstart", stream=stream, interval=10) as bar:
+        for done in range(1, 41):
+            fake_time.now += 1
+            bar.update(done, {"loss": 0.5})
+    assert stream.getvalue().splitlines() == [
+        "warmstart  1/100  loss 0.5",
+        "warmstart  11/100  loss 0.5  1:29 left",
+        "warmstart  21/100  loss 0.5  1:19 left",
+        "warmstart  31/100  loss 0.5  1:09 left",
+        "warmstart  40/100  loss 0.5  1:00 left",
+    ]
+
+
+def test_time_left_of_a_resumed_run_counts_only_its_own_pace(fake_time: Clock) -> None:
+    stream = io.StringIO()
+    with ProgressBar(100, "train", stream=stream, interval=0) as bar:
+        bar.update(90)
+        fake_time.now += 4
+        bar.update(92)
+    assert stream.getvalue().splitlines()[-1] == "train  92/100  0:16 left"
+
+
+def test_a_terminal_gets_a_bar_with_the_facts() -> None:
+    stream = Terminal()
+    with ProgressBar(10, "train", stream=stream) as bar:
+        bar.update(5, {"return": 0.25, "mode": "plain"}, "iteration 5/10")
+        bar.note("a [bracket] stays")
+    shown = stream.getvalue()
+    for part in ("train", "50%", "iteration 5/10", "return 0.25", "mode plain", "a [bracket] stays"):
+        assert part in shown
+
+
+def test_a_hundred_columns_show_the_time_left_whatever_else_is_cut(
+    fake_time: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = Terminal()
+    config = load_config(None, ["--train.iterations", "100"])
+    returns = {"rollout/return": -0.125, "rollout/success": 0.4375, "rollout/return/plain": 0.1}
+    with TrainingProgress(config, Path("runs/a-rather-long-name-of-a-run"), stream=stream) as progress:
+        for i in range(3):
+            fake_time.now += 3600
+            counts = {"env_steps": 100_000 * i, "tokens_generated": 1_000_000 * i}
+            progress.update_metrics({"iteration": i, **counts, **returns, "rollout/return/off_policy": 1.0})
+    frames = [Text.from_ansi(frame).plain for frame in stream.getvalue().splitlines()]
+    last = next(frame for frame in reversed(frames) if "iteration 3/100" in frame)
+    assert "97:00:00 left" in last
+    assert "return -0.125  success 0." in last
+    assert len(last.rstrip()) <= 100
+
+
+def test_a_terminal_that_is_closed_takes_nothing_along() -> None:
+    """Every write to it fails with EIO; the run behind the bar finishes its iteration."""
+
+    class Gone(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        flush = close = lambda self: self.write("")  # type: ignore[assignment]
+
+    for is_terminal in (True, False):
+        stream = Gone()
+        stream.isatty = lambda value=is_terminal: value  # type: ignore[method-assign]
+        with ProgressBar(2, "train", stream=stream) as bar:
+            bar.update(1)
+            bar.note("stopping after this iteration")
+            bar.update(2)
+
+
+def lines_of(config: Config, lines: list[dict[str, object]], fake_time: Clock) -> list[str]:
+    stream = io.StringIO()
+    with TrainingProgress(config, Path("runs/a"), stream=stream) as progress:
+        for line in lines:
+            fake_time.now += 20
+            progress.update_metrics(line)
+        progress.note("done")
+    return stream.getvalue().splitlines()
+
+
+def test_training_shows_return_success_rates_and_modes(fake_time: Clock) -> None:
+    line = {
+        "rollout/return": 0.125,
+        "rollout/success": 0.5,
+        "rollout/return/plain": 0.1,
+        "rollout/return/off_policy": 1,
+    }
+    lines = [
+        {"iteration": 0, "env_steps": 300, "tokens_generated": 1000, **line},
+        {"iteration": 1, "env_steps": 600, "tokens_generated": 4000, **line},
+    ]
+    assert lines_of(load_config(None, ["--train.iterations", "4", "--algorithm.name", "grpo"]), lines, fake_time) == [
+        "grpo a  iteration 1/4  return 0.125  success 0.5  mode plain+off_policy",
+        "grpo a  iteration 2/4  return 0.125  success 0.5  steps/s 15  tokens/s 150  mode plain+off_policy  0:40 left",
+        "done",
+    ]
+
+
+@pytest.mark.parametrize("metric", ["success", "return"])
+def test_training_shows_first_what_is_won_without_tips(metric: str, fake_time: Clock) -> None:
+    means = {f"rollout/{metric}": 0.25, f"rollout/{metric}/plain": 0.0, f"rollout/{metric}/off_policy": 0.75}
+    line = {"iteration": 0, "rollout/return/plain": 0.0, "rollout/return/off_policy": 0.75, **means}
+    config = load_config(None, ["--train.iterations", "4", "--eval.metric", metric])
+    shown = lines_of(config, [line], fake_time)[0]
+    assert f"iteration 1/4  {metric} without tips 0  {metric} 0.25" in shown

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -69,6 +67,7 @@ def story(out: Path) -> dict[str, Any]:
 # -- killed and resumed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_killed_again_and_again_ends_as_if_left_alone_and_asks_nothing_twice(method: str, tmp_path: Path) -> None:
     whole, cut, asked = tmp_path / "whole", tmp_path / "cut", tmp_path / "asked.jsonl"
@@ -162,23 +161,6 @@ def test_episodes_that_failed_for_good_are_remembered_and_not_played_again(
     assert (tmp_path / "trajectories.jsonl").read_bytes() == before
 
 
-def test_a_first_attempt_that_failed_before_a_restart_counts(tmp_path: Path) -> None:
-    options = {"env": {"options": {"broken": [1]}}}
-    adapt_by(Guesser(), "naive", tmp_path, **options)
-    whole = (tmp_path / "trajectories.jsonl").read_bytes()
-    journal = tmp_path / "phases/trial-0.episodes.jsonl"
-    broken = [line for line in journal.read_bytes().splitlines(True) if b"hinges" in line]
-    assert len(broken) == 3
-    journal.write_bytes(b"".join(line for line in journal.read_bytes().splitlines(True) if b"hinges" not in line))
-    with journal.open("ab") as file:
-        file.write(broken[0])
-    (tmp_path / "metrics.jsonl").unlink()
-    Gate.played.clear()
-    adapt_by(Guesser(), "naive", tmp_path, **options)
-    assert Gate.played == ["gate/test-1"] * 2
-    assert (tmp_path / "trajectories.jsonl").read_bytes() == whole
-
-
 def test_where_nothing_can_be_played_the_run_says_why_and_tries_again(tmp_path: Path) -> None:
     broken = {"env": {"options": {"broken": [0, 1, 2, NEVER]}}}
     for _ in range(2):
@@ -232,13 +214,6 @@ def test_naive_costs_nothing_and_has_no_curve(tmp_path: Path) -> None:
     assert (row.mean, row.num_episodes, row.env_steps, row.tokens_generated) == (0.25, 8, 0, 0)
     assert not (tmp_path / "curve.png").exists()
     assert not (tmp_path / "memory.db").exists()
-
-
-def test_all_methods_play_trial_0_alike(tmp_path: Path) -> None:
-    for method in METHODS:
-        adapt_by(Guesser(), method, tmp_path / method, eval={"trials": 1})
-    first = [[r for r in lines(tmp_path / m / "trajectories.jsonl") if r["iteration"] == 0] for m in METHODS]
-    assert first[0] == first[1] == first[2]
 
 
 def test_notes_reach_the_prompt_of_the_trials_after_them(tmp_path: Path) -> None:
@@ -335,16 +310,6 @@ def test_the_method_is_that_of_the_settings_where_it_adapts(tmp_path: Path) -> N
         assert load_config(tmp_path / name / "config.toml").algorithm.name == wanted
 
 
-def test_another_panel_or_model_is_refused(start_model: Path, tmp_path: Path) -> None:
-    config = small_config(model={"path": str(start_model)}, eval={"trials": 0})
-    adapt(config, start_model, method="naive", out=tmp_path)
-    other = config.model_copy(update={"eval": config.eval.model_copy(update={"num_tasks": 2})})
-    with pytest.raises(RunError, match=r"another eval\.num_tasks"):
-        adapt(other, start_model, method="naive", out=tmp_path)
-    with pytest.raises(RunError, match=r"another model\.path"):
-        adapt(config, "random", method="naive", out=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("algorithm.name", "empo2-tips"), ("rollout.max_steps", 7), ("env.options", {"gates": [0, 1]}), ("run.seed", 1)],
@@ -387,17 +352,6 @@ def test_naive_is_what_an_evaluation_shows_but_for_its_seeds(start_model: Path, 
     places = tmp_path / "adapt" / "eval", tmp_path / "eval"
     played = [lines(place / "episodes.jsonl") for place in places]
     assert played[0] == played[1]
-
-
-def test_without_matplotlib_the_numbers_are_there_and_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("matplotlib", "matplotlib.pyplot"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with caplog.at_level(logging.WARNING):
-        adapt_by(Guesser(), "empo2-tips", tmp_path, picture=True, eval={"trials": 1})
-    assert "no curve.png: pictures need matplotlib" in caplog.text
-    assert (tmp_path / "table.json").exists()
 
 
 # -- what the pages say

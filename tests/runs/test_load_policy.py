@@ -16,7 +16,7 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
-from trailnotes.errors import ConfigError, PolicyError, RunError
+from trailnotes.errors import RunError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import Conversation, parse_listed_actions
 from trailnotes.runs.evaluate import rollout
@@ -36,12 +36,6 @@ def test_what_a_turn_lists_can_be_read_back(actions: list[str], style: str) -> N
     assert parse_listed_actions(turn, style) == actions  # type: ignore[arg-type]
 
 
-def test_a_turn_without_a_list_gives_none_and_a_cut_action_is_left_out() -> None:
-    assert parse_listed_actions("a room", "full") == []
-    assert parse_listed_actions("a room\nAdmissible actions: go north; go so [...]", "full") == ["go north"]
-    assert parse_listed_actions("a room\nactions : go north , go so [...]", "terse") == ["go north"]
-
-
 def said(config: Config, *turns: str) -> str:
     policy = build_random_policy(config)
     policy.open_episode("e")
@@ -58,16 +52,6 @@ def test_the_random_player_draws_evenly_and_repeats_itself() -> None:
     assert said(config, turn) == said(config, turn)
     other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 1})})
     assert {said(other, f"{n}{turn}") == said(config, f"{n}{turn}") for n in range(30)} == {True, False}
-
-
-def test_without_a_list_it_says_what_to_set() -> None:
-    with pytest.raises(PolicyError, match=r"rollout\.show_actions = true"):
-        said(Config(), "a room")
-
-
-def test_it_cannot_be_trained() -> None:
-    with pytest.raises(ConfigError, match="cannot be trained"):
-        Config(model=ModelConfig(path=RANDOM)).validate_training()
 
 
 class Doors:

@@ -1,4 +1,4 @@
-"""`run_to_end` in a program and where an event loop runs already, as in a notebook."""
+"""`run_to_end` in a program and in a notebook, and signals that ask a process to end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import contextvars
 import gc
 import logging
-import re
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import pytest
 
 import trailnotes
 from small import small_config
-from trailnotes.runs.loop import run_to_end
+from trailnotes.errors import Interrupted
+from trailnotes.runs.loop import interrupt_on_signals, request_stop_on_signals, run_to_end
 
 WORD = contextvars.ContextVar("WORD", default="")
 
@@ -106,19 +107,6 @@ def test_ctrl_c_that_is_ignored_stays_so(place: Any) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_handlers_may_be_set_inside(place: Any) -> None:
-    caught = []
-
-    async def handle() -> None:
-        before = signal.signal(signal.SIGTERM, lambda *_: caught.append(True))
-        signal.raise_signal(signal.SIGTERM)
-        await asyncio.sleep(0)
-        signal.signal(signal.SIGTERM, before)
-
-    place(lambda: run_to_end(handle()))
-    assert caught == [True]
-
-
 def test_tasks_that_a_signal_met_are_not_told_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     async def struck() -> None:
         raise KeyboardInterrupt
@@ -133,20 +121,6 @@ def test_tasks_that_a_signal_met_are_not_told_one_by_one(caplog: pytest.LogCaptu
     assert not caplog.records
 
 
-def test_nothing_else_starts_a_loop() -> None:
-    """The root of it: `asyncio.run` refuses where a loop runs, so the package has one place that starts loops.
-
-    The loops of verifiers' episodes, and of agents that are coroutines, run in threads of their own.
-    """
-    root = Path(__file__).parents[2]
-    starts = re.compile(r"asyncio\.(run|Runner)\(|new_event_loop\(|run_until_complete")
-    assert {file.name for file in root.glob("**/src/**/*.py") if starts.search(file.read_text())} == {
-        "loop.py",
-        "pool.py",
-        "stage.py",
-    }
-
-
 def test_the_public_functions_work_in_a_notebook(start_model: Path, tmp_path: Path) -> None:
     config = small_config(model={"path": str(start_model)}, train={"iterations": 1}, eval={"num_tasks": 1})
     run, out = tmp_path / "run", tmp_path / "adapt"
@@ -154,3 +128,52 @@ def test_the_public_functions_work_in_a_notebook(start_model: Path, tmp_path: Pa
     assert last == run / "checkpoints/step-000001/model"
     assert in_notebook(lambda: trailnotes.evaluate(config, run)).num_episodes == 1
     assert len(in_notebook(lambda: trailnotes.adapt(config, run, trials=1, out=out))) == 2
+
+
+# -- signals
+
+
+@pytest.mark.usefixtures("heeds_hangup")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_termination_ends_a_process_as_ctrl_c_does(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt) as caught, interrupt_on_signals():
+        signal.raise_signal(number)
+    assert isinstance(caught.value, Interrupted)
+    assert caught.value.number == number
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.usefixtures("heeds_hangup")
+def test_the_first_signal_asks_and_any_second_one_interrupts() -> None:
+    asked: list[int] = []
+    with request_stop_on_signals(lambda: asked.append(1)) as received:
+        signal.raise_signal(signal.SIGHUP)
+        assert (asked, received) == ([1], [signal.SIGHUP])
+        with pytest.raises(Interrupted) as caught:
+            signal.raise_signal(signal.SIGINT)
+    assert (caught.value.number, received) == (signal.SIGINT, [signal.SIGHUP])
+
+
+def test_what_nohup_asks_for_is_kept() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupt_on_signals(), request_stop_on_signals(lambda: None) as received:
+            signal.raise_signal(signal.SIGHUP)
+        assert not received
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_other_threads_leave_signals_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def look() -> None:
+        with interrupt_on_signals(), request_stop_on_signals(lambda: None):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    seen: list[object] = []
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [before]

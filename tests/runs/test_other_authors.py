@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from proxy import Proxy
 from served import MODEL
 from small import small_config
 from tinyrun import SAME, differences, episodes, metrics, tiny_config, train_in_process
-from trailnotes.config.schema import Config
-from trailnotes.config.unused import warn_unused
 from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.scripted import ScriptedPolicy
@@ -90,6 +87,7 @@ def test_an_episode_that_raised_nothing_has_no_tip() -> None:
     assert extracted(("look", 0.0), ("eat lamp", -1.0)) == []
 
 
+@pytest.mark.long
 def test_a_run_learns_from_extracted_tips_and_goes_on_as_it_would_have(start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, algorithm={"author": "extract"}, train={"iterations": 2})
     train_in_process(config, tmp_path / "whole")
@@ -116,6 +114,7 @@ def asks(proxy: Proxy) -> dict[str, Any]:
     return {"algorithm": {"author": f"openai:{MODEL}"}, "endpoint": endpoint}
 
 
+@pytest.mark.long
 def test_an_endpoint_writes_for_the_trained_reader_and_is_paid_once(
     start_model: Path, tmp_path: Path, proxy: Proxy
 ) -> None:
@@ -145,27 +144,3 @@ def test_an_adaptation_reads_what_another_author_wrote(start_model: Path, tmp_pa
         with open_memory(tmp_path / name / "memory.db") as memory:
             assert {tip.model for tip in memory.store.load_tips()} == {author}
     assert second["endpoint/requests"] == 4
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "said"),
-    [
-        ({"author": "me"}, "choose policy, start, extract, or openai:NAME"),
-        ({"author": "openai: "}, "names no model"),
-        ({"author": "extract", "author_credit": 1.0}, 'set algorithm.author = "policy"'),
-        ({"author": "openai:m", "author_credit": 1.0}, 'set algorithm.author = "policy"'),
-    ],
-)
-def test_an_author_who_does_not_exist_or_cannot_be_credited_is_refused(algorithm: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        small_config(algorithm=algorithm)
-
-
-def test_anchored_tips_of_another_author_are_named_as_without_effect(caplog: pytest.LogCaptureFixture) -> None:
-    config = Config.model_validate({"algorithm": {"author": "extract", "anchor_tips": 0.25}})
-    with caplog.at_level(logging.WARNING):
-        warn_unused(config)
-    assert caplog.messages == [
-        "settings without effect: algorithm.anchor_tips (needs algorithm.author = policy or start)"
-    ]
-    assert not config.has_anchor_rows

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from small import small_config
-from trailnotes.errors import ConfigError
 from trailnotes.reporting.crossed import MIN_FAMILIES
 from trailnotes.reporting.intervals import Interval, compute_wilson_limits, t_quantile
 from trailnotes.runs.load_policy import EvaluatedModel
@@ -16,11 +15,8 @@ from trailnotes.runs.panels import (
     build_panel_result,
     estimate_interval,
     format_markdown_table,
-    get_family,
-    write_episodes,
     write_table,
 )
-from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 
 
@@ -61,12 +57,6 @@ def test_with_families_enough_they_are_the_sample() -> None:
     assert (mean, interval) == (0.5, Interval(0.5, pytest.approx(float(low)), pytest.approx(float(high))))
 
 
-def test_samples_of_a_game_are_no_more_games() -> None:
-    """Each game of ten families played once or fifty times over with the same result: beyond the panel it is one."""
-    once = [episode(f"w/route/{name}/test-0", name < "f") for name in "abcdefghij"]
-    assert estimate_interval(once * 50, small_config()) == estimate_interval(once, small_config())
-
-
 def test_returns_have_students_interval_or_none() -> None:
     config = small_config(eval={"metric": "return"})
     episodes = [
@@ -80,16 +70,6 @@ def test_returns_have_students_interval_or_none() -> None:
     result = build_panel_result(episodes[:1], config, EvaluatedModel("m", "grpo"), memory=False)
     assert (result.ci_low, result.ci_high, str(result)) == (None, None, "0.00 no interval")
     assert "| no interval |" in format_markdown_table([result])
-
-
-def test_a_family_is_the_task_without_its_last_part() -> None:
-    assert get_family(Task("waymarks/route/amber/test-3", "waymarks")) == "waymarks/route/amber"
-    assert get_family(Task("coin", "textworld")) == "textworld"
-
-
-def test_a_panel_that_nobody_played_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="no episode of split 'test' could be played"):
-        build_panel_result([], small_config(), EvaluatedModel("m", "grpo"), memory=False)
 
 
 def test_tables_hold_every_field_and_the_name_of_the_interval(tmp_path: Path) -> None:
@@ -118,9 +98,3 @@ def test_the_figures_of_one_run_go_by_their_names(tmp_path: Path) -> None:
         "Intervals: Wilson 95%.",
     ]
     assert format_markdown_table([], []).startswith("| figure |"), "before the first figure"
-
-
-def test_episodes_keep_text_that_is_no_unicode(tmp_path: Path) -> None:
-    odd = Trajectory(Task("a/0", "own"), (), Observation("half \ud800"), "terminated", False, 0.0)
-    write_episodes([odd], tmp_path / "episodes.jsonl")
-    assert next(read_jsonl(tmp_path / "episodes.jsonl"))["final_observation"]["text"] == "half \ud800"

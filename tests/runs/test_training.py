@@ -65,11 +65,8 @@ def test_the_learning_rate_falls_over_the_last_part_of_the_run() -> None:
 @pytest.mark.parametrize(
     ("sections", "loaded", "held"),
     [
-        ({"loss": {"kl": 0.0}}, False, False),
-        ({"loss": {"kl": 0.01}}, True, True),
         ({"loss": {"kl": 0.0}, "algorithm": {"author": "start"}}, True, False),
         ({"loss": {"kl": 0.01}, "algorithm": {"author": "start"}}, True, True),
-        ({"loss": {"kl": 0.0}, "algorithm": {"name": "grpo", "author": "start"}}, False, False),
     ],
 )
 def test_the_start_model_is_loaded_once_for_whoever_needs_it(
@@ -105,6 +102,7 @@ class FakeSentences:
         return HashingEmbedder().embed(texts)
 
 
+@pytest.mark.long
 def test_one_model_embeds_for_memory_and_novelty_in_a_thread_of_its_own(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

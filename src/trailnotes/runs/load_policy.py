@@ -100,10 +100,10 @@ def build_model_policy(
     config: Config, model: Any = None, *, trains: bool = False, connects: Sequence[Any] = (),
     directory: Path | None = None,
 ) -> TrainedPolicy:  # fmt: skip
-    """Build the policy of `model.path` with the engine of the config.
+    """Build the policy of `model.path` with the engine of the config; a given `model` acts in this process.
 
-    A given `model` acts in this process, whatever the engine. With `trains` a learner hands over its weights before the
-    first sample. `connects` leads to engines on a cluster; a server's completions are kept in `directory`.
+    With `trains` a learner hands over its weights before the first sample. `connects` leads to engines on a cluster;
+    `directory` keeps a server's completions.
     """
     if config.is_hosted and model is None:
         from trailnotes.policies.tinker import TinkerPolicy
@@ -130,20 +130,18 @@ def build_model_policy(
 
 
 def build_random_policy(config: Config) -> ScriptedPolicy:
-    """Build a policy that draws uniformly from the admissible actions, by `run.seed` and the conversation.
+    """Build a policy that draws uniformly from the listed actions, by `run.seed` and the conversation.
 
-    It needs `rollout.show_actions` and an environment that offers actions. Its tokens are bytes: the caps of
-    `config.rollout` must leave room for the lists.
+    Its tokens are bytes: the caps of `config.rollout` must leave room for the lists.
     """
 
     def script(messages: Sequence[Message]) -> str:
         actions = parse_listed_actions(messages[-1].content, config.rollout.style)
         if not actions:
-            fix = "set rollout.show_actions = true"
-            if config.rollout.show_actions:
-                fix = ('have the environment offer them (scienceworld: env.options.actions = "valid"; textworld: '
-                       "env.options.actions = true; one of your own: Observation.actions)")  # fmt: skip
-            raise PolicyError(f'model.path = "random" draws from the actions that a turn lists, here none: {fix}')
+            raise PolicyError(
+                'model.path = "random" draws from the actions that a turn lists, here none: set rollout.show_actions = '
+                "true, and have the environment offer them (env.options.actions, or Observation.actions)"
+            )
         conversation = "\n".join(message.content for message in messages)
         return random.Random(derive_seed(config.run.seed, conversation)).choice(actions)
 

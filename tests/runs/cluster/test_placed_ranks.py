@@ -17,9 +17,8 @@ import torch
 
 from idle import occupied
 from nodes import get_pid
-from sharded_cases import UPDATES, Case, config_of, difference, one_process, rows_of, wait_until_gone
+from sharded_cases import UPDATES, Case, config_of, difference, rows_of, wait_until_gone
 from trailnotes.config.schema import Config, LearnerConfig
-from trailnotes.config.seeds import derive_seed
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ClusterError, LearnerError
 from trailnotes.learner.sharded import ShardedLearner, make_learner
@@ -31,6 +30,7 @@ from trailnotes.runs.cluster.ranks import RankActorHandle
 if TYPE_CHECKING:
     from nodes import TwoNodes
 
+pytestmark = pytest.mark.ray
 MIXED = rows_of(Case(others=True))  # with tips and without, held, imitated
 
 
@@ -100,23 +100,6 @@ def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNo
         learner.update(MIXED)
 
 
-@pytest.mark.ray
-def test_adapters_on_two_nodes(cluster_at: Any, start_model: Path) -> None:
-    lora = {"path": str(start_model), "device": "cpu", "lora": {"enabled": True, "rank": 4}}
-    sections = {"loss": {"kl": 0.1}, "model": lora}
-    config, cluster = cluster_at(sections=sections)
-    learner = ShardedLearner(config, None, None, cluster.start_ranks)
-    torch.manual_seed(derive_seed(config.run.seed, "weights"))
-    alone = one_process(config)
-    for rows in (rows_of(Case()), MIXED):
-        for seed in range(UPDATES):
-            mine, theirs = learner.update(rows, seed=seed), alone.update(rows, seed=seed)
-            assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
-    assert 0 < difference(learner, alone) <= 1e-5
-    learner.close()
-
-
-@pytest.mark.ray
 @pytest.mark.parametrize("stopped", [False, True])
 def test_no_rank_outlives_rank_0(cluster_at: Any, tmp_path: Path, stopped: bool) -> None:
     config, _ = cluster_at()
@@ -134,7 +117,6 @@ def test_no_rank_outlives_rank_0(cluster_at: Any, tmp_path: Path, stopped: bool)
     wait_until_gone(pid)
 
 
-@pytest.mark.ray
 def test_the_gpu_of_the_run_is_given_to_nobody_else(
     cluster_at: Any, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

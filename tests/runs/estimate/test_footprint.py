@@ -16,7 +16,6 @@ from trailnotes.runs.estimate import footprint
 from trailnotes.runs.estimate.footprint import (
     GIB,
     PROCESS_BYTES,
-    SLEEPING_ENGINE_BYTES,
     DeviceMemory,
     Footprint,
     estimate_footprint,
@@ -68,15 +67,6 @@ def test_a_base_in_4_bits_leaves_embeddings_norms_biases_and_head_as_they_were()
     assert held["weights, 4 bits"] < alone(settings(model=lora | {"load_in_4bit": False})).held["weights, bfloat16"] / 2
 
 
-def test_a_model_is_its_layers_and_what_is_around_them() -> None:
-    shape = seven()
-    layer = 3584 * (3584 + 1) + 2 * 512 * (3584 + 1) + 3584 * 3584 + 3 * 3584 * 18944 + 2 * 3584
-    assert shape.block == layer
-    assert shape.head == 152064 * 3584
-    assert shape.around == 2 * 152064 * 3584 + 3584
-    assert shape.whole == 28 * layer + shape.around
-
-
 def test_seven_billion_in_full_by_hand() -> None:
     """bfloat16 weights, 2 bytes; a float32 copy, its gradients and two moments, 16: 18 each, and 2 of gradients."""
     config = settings(loss={"kl": 0.01}, model=FULL)
@@ -105,32 +95,6 @@ def test_seven_billion_in_full_by_hand() -> None:
 )
 def test_whatever_holds_to_the_start_model_needs_it_in_memory(sections: dict[str, Any], held: bool) -> None:
     assert ("reference: the weights of the start" in alone(settings(**sections)).held) == held
-
-
-def test_an_author_of_its_own_has_a_cache_of_its_own() -> None:
-    one, two = (alone(settings(algorithm={"author": author})).phases["acting"] for author in ("policy", "start"))
-    cache, _ = one.values()
-    assert sum(two.values()) == sum(one.values()) + cache
-    weights = "weights of the author of the tips"
-    for loss, world, own in ((0.0, 1, True), (0.0, 2, True), (0.01, 1, False), (0.01, 2, True)):
-        config = settings(algorithm={"author": "start"}, loss={"kl": loss}, learner={"world_size": world})
-        first, *_ = estimated(config).devices
-        assert (weights in first.held) == own, "else it is the one that the learner holds to"
-        assert ("reference: the weights of the start" in " ".join(first.held)) == bool(loss)
-    served = settings(algorithm={"author": "start"}, loss={"kl": 0.01}, engine={"name": "vllm"} | NOT_HERE)
-    assert "author" not in " ".join(estimated(served).devices[0].rows()), "engines get the start weights"
-    adapters = settings(model={"lora": {"enabled": True}}, algorithm={"author": "start"})
-    assert alone(adapters).phases["acting"] == one, "the same engine, its adapters set back"
-
-
-def test_what_is_held_by_whole_distributions_takes_more_of_each_logit() -> None:
-    def logits(**sections: dict[str, Any]) -> float:
-        many = settings("Qwen/Qwen2.5-0.5B", model=FULL, optim={"logprob_chunk": 4096}, **sections)
-        return alone(many).phases["learning"]["logits of 4,096 tokens"]
-
-    assert logits(loss={"kl": 0.01}) == 4096 * 151936 * 8
-    for sections in ({"algorithm": {"anchor_tips": 0.25}}, {"rehearsal": {"split": "spare"}}):
-        assert logits(**sections) == 4096 * 151936 * 29
 
 
 def test_adapters_of_seven_billion_fit() -> None:
@@ -188,25 +152,6 @@ def test_the_first_rank_holds_the_model_that_acts_besides() -> None:
     assert [*first.phases] == ["acting", "learning"]
 
 
-def test_who_plays_while_it_learns_holds_both_at_a_time() -> None:
-    lora = {"lora": {"enabled": True}, "gradient_checkpointing": True}
-    turns, ahead = (alone(settings(model=lora, rollout={"max_async_iterations": ahead})) for ahead in (0, 1))
-    phases = [sum(parts.values()) for parts in turns.phases.values()]
-    own = ahead.held["weights of the model that acts"]
-    assert ahead.peak_without_overhead == pytest.approx(sum(turns.held.values()) + own + sum(phases))
-    assert turns.peak_without_overhead == pytest.approx(sum(turns.held.values()) + max(phases))
-
-
-def test_an_engine_takes_its_share_while_it_is_awake() -> None:
-    config = settings(model=FULL, engine={"name": "vllm", "device_memory": 0.4})
-    found = alone(config)
-    assert sum(found.phases["acting"].values()) == pytest.approx(0.4 * 80e9)
-    assert found.phases["learning"]["engine, asleep"] == SLEEPING_ENGINE_BYTES
-    assert "weights of the model that acts" not in found.held
-    small = settings(model=FULL, engine={"name": "vllm", "device_memory": 0.1})
-    assert sum(alone(small).phases["acting"].values()) > 2 * seven().whole, "its weights need more than the share"
-
-
 def test_an_engine_on_a_device_of_its_own_leaves_the_learners_alone() -> None:
     learner, engines = estimated(settings(engine={"name": "vllm", "replicas": 2, "devices": ["1", "2"]})).devices
     assert not learner.phases.get("acting")
@@ -251,19 +196,10 @@ def test_what_acts_apart_has_copies_of_the_weights_on_the_host(sections: dict[st
     assert parts.items() <= on_cpu.devices[0].held.items()
 
 
-def test_engines_of_a_cluster_are_on_no_card_of_the_ranks() -> None:
-    cluster = {"learner": {"world_size": 2}, "cluster": {"address": "auto"}}
-    ranks, engines = estimated(settings(engine={"name": "vllm", "devices": ["0,1"]}, **cluster)).devices
-    assert not any("engine" in name for name in ranks.rows())
-    assert (ranks.count, engines.count) == (2, 2)
-    assert engines.held["engine: weights"] == seven().whole
-    _, alone = estimated(settings(engine={"name": "vllm", "replicas": 2}, **cluster)).devices
-    assert alone.count == 2
-
-
 # -- the table of the page
 
 
+@pytest.mark.long
 def test_the_table_of_what_fits_is_current() -> None:
     root = Path(__file__).parents[3]
     spec = importlib.util.spec_from_file_location("memory_table", root / "docs" / "memory.py")
@@ -284,17 +220,6 @@ def test_a_cpu_holds_the_process_and_environments_that_state_their_size(monkeypa
     found = estimated(config)
     assert found.host == {"Python and its libraries": PROCESS_BYTES, "20 environments": 20 * 5e6}
     assert found.peak == pytest.approx(found.devices[0].peak + PROCESS_BYTES + 1e8)
-
-
-def test_shared_rows_take_what_attention_sees_and_no_mask() -> None:
-    """Four bytes of query, key, value and result for each row's token, of which there are twice as many."""
-    rows = {"microbatch_tokens": 8192}
-    parts = {
-        packed: alone(settings(model={"lora": {"enabled": True}}, optim=rows, learner={"packed": packed})).phases
-        for packed in ("never", "shared")
-    }
-    (never,), (shared,) = ([p for n, p in found["learning"].items() if "8,192 tokens" in n] for found in parts.values())
-    assert shared - never == pytest.approx(28 * 2 * 8192 * 2 * (3584 + 512) * 2)
 
 
 def test_a_start_that_would_pass_the_free_memory_says_so(

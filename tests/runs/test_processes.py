@@ -1,6 +1,6 @@
-"""Whole runs whose model plays in processes of its own, against runs of the embedded engine.
+"""Whole runs whose model plays, or learns, in several processes, against runs of one process.
 
-The processes draw as the embedded engine does (`causal.py`), in place of vLLM's.
+The engines draw as the embedded one does (`causal.py`), in place of vLLM.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def said(path: Path) -> list[list[str]]:
     ],
     ids=["grpo-full", "empo2-lora-ahead", "empo2-lora-start-author-two"],
 )
+@pytest.mark.long
 def test_engines_in_processes_train_what_the_embedded_one_trains(
     start_model: Path, tmp_path: Path, model: dict[str, Any], sections: dict[str, Any]
 ) -> None:
@@ -79,6 +80,7 @@ def test_engines_in_processes_train_what_the_embedded_one_trains(
         assert two["engine/rebuilds"] == 0
 
 
+@pytest.mark.long
 def test_adapters_are_examined_by_the_engine_as_by_the_embedded_one(start_model: Path, tmp_path: Path) -> None:
     settings = settings_of(start_model, LORA, train={"iterations": 1}, eval={"num_tasks": 2})
     config = tiny_config(start_model, **settings)
@@ -103,6 +105,7 @@ def command_of(pid: int) -> str:
 # -- what goes wrong
 
 
+@pytest.mark.long
 def test_an_engine_killed_in_mid_iteration_leaves_no_trace(start_model: Path, tmp_path: Path, faults: Path) -> None:
     settings = settings_of(start_model, {}, algorithm={"author": "start"})
     train(tiny_config(start_model, **settings), tmp_path / "one")
@@ -116,6 +119,7 @@ def test_an_engine_killed_in_mid_iteration_leaves_no_trace(start_model: Path, tm
     assert all(0.4 < line["engine/cached"] <= 0.5 for line in lines)  # half of each prompt, by that program
 
 
+@pytest.mark.long
 def test_an_engine_that_drifts_away_stops_the_run_and_nothing_of_it_is_saved(
     start_model: Path, tmp_path: Path, faults: Path
 ) -> None:
@@ -127,6 +131,7 @@ def test_an_engine_that_drifts_away_stops_the_run_and_nothing_of_it_is_saved(
     assert [line["iteration"] for line in metrics(tmp_path / "run")] == [0]
 
 
+@pytest.mark.long
 def test_weights_that_do_not_arrive_stop_the_run_before_an_episode(
     start_model: Path, tmp_path: Path, faults: Path
 ) -> None:
@@ -149,6 +154,7 @@ train(load_config(Path(sys.argv[2])), sys.argv[3])
 """
 
 
+@pytest.mark.long
 def test_a_killed_run_takes_its_engine_with_it_and_resumes(start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, **settings_of(start_model, LORA), engine=ENGINE)
     train(config, tmp_path / "one")
@@ -171,3 +177,31 @@ def test_a_killed_run_takes_its_engine_with_it_and_resumes(start_model: Path, tm
     assert said(tmp_path / "two") == said(tmp_path / "one")
     assert 0 <= distance(tmp_path / "one", tmp_path / "two") < 1e-5
     assert [line["iteration"] for line in metrics(tmp_path / "two")] == [0, 1, 2]
+
+
+# -- ranks of the learner
+
+
+TWO = {"world_size": 2}
+LORA = {"lora": {"enabled": True, "rank": 4}}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("model", [{}, LORA], ids=["full", "lora"])
+def test_two_processes_train_what_one_trains(
+    start_model: Path, tmp_path: Path, model: dict[str, Any], ahead: int
+) -> None:
+    settings: dict[str, Any] = {
+        "model": {"path": str(start_model), **model},
+        "optim": {"lr": 1e-4, "epochs": 2},
+        "rollout": {"num_tasks": 5, "max_async_iterations": ahead},
+        "algorithm": {"anchor_tips": 0.25},
+    }
+    train(tiny_config(start_model, **settings), tmp_path / "one")
+    train(tiny_config(start_model, learner=TWO, **settings), tmp_path / "two")
+    assert said(tmp_path / "two") == said(tmp_path / "one")
+    assert distance(tmp_path / "one", tmp_path / "two") < 1e-5
+    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert two["update/tokens_trained"] == one["update/tokens_trained"]
+        assert two["update/loss"] == pytest.approx(one["update/loss"], abs=1e-5)
