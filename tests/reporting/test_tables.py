@@ -8,11 +8,11 @@ import pytest
 from trailnotes.reporting.tables import TEXT_WIDTH, format_table, print_table, print_text
 
 
-def test_a_markdown_table_keeps_its_columns_whatever_a_cell_says() -> None:
+def test_markdown_table_escapes_cells() -> None:
     assert format_table(["", "mean"], [["a|b", "0.5"]]) == ["|  | mean |", "| --- | ---: |", "| a\\|b | 0.5 |"]
 
 
-def test_a_console_table_is_as_wide_as_it_is_and_text_is_no_markup(
+def test_piped_table_is_whole_and_text_is_no_markup(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -33,9 +33,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return resize
 
 
-def test_a_first_column_that_no_terminal_holds_is_folded(
-    terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_narrow_terminal_wraps_cells(terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]) -> None:
     terminal(40)
     print_table("", (["", "mean"], [["word " * 20, "0.5 [0.25, 0.75]"]]))
     said = capsys.readouterr().out

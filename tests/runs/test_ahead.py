@@ -50,7 +50,7 @@ def with_a_tip() -> TrajectoryGroup:
     )
 
 
-def test_weights_compare_now_with_then_under_the_prompt_that_was_acted_on() -> None:
+def test_stale_tokens_are_weighted_by_hand() -> None:
     group = with_a_tip()
     (row,) = build_samples([group], [[2.0]])
     assert row.token_ids == (1, 3, 7, 8), "trained without the tip"
@@ -77,7 +77,7 @@ def test_weights_compare_now_with_then_under_the_prompt_that_was_acted_on() -> N
         (Correction(2.0, "sequence", "mask"), (0.0, 0.0)),
     ],
 )
-def test_an_engines_mismatch_is_bounded_by_token_or_episode(correction: Correction, weights: Sequence[float]) -> None:
+def test_mismatch_bound_by_token_or_episode(correction: Correction, weights: Sequence[float]) -> None:
     group, learner = with_a_tip(), Now(math.log(0.6), math.log(0.75))
     (weighed,), _ = correct_samples(
         build_samples([group], [[1.0]]), [group], learner, rows="auto", correction=correction
@@ -102,9 +102,7 @@ def test_rows_of_steps_take_their_own_tokens() -> None:
 @pytest.mark.parametrize(
     "method", ["empo2", *(pytest.param(name, marks=pytest.mark.long) for name in ("lamer", "opsd"))]
 )
-def test_ahead_by_one_every_iteration_but_the_first_is_one_version_behind(
-    start_model: Path, tmp_path: Path, method: str
-) -> None:
+def test_overlapped_iterations_are_one_version_stale(start_model: Path, tmp_path: Path, method: str) -> None:
     settings = {
         "algorithm": {"name": method},
         "rollout": {"max_async_iterations": 1, "num_tasks": 5},
@@ -130,7 +128,7 @@ def test_ahead_by_one_repeats_bit_for_bit(start_model: Path, tmp_path: Path) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", [{}, LORA], ids=["full", "lora"])
-def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
+def test_separate_policy_weights_equal_shared_ones(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
 ) -> None:
     config = tiny_config(start_model, model=model | {"path": str(start_model)})
@@ -163,7 +161,7 @@ def test_a_run_that_was_ahead_resumes(start_model: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_validation_ahead_plays_with_the_weights_that_were_just_learned(start_model: Path, tmp_path: Path) -> None:
+def test_overlapped_validation_uses_newest_weights(start_model: Path, tmp_path: Path) -> None:
     settings = {"eval_every": 1, "iterations": 3}
     run = train_in_process(
         tiny_config(start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}, train=settings), tmp_path
@@ -174,7 +172,7 @@ def test_validation_ahead_plays_with_the_weights_that_were_just_learned(start_mo
 
 @pytest.mark.long
 @pytest.mark.parametrize(("ahead", "stops_at", "done"), [(1, 1, 2), (1, 9, 3)], ids=["asked to stop", "at its end"])
-def test_the_last_checkpoint_has_nothing_of_an_iteration_that_was_dropped(
+def test_dropped_iteration_leaves_nothing_in_the_checkpoint(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, stops_at: int, done: int
 ) -> None:
     rollout = Iteration.rollout
@@ -220,9 +218,7 @@ async def never_ends(iteration: Iteration) -> None:
     ("method", "said"),
     [(updates_too_early, "inside `async with iteration.learning"), (never_ends, "finish with `await iteration.end")],
 )
-def test_a_method_that_leaves_an_iteration_open_is_told_so(
-    start_model: Path, tmp_path: Path, method: Any, said: str, ahead: int
-) -> None:
+def test_method_must_end_its_iteration(start_model: Path, tmp_path: Path, method: Any, said: str, ahead: int) -> None:
     name = register(Method(f"{method.__name__}_{ahead}", "open", method, trains=True)).name
     config = tiny_config(start_model, algorithm={"name": name}, rollout={"max_async_iterations": ahead, "num_tasks": 5})
     with pytest.raises(RunError, match=said):

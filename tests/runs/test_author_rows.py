@@ -54,21 +54,7 @@ def test_a_row_is_what_the_author_read_and_wrote() -> None:
     assert kept.build_rows({("task", TEXT): 0.0}, 1) == [], "nothing to learn"
 
 
-def test_a_text_that_several_wrote_earns_its_first_author_alone() -> None:
-    kept = authors()
-    kept.remember([written(5), written(6)], 0)
-    kept.remember([written(7)], 1)
-    assert writer(kept, 2) == [5]
-
-
-def test_what_is_written_in_an_iteration_was_not_read_in_it() -> None:
-    kept = authors()
-    kept.remember([written(5)], 4)
-    assert writer(kept, 4) == []
-    assert writer(kept, 5) == [5]
-
-
-def test_a_tip_that_is_too_old_is_left_alone_and_the_next_author_follows() -> None:
+def test_author_age_limits_credit() -> None:
     kept = authors(author_age=3)
     kept.remember([written(5)], 0)
     kept.remember([written(6)], 2)
@@ -156,13 +142,13 @@ def test_a_credited_run_that_is_resumed_is_the_same_run(start_model: Path, tmp_p
     assert differences(watched.path, tmp_path) == SAME
 
 
-def test_no_member_reads_what_was_written_in_its_own_iteration(watched: Watched) -> None:
+def test_tips_are_read_in_later_iterations_only(watched: Watched) -> None:
     """The memory is frozen while an iteration is played, or what a tip earned would depend on who was faster."""
     assert len(watched.shown) > 5
     assert all(tip in watched.held[iteration] and tip.step < iteration for iteration, tip in watched.shown)
 
 
-def test_each_reader_is_scored_under_all_its_tips_under_none_and_under_each_alone(watched: Watched) -> None:
+def test_readers_scored_with_all_none_and_each_tip(watched: Watched) -> None:
     readers = [e for e in episodes(watched.path) if any(step["tips"] for step in e["steps"])]
     texts = [{tip["text"] for step in e["steps"] for tip in step["tips"]} for e in readers]
     assert max(map(len, texts)) > 1

@@ -57,14 +57,14 @@ def small_run(path: Path, steps: int = 1) -> Path:
     return path
 
 
-def test_the_disk_holds_what_is_kept_one_more_while_it_is_written_and_all_episodes(tmp_path: Path) -> None:
+def test_disk_of_checkpoints_and_episodes(tmp_path: Path) -> None:
     copy, kept = small_run(tmp_path), {"keep_last": 2, "eval_every": 0}
     assert estimate_disk(a_config(train=kept), copy, repeats=5) == (212 * (2 + 1) + 7 * 5, 212 * 2 + 7 * 5)
     watched = estimate_disk(a_config(train=kept | {"eval_every": 4}), copy, repeats=5)
     assert watched == (212 * (2 + 1 + 1) + 7 * 5, 212 * (2 + 1) + 7 * 5)
 
 
-def test_a_run_that_drops_its_optimizer_takes_less_once_it_has_ended(tmp_path: Path) -> None:
+def test_disk_without_optimizer_state(tmp_path: Path) -> None:
     config = a_config(train={"keep_last": 2, "eval_every": 0, "keep_optimizer": False})
     assert estimate_disk(config, small_run(tmp_path), repeats=5) == (212 * (2 + 1) + 7 * 5, 100 * 2 + 7 * 5)
     assert shrink_config(config).train.keep_optimizer, "or nobody could tell what it takes"

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
-import logging
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +45,7 @@ def place(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def test_it_returns_what_the_coroutine_returns_and_knows_its_context(place: Any) -> None:
+def test_run_to_end_returns_the_result_in_context(place: Any) -> None:
     async def word() -> str:
         said = [WORD.get()]
         await asyncio.sleep(0)
@@ -62,7 +59,7 @@ def test_it_returns_what_the_coroutine_returns_and_knows_its_context(place: Any)
     assert contextvars.copy_context().run(place, call) == "tip"
 
 
-def test_it_raises_what_the_coroutine_raises_and_may_be_nested(place: Any) -> None:
+def test_run_to_end_raises_and_nests(place: Any) -> None:
     async def fail() -> None:
         raise LookupError("inner")
 
@@ -75,7 +72,7 @@ def test_it_raises_what_the_coroutine_raises_and_may_be_nested(place: Any) -> No
     assert place(lambda: run_to_end(outer())) == "went on"
 
 
-def test_ctrl_c_cancels_the_coroutine_which_may_clean_up(place: Any) -> None:
+def test_ctrl_c_cancels_the_coroutine(place: Any) -> None:
     ended = []
 
     async def wait() -> None:
@@ -94,33 +91,6 @@ def test_ctrl_c_cancels_the_coroutine_which_may_clean_up(place: Any) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_ctrl_c_that_is_ignored_stays_so(place: Any) -> None:
-    async def go_on() -> str:
-        signal.raise_signal(signal.SIGINT)
-        await asyncio.sleep(0)
-        return "went on"
-
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        assert place(lambda: run_to_end(go_on())) == "went on"
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_tasks_that_a_signal_met_are_not_told_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
-    async def struck() -> None:
-        raise KeyboardInterrupt
-
-    async def waits() -> None:
-        tasks = [asyncio.ensure_future(struck()) for _ in range(3)]
-        await asyncio.gather(*tasks)
-
-    with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.ERROR):
-        run_to_end(waits())
-    gc.collect()
-    assert not caplog.records
-
-
 def test_the_public_functions_work_in_a_notebook(start_model: Path, tmp_path: Path) -> None:
     config = small_config(model={"path": str(start_model)}, train={"iterations": 1}, eval={"num_tasks": 1})
     run, out = tmp_path / "run", tmp_path / "adapt"
@@ -135,7 +105,7 @@ def test_the_public_functions_work_in_a_notebook(start_model: Path, tmp_path: Pa
 
 @pytest.mark.usefixtures("heeds_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_termination_ends_a_process_as_ctrl_c_does(number: signal.Signals) -> None:
+def test_sigterm_interrupts(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt) as caught, interrupt_on_signals():
         signal.raise_signal(number)
@@ -145,7 +115,7 @@ def test_termination_ends_a_process_as_ctrl_c_does(number: signal.Signals) -> No
 
 
 @pytest.mark.usefixtures("heeds_hangup")
-def test_the_first_signal_asks_and_any_second_one_interrupts() -> None:
+def test_second_signal_interrupts() -> None:
     asked: list[int] = []
     with request_stop_on_signals(lambda: asked.append(1)) as received:
         signal.raise_signal(signal.SIGHUP)
@@ -155,7 +125,7 @@ def test_the_first_signal_asks_and_any_second_one_interrupts() -> None:
     assert (caught.value.number, received) == (signal.SIGINT, [signal.SIGHUP])
 
 
-def test_what_nohup_asks_for_is_kept() -> None:
+def test_nohup_is_respected() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with interrupt_on_signals(), request_stop_on_signals(lambda: None) as received:
@@ -163,17 +133,3 @@ def test_what_nohup_asks_for_is_kept() -> None:
         assert not received
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_other_threads_leave_signals_alone() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-
-    def look() -> None:
-        with interrupt_on_signals(), request_stop_on_signals(lambda: None):
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    seen: list[object] = []
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert seen == [before]

@@ -58,14 +58,6 @@ def test_the_actions_up_to_the_last_raise_are_quoted() -> None:
     assert tip.text == "What raised the score: 'go to hall', 'look', 'take 'lamp''."
 
 
-def test_brackets_are_left_out_where_a_prompt_would_show_others() -> None:
-    bought = (("search[ red [wool] shoes ]", 0.0), ("look", 0.0), ("click[buy now]", 0.5))
-    (tip,) = extracted(*bought)
-    assert tip.text == "search red [wool] shoes ; look ; click buy now"
-    (tip,) = extracted(*bought, style="full")
-    assert tip.text == "What raised the score: 'search[ red [wool] shoes ]', 'look', 'click[buy now]'."
-
-
 def test_a_long_quotation_loses_whole_actions_at_its_end() -> None:
     whole = "go to hall ; look ; take 'lamp'"
     assert [tip.text for tip in extracted(*REWARDED, max_tip_tokens=len(whole))] == [whole]
@@ -88,7 +80,7 @@ def test_an_episode_that_raised_nothing_has_no_tip() -> None:
 
 
 @pytest.mark.long
-def test_a_run_learns_from_extracted_tips_and_goes_on_as_it_would_have(start_model: Path, tmp_path: Path) -> None:
+def test_run_with_extracted_tips_resumes_exactly(start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, algorithm={"author": "extract"}, train={"iterations": 2})
     train_in_process(config, tmp_path / "whole")
     train(tiny_config(start_model, algorithm={"author": "extract"}, train={"iterations": 1}), tmp_path / "run")
@@ -115,9 +107,7 @@ def asks(proxy: Proxy) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_an_endpoint_writes_for_the_trained_reader_and_is_paid_once(
-    start_model: Path, tmp_path: Path, proxy: Proxy
-) -> None:
+def test_endpoint_author_is_paid_once(start_model: Path, tmp_path: Path, proxy: Proxy) -> None:
     config = tiny_config(start_model, **asks(proxy), train={"iterations": 2}, rollout={"num_tasks": 2})
     train_in_process(config, tmp_path / "whole")
     answers = len(proxy.asked)

@@ -30,7 +30,7 @@ def steps_of(value: float) -> tuple[Step, ...]:
     return (Step(Observation("room"), (), Completion((), (), (), "wait"), (), "wait", value),)
 
 
-def test_with_few_families_a_model_is_examined_on_these_games_alone() -> None:
+def test_interval_on_the_panel_with_few_families() -> None:
     episodes = [episode(f"w/route/amber/test-{i}", i < 5) for i in range(10)]
     mean, interval, name = estimate_interval(episodes, small_config())
     assert name.startswith("on this panel, of this one model: the same games played again, Wilson's, 95%")
@@ -72,7 +72,7 @@ def test_returns_have_students_interval_or_none() -> None:
     assert "| no interval |" in format_markdown_table([result])
 
 
-def test_tables_hold_every_field_and_the_name_of_the_interval(tmp_path: Path) -> None:
+def test_table_files(tmp_path: Path) -> None:
     row = PanelResult("empo2", True, "test", "success", 0.5, 0.25, 0.75, 38400, 2, 80, 160, "Wilson 95%")
     write_table([row], tmp_path)
     assert json.loads((tmp_path / "table.json").read_text()) == {"rows": [asdict(row)]}
@@ -82,19 +82,3 @@ def test_tables_hold_every_field_and_the_name_of_the_interval(tmp_path: Path) ->
     assert text.endswith("\nIntervals: Wilson 95%.\n")
     head, rule, first = text.splitlines()[:3]
     assert head.count("|") == rule.count("|") == first.count("|")
-
-
-def test_the_figures_of_one_run_go_by_their_names(tmp_path: Path) -> None:
-    row = PanelResult("empo2-tips", True, "test", "success", 0.5, 0.25, 0.75, 38400, 1, 80, 160, "Wilson 95%")
-    write_table([row], tmp_path, ["trial 3"])
-    (record,) = json.loads((tmp_path / "table.json").read_text())["rows"]
-    assert next(iter(record)) == "figure"
-    assert record == {"figure": "trial 3", **asdict(row)}
-    assert (tmp_path / "table.md").read_text().splitlines() == [
-        "| figure | memory | panel | metric | mean | interval | env steps |",
-        "|---|---|---|---|---|---|---|",
-        "| trial 3 | with | test (80) | success | 0.500 | [0.250, 0.750] | 38,400 |",
-        "",
-        "Intervals: Wilson 95%.",
-    ]
-    assert format_markdown_table([], []).startswith("| figure |"), "before the first figure"

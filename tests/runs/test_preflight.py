@@ -41,7 +41,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
         ),
     ],
 )
-def test_a_missing_package_is_named_with_the_setting_and_the_extra(
+def test_missing_package_names_setting_and_extra(
     monkeypatch: pytest.MonkeyPatch, module: str, settings: list[str], extra: str, why: str
 ) -> None:
     config = load_config(None, [*GRPO, *settings])
@@ -60,7 +60,7 @@ def test_what_no_setting_asks_for_may_be_missing(monkeypatch: pytest.MonkeyPatch
     require_dependencies(load_config(None, GRPO), model="random")
 
 
-def test_train_looks_before_it_compiles_loads_or_writes(
+def test_train_checks_packages_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"

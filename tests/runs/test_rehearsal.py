@@ -94,7 +94,7 @@ def alone(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"split": "spare", "options": {"families": ["keys/hazel"]}, "num_tasks": 0}, {}, ""),
     ],
 )
-def test_games_that_are_trained_or_examined_are_refused(
+def test_trained_or_evaluated_games_are_refused(
     rehearsal: dict[str, Any], more: dict[str, Any], named: str, start_model: Path, tmp_path: Path
 ) -> None:
     env = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2, "new_families": 2}}
@@ -107,7 +107,7 @@ def test_games_that_are_trained_or_examined_are_refused(
     assert not (tmp_path / "run").exists(), "refused before anything is made"
 
 
-def test_games_are_known_again_in_a_file_under_any_name(start_model: Path, tmp_path: Path) -> None:
+def test_games_in_a_file_are_recognized_by_content(start_model: Path, tmp_path: Path) -> None:
     """By identity: the file's game has another id, but the environment, seed and options of one that is trained."""
     config = rehearsing(start_model, rehearsal={"split": "", "path": str(tmp_path / "r.jsonl")})
     turns = (Message("user", "u"), Message("assistant", "a"))
@@ -120,7 +120,7 @@ def test_games_are_known_again_in_a_file_under_any_name(start_model: Path, tmp_p
     assert len(read_rehearsal(config, tmp_path / "r.jsonl")) == 1
 
 
-def test_who_examines_on_rehearsed_games_is_told(start_model: Path, recorded: Path) -> None:
+def test_evaluation_on_rehearsed_games_is_reported(start_model: Path, recorded: Path) -> None:
     trained = rehearsing(start_model, rehearsal={"num_tasks": 0})
     examined = trained.model_copy(update={"eval": trained.eval.model_copy(update={"split": "spare", "num_tasks": 0})})
     assert describe_training_overlap(trained, trained) == ""
@@ -137,7 +137,7 @@ def test_who_examines_on_rehearsed_games_is_told(start_model: Path, recorded: Pa
 # -- what was said
 
 
-def test_what_is_recorded_is_what_was_said(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_has_the_sampled_ids(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row begins with a prompt that the start model was given, and ends with the very ids that it sampled."""
     heard: list[Completion] = []
     generate = HFPolicy.generate
@@ -164,21 +164,6 @@ def test_what_is_recorded_is_what_was_said(start_model: Path, tmp_path: Path, mo
     assert any(
         "note" in m.content and any(text in m.content for text in shown) for each in found for m in each.messages
     )
-
-
-def test_ids_of_another_tokenizer_give_way_to_the_text(start_model: Path) -> None:
-    chat = ChatFormat(load_tokenizer(tiny_config(start_model).model))
-
-    def learned(text: str, ids: tuple[int, ...] | None) -> tuple[int, ...]:
-        row, mask = chat.encode_with_mask((Message("user", "go"), Message("assistant", text, ids)), {1})
-        return tuple(token for token, trained in zip(row, mask, strict=True) if trained)
-
-    sampled = tuple(token for letter in "north" for token in chat.tokenizer(letter).input_ids)  # not as it would write
-    said = chat.decode(sampled)
-    assert learned(said, sampled) == sampled != learned(said, None)
-    assert learned(said[:3], sampled) == sampled, "cut at a stop string"
-    assert learned("south", sampled) == learned("south", (10**9,)) == learned("south", None)
-    assert learned("", sampled) == learned("", None)
 
 
 def test_tips_stay_with_their_episodes_where_one_failed(start_model: Path, recorded: Path, tmp_path: Path) -> None:
@@ -213,7 +198,7 @@ def test_tips_stay_with_their_episodes_where_one_failed(start_model: Path, recor
         ((0.5, 0.5, 0.5), (False, False, False), [False, False, False], [False, False, False]),
     ],
 )
-def test_what_helped_is_told_by_what_followed(
+def test_helpful_rows_by_later_trials(
     earned: tuple[float, ...], won: tuple[bool, ...], episodes: list[bool], tips: list[bool],
     start_model: Path, recorded: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -235,7 +220,7 @@ def test_what_helped_is_told_by_what_followed(
     ]
 
 
-def test_an_update_rehearses_each_kind_as_often_and_imitates_what_helped(start_model: Path, tmp_path: Path) -> None:
+def test_rehearsed_rows_are_even_over_kinds(start_model: Path, tmp_path: Path) -> None:
     kinds = {"trial-0": 3, "trial-1": 6, "tip": 20}
     turns = (Message("user", "go"), Message("assistant", "north"))
     made = [
@@ -291,7 +276,7 @@ def test_a_file_costs_nothing(start_model: Path, recorded: Path, tmp_path: Path)
     assert not (tmp_path / "run" / "rehearsal").exists()
 
 
-def test_a_method_without_tips_neither_records_nor_rehearses(start_model: Path, tmp_path: Path) -> None:
+def test_method_without_tips_ignores_rehearsal(start_model: Path, tmp_path: Path) -> None:
     config = rehearsing(start_model, algorithm={"name": "grpo"}, loss={"kl": 0.0}, train={"iterations": 1})
     assert not config.has_reference_model
     train(config, tmp_path / "run")
@@ -300,7 +285,7 @@ def test_a_method_without_tips_neither_records_nor_rehearses(start_model: Path, 
     assert "update/tokens_rehearsal" not in line
 
 
-def test_a_dry_run_records_little_and_foretells_the_rest(start_model: Path, tmp_path: Path) -> None:
+def test_dry_run_extrapolates_the_recording(start_model: Path, tmp_path: Path) -> None:
     rehearsal = {"num_tasks": 60}
     config = rehearsing(start_model, rehearsal=rehearsal, train={"iterations": 1000, "max_env_steps": 1000})
     copy = shrink_config(config)
@@ -321,7 +306,7 @@ def test_a_dry_run_records_little_and_foretells_the_rest(start_model: Path, tmp_
 
 
 @pytest.mark.long
-def test_killed_while_it_records_it_goes_on_there(start_model: Path, alone: Path, tmp_path: Path) -> None:
+def test_resume_after_kill_while_recording(start_model: Path, alone: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     (tmp_path / "config.toml").write_text(to_toml(rehearsing(start_model)))
     words = ["train", str(tmp_path / "config.toml"), "--run-dir", str(run_dir)]
@@ -362,9 +347,7 @@ def test_interrupt_names_the_finished_work(
     assert f"{kept} keeps all finished work: the same command continues" in capsys.readouterr().err
 
 
-def test_a_recording_of_other_settings_is_refused_and_of_other_training_is_not(
-    start_model: Path, recorded: Path
-) -> None:
+def test_recording_of_other_settings_is_refused(start_model: Path, recorded: Path) -> None:
     other = rehearsing(start_model, rehearsal={"num_tasks": 1})
     with pytest.raises(ConfigError, match=r"recording with another eval\.num_tasks: set it back, or remove"):
         record_rehearsal(other, recorded)

@@ -12,7 +12,7 @@
     checkpoints/         step-000010/ ... as `checkpoint` writes them
     tensorboard/         drawn from metrics.jsonl, if run.trackers has it
     trackers/            ids and files of the other trackers
-    lock                 held by the process that trains
+    lock                 locked by the process that trains
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RunDir:
         self.trajectories_path = path / TRAJECTORIES
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
-        self._trackers: Any = None  # with `notify()` and `close(finished=)`, once no line is set aside any more
+        self._trackers: Any = None  # with `notify()` and `close(finished=)`
 
     @classmethod
     def open(

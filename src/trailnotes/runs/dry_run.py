@@ -59,8 +59,8 @@ def dry_run(
         show(footprint.report())
         footprint.require_room()
     if not is_downloaded(config.model):
-        return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: no time and no disk can "
-                "be told; `trailnotes train` downloads it\n")  # fmt: skip
+        return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: time and disk are "
+                "unknown; `trailnotes train` downloads it\n")  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         return _extrapolate(config, Path(name), memory)
 

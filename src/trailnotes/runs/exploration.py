@@ -186,7 +186,7 @@ class Archive:
         self.config = config
         self._cells: dict[str, dict[int, ArchiveCell]] = {}  # by task and state
         self.targets: dict[str, ArchiveCell] = {}  # by task: where its returning members go, in this iteration
-        self.lost: set[str] = set()  # tasks whose target was not found again
+        self.lost: set[str] = set()  # tasks whose target was not reached again
         self.replayed_steps = 0  # in this iteration
 
     def plan(
@@ -229,7 +229,7 @@ class Archive:
         return result
 
     def update(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-        """Drop cells not found again, record the states of the episodes, and end the iteration; returns metrics."""
+        """Drop cells not reached again, record the states of the episodes, and end the iteration; returns metrics."""
         for task in self.lost:
             self._cells[task].pop(self.targets[task].states[-1], None)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]

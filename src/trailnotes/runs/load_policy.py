@@ -55,7 +55,7 @@ def open_evaluated_model(model_or_run: StrPath) -> Iterator[EvaluatedModel]:
             yield _read_checkpoint(path)
     else:
         name = os.fspath(model_or_run)
-        with checkpoint.hold_checkpoint(path.parent):  # the model of a checkpoint; nothing is held where there is none
+        with checkpoint.hold_checkpoint(path.parent):  # where it is of one
             yield EvaluatedModel(name, RANDOM if name == RANDOM else "start")
 
 
@@ -83,7 +83,7 @@ def load_policy(config: Config, subject: EvaluatedModel, directory: Path | None 
 
         answers = directory / "answers.jsonl" if directory else None
         return OpenAIPolicy(config, subject.model.removeprefix(OPENAI_PREFIX), answers=answers)
-    whole = {"path": subject.model, "lora": LoraConfig()}  # nothing is trained; adapters are found by their files
+    whole = {"path": subject.model, "lora": LoraConfig()}  # nothing is trained
     acting = config.model_copy(update={"model": config.model.model_copy(update=whole)})
     return build_model_policy(acting, directory=directory)
 

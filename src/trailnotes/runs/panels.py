@@ -52,7 +52,7 @@ class PanelResult:
     tokens_generated: int = 0  # by the training: actions and tips
     tokens_trained: int = 0  # trained positions, times passes
     seconds: float = 0.0  # of the training
-    episodes_with_tips: int = 0  # that were shown a tip at least once
+    episodes_with_tips: int = 0  # with a tip in at least one prompt
     remark: str = ""  # beside the table
 
     def __str__(self) -> str:

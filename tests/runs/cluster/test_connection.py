@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +16,10 @@ from torch.distributed import TCPStore
 from nodes import refused
 from small import small_config
 from trailnotes.config.schema import Config
-from trailnotes.memory.store import REQUESTS_KEPT
 from trailnotes.runs.cluster import cluster as module
 from trailnotes.runs.cluster.cluster import Cluster
 from trailnotes.runs.cluster.connection import connect_cluster
-from trailnotes.runs.cluster.memory import MemoryService, get_folder_id, make_request_id
 from trailnotes.runs.cluster.ranks import create_store, find_interface
-from trailnotes.types import Tip
 
 HOME = "ab" * 28  # the node of this process
 
@@ -80,17 +76,3 @@ def test_a_store_listens_at_its_address_alone() -> None:
     assert store.get("said") == b"hello"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", store.port), 5.0)
-
-
-def test_only_the_newest_requests_of_a_memory_service_stay_marked(tmp_path: Path) -> None:
-    path = tmp_path / "memory.db"
-    with closing(MemoryService(str(path), get_folder_id(path), small_config())) as service:
-        store = service._memory.store
-        names = [make_request_id() for _ in range(REQUESTS_KEPT + 3)]
-        assert service.call("add", [Tip("task", "first", "key", 0.0)], once="phase") == 1
-        for name in names:
-            assert service.call("add", [Tip("task", name, "key", 0.0)], once=name) == 1
-        for kept in (names[-1], names[3], "phase"):  # that of a phase stays
-            assert service.call("add", [Tip("task", "again", "key", 0.0)], once=kept) == 0
-        marks = store._query("SELECT name FROM meta WHERE name GLOB 'once/*'")
-        assert {name for (name,) in marks} == {f"once/{name}" for name in ("phase", *names[3:])}

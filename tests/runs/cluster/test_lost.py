@@ -48,7 +48,7 @@ def test_a_killed_driver_resumes(
     assert differences(untroubled, tmp_path / "run") == SAME
 
 
-def test_a_memory_that_stands_still_stops_the_run_where_it_was(
+def test_stopped_memory_service_stops_the_run(
     untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
 ) -> None:
     def stop(memory: ServedMemory) -> None:

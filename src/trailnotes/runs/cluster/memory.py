@@ -117,8 +117,8 @@ class ServedMemory(Closeable):
         counts: dict[str, float] = self._ask("call", "stats")
         return counts
 
-    def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
-        begins: bool = self._ask("reconcile", saved and saved.resolve(), start.resolve(), aside.resolve(), list(tips))
+    def reconcile(self, saved: Path | None, start: Path, backup: Path, tips: Sequence[Tip] = ()) -> bool:
+        begins: bool = self._ask("reconcile", saved and saved.resolve(), start.resolve(), backup.resolve(), list(tips))
         return begins
 
     def close(self) -> None:

@@ -62,13 +62,13 @@ class DeviceMemory:
 
     name: str
     count: int  # devices like this one
-    held: MemoryParts  # all the time
+    static: MemoryParts  # all the time
     phases: Mapping[str, MemoryParts] = field(default_factory=dict)  # besides, one after the other
     overhead: float = OVERHEAD
 
     @property
     def peak_without_overhead(self) -> float:
-        return sum(self.held.values()) + max((sum(parts.values()) for parts in self.phases.values()), default=0.0)
+        return sum(self.static.values()) + max((sum(parts.values()) for parts in self.phases.values()), default=0.0)
 
     @property
     def peak(self) -> float:
@@ -76,12 +76,12 @@ class DeviceMemory:
 
     def rows(self) -> dict[str, float]:
         phases = {f"{phase}: {part}": size for phase, parts in self.phases.items() for part, size in parts.items()}
-        return {**self.held, **phases}
+        return {**self.static, **phases}
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory that all devices need, and the memory they have."""
+    """Memory that all devices need, and that they have."""
 
     model: str  # with the source of its shape
     devices: tuple[DeviceMemory, ...]
@@ -121,7 +121,7 @@ class Footprint:
 
 
 def estimate_footprint(config: Config) -> Footprint | None:
-    """Estimate a training's memory; None where neither a config.json nor a name tells the shape."""
+    """Estimate a training's memory; None where neither a config.json nor a name gives the shape."""
     shape = infer_model_shape(config.model)
     return None if shape is None else estimate_for_shape(config, shape)
 
@@ -166,11 +166,11 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
     of_ranks = set() if config.cluster.address else {str(first + rank) for rank in range(world)}
     ranks = []
     for rank in range(world):
-        held, learning = dict(estimate_static_parts(config, shape)), dict(estimate_update_peak(config, shape))
+        static, learning = dict(estimate_static_parts(config, shape)), dict(estimate_update_peak(config, shape))
         acting: dict[str, float] = {}
         if rank == 0:
             acting = _estimate_caches(config, shape)
-            held |= _estimate_acting_weights(config, shape) | (estimate_weight_copies(config, shape) if local else {})
+            static |= _estimate_acting_weights(config, shape) | (estimate_weight_copies(config, shape) if local else {})
         if rank == 0 and shares:
             engine = _estimate_engine(config, shape, room)
             acting |= {part: size * config.engine.replicas for part, size in engine.items()}
@@ -178,11 +178,11 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
                 learning |= {"engine, asleep": SLEEPING_ENGINE_BYTES * config.engine.replicas}
         for names in engines if starts_engines and not local else ():
             if str(first + rank) in of_ranks.intersection(names):
-                held |= _estimate_engine(config, shape, room, len(names))
+                static |= _estimate_engine(config, shape, room, len(names))
         phases: dict[str, MemoryParts] = {"acting": acting, "learning": learning}
         if config.rollout.max_async_iterations:
             phases = {"acting and learning": {**acting, **learning}}
-        ranks.append(DeviceMemory("rank", 1, held, {name: parts for name, parts in phases.items() if parts}))
+        ranks.append(DeviceMemory("rank", 1, static, {name: parts for name, parts in phases.items() if parts}))
     separate = [len(names) for names in engines for name in names if name not in of_ranks]
     if starts_engines and not (separate or shares or engines):
         separate = [1] * config.engine.replicas
@@ -230,13 +230,12 @@ def get_dtype_size(config: Config) -> int:
 
 
 def estimate_frozen_weights(config: Config, shape: ModelShape) -> float:
-    """Estimate the bytes of all weights but adapters."""
     number = get_dtype_size(config)
     return shape.whole * number - shape.linear * (number - NF4_BYTES) * config.model.load_in_4bit
 
 
 def is_on_cpu(config: Config) -> bool:
-    """Return whether the device is the host's memory; "auto" plans for a GPU, even without one."""
+    # "auto" plans for a GPU, even without one.
     return config.model.device != "auto" and resolve_device(config.model.device).type != "cuda"
 
 
@@ -270,10 +269,7 @@ def estimate_static_parts(config: Config, shape: ModelShape) -> MemoryParts:
 
 
 def estimate_update_peak(config: Config, shape: ModelShape) -> MemoryParts:
-    """Estimate the bytes that a learner's rank takes besides, at the peak of an update.
-
-    That is at the logits, at the head, in a layer, or at the end of a backward pass.
-    """
+    """Estimate the bytes that a rank takes besides at the peak of an update: at logits, head, a layer, or the end."""
     number, whole = get_dtype_size(config), not config.model.lora.enabled
     gathered, layer_gradients, last = _estimate_gathered(config, shape)
     tokens = max(config.optim.microbatch_tokens, config.rollout.max_context_tokens)  # a long row goes alone
@@ -356,7 +352,6 @@ def _estimate_caches(config: Config, shape: ModelShape) -> dict[str, float]:
 
 
 def count_conversations(config: Config) -> int:
-    """Count the episodes, or tips being written, that are alive at a time."""
     episodes = config.rollout.num_tasks * config.rollout.group_size
     return min(config.env.max_envs or episodes, episodes)
 
@@ -382,8 +377,8 @@ def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float
     """Estimate the copies of trained weights that rank 0 has in the host's memory at most.
 
     They are the newest, the one that plays until the next is loaded, one in between with `rollout.max_async_iterations`
-    above 1, and the initial one where the policy is set back to it to write the tips. Policies in the process of
-    several ranks load theirs at once. vLLM has files of the newest and the last weights, in memory if there is room.
+    above 1, and the initial one if the policy is set back to it to write tips. vLLM has files of the newest and the
+    last weights. Policies in the process of several ranks load theirs at once.
     """
     lora, ahead = config.model.lora.enabled, config.rollout.max_async_iterations
     copies = 2 + (ahead > 1) + (config.has_frozen_author and not config.has_separate_author)
