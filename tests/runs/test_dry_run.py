@@ -83,8 +83,7 @@ def count(*words: str, epochs: int = 1) -> TokenCount:
     rollout = ("--rollout.num_tasks", "1", "--rollout.group_size", "5", "--rollout.max_action_tokens", "8")
     words = (*rollout, "--optim.epochs", str(epochs), *words)
     return count_tokens(
-        make_config(*words),
-        [Trajectory(Task("task", "numbers"), tuple(steps), seen, "terminated", True, 1.0)],
+        make_config(*words), [Trajectory(Task("task", "numbers"), tuple(steps), seen, "terminated", True, 1.0)]
     )
 
 

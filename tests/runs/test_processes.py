@@ -130,10 +130,7 @@ def test_killed_run_ends_its_engine_and_resumes(start_model: Path, tmp_path: Pat
     train(config, tmp_path / "one")
     (tmp_path / "config.toml").write_text(to_toml(config))
     command = [sys.executable, "-c", CHILD, str(PROGRAM), str(tmp_path / "config.toml"), str(tmp_path / "two")]
-    paths = [
-        str(Path(__file__).parents[1]),
-        os.environ.get("PYTHONPATH", ""),
-    ]  # the environment is of tinyrun
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # the environment is of tinyrun
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as run:
         lines = tmp_path / "two/metrics.jsonl"

@@ -25,13 +25,7 @@ from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
 from trailnotes.rollout.tips import TipBatch, write_tips
 from trailnotes.runs.adapt import adapt
-from trailnotes.runs.dry_run import (
-    count_rehearsal_episodes,
-    dry_run,
-    estimate_iterations,
-    shrink_config,
-    split_usage,
-)
+from trailnotes.runs.dry_run import count_rehearsal_episodes, dry_run, estimate_iterations, shrink_config, split_usage
 from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.runs.rehearsal import (
     Rehearsal,

@@ -67,12 +67,7 @@ class RunDir:
 
     @classmethod
     def open(
-        cls,
-        path: StrPath,
-        config: Config,
-        *,
-        allow_change: Sequence[str] = (),
-        fixed: Sequence[str] = (),
+        cls, path: StrPath, config: Config, *, allow_change: Sequence[str] = (), fixed: Sequence[str] = ()
     ) -> Self:
         """Lock `path`, write or check its config, and record this start in run.json.
 

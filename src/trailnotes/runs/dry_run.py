@@ -197,9 +197,9 @@ def report_hosted(config: Config) -> str:
     tasks = select_batch(load_training_tasks(config), config.rollout.num_tasks, config.run.seed, 0)[:MAX_EPISODES]
 
     async def play() -> list[Trajectory]:
-        modes = [["plain"] for _ in tasks]
+        policy = _RandomPlayer(config)
         with open_pool(config.env) as pool:
-            groups = await run_groups(_RandomPlayer(config), pool, tasks, modes, None, config, seed=config.run.seed)
+            groups = await run_groups(policy, pool, tasks, [["plain"]] * len(tasks), None, config, seed=config.run.seed)
         return [trajectory for group in groups for trajectory in group.trajectories]
 
     played = run_to_end(play())

@@ -73,10 +73,7 @@ def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeyp
     with refused(message), connect_cluster(asking(99, 5.0)):
         raise AssertionError("joined")
     monkeypatch.setattr(connection.trailnotes, "__version__", "0.0.0")
-    with (
-        refused(r"node .* has Trailnotes .*, this process 0.0.0: install the same there"),
-        connect_cluster(asking(1)),
-    ):
+    with refused(r"node .* has Trailnotes .*, this process 0.0.0: install the same there"), connect_cluster(asking(1)):
         raise AssertionError("joined")
 
 
