@@ -33,7 +33,7 @@ from trailnotes.commands.train import TRAIN
 from trailnotes.commands.warmstart import WARMSTART
 from trailnotes.errors import Interrupted, TrailnotesError, format_install_command, list_extras
 from trailnotes.reporting.terminal import PrintableStream, escape_unprintable, escape_unprintable_lines
-from trailnotes.runs.loop import interrupt_on_signals
+from trailnotes.runs.signals import interrupt_on_signals
 
 __all__ = ["TABLE", "main"]
 

@@ -19,9 +19,10 @@ from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow, build_adaptation_config
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import EvaluatedModel, load_endpoint_author, open_evaluated_model, open_policy
-from trailnotes.runs.loop import explain_interrupt, run_to_end
+from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.panels import PanelResult
 from trailnotes.runs.preflight import require_dependencies
+from trailnotes.runs.signals import explain_interrupt
 from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)

@@ -28,9 +28,15 @@ from trailnotes.rollout.episode import MakeActor, Pool
 from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
 from trailnotes.rollout.tips import CompletionRequest, complete_requests
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.evaluate import EPISODE_KEYS
 from trailnotes.runs.load_policy import EvaluatedModel
-from trailnotes.runs.panels import PanelResult, build_eval_config, build_panel_result, write_evaluation, write_table
+from trailnotes.runs.panels import (
+    EPISODE_KEYS,
+    PanelResult,
+    build_eval_config,
+    build_panel_result,
+    write_evaluation,
+    write_table,
+)
 from trailnotes.runs.usage import ENDPOINT_COST, USAGE_FIELDS, Usage
 from trailnotes.storage.files import append_jsonl, find_free_path, read_jsonl, split_after
 from trailnotes.storage.records import (

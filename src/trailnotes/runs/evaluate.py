@@ -25,6 +25,7 @@ from trailnotes.runs.directory import RunLock
 from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.panels import (
+    EPISODE_KEYS,
     JOURNAL_FILE,
     PanelResult,
     build_panel_result,
@@ -39,11 +40,6 @@ from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import StrPath, Task, Trajectory
 
 logger = logging.getLogger(__name__)
-EPISODE_KEYS = (
-    *("run.seed", "run.deterministic", "model", "env", "rollout", "memory"),
-    *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature", "eval.show_tips"),
-)
-"""An episode of a panel depends on these settings, except `RUNTIME_KEYS` and the name of the model."""
 
 
 def evaluate(

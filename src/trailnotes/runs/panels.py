@@ -31,6 +31,11 @@ from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
 
 JOURNAL_FILE = "episodes.part.jsonl"  # of an unfinished evaluation
+EPISODE_KEYS = (
+    *("run.seed", "run.deterministic", "model", "env", "rollout", "memory"),
+    *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature", "eval.show_tips"),
+)
+"""An episode of a panel depends on these settings, except `RUNTIME_KEYS` and the name of the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from trailnotes.rollout.tips import select_usable
 from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.runs.directory import RunDir, has_begun, load_run_config
 from trailnotes.runs.load_policy import open_evaluated_model, open_policy
-from trailnotes.runs.loop import explain_interrupt, run_to_end
+from trailnotes.runs.loop import run_to_end
+from trailnotes.runs.signals import explain_interrupt
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.demonstrations import (
     Demonstration,

@@ -16,9 +16,10 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import Interrupted, RunError
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.loop import request_stop_on_signals, run_to_end
+from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.preflight import run_preflight
 from trailnotes.runs.rehearsal import prepare_rehearsal
+from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.storage import checkpoint
 from trailnotes.types import StrPath, Tip
 

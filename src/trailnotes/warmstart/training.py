@@ -28,7 +28,7 @@ from trailnotes.learner.states import MasterAdamW, export_model
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model, require_context_length, require_trainable, resolve_device
 from trailnotes.runs.directory import RunDir, has_begun
-from trailnotes.runs.loop import request_stop_on_signals
+from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import StrPath
