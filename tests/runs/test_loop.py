@@ -14,7 +14,8 @@ import pytest
 import trailnotes
 from small import small_config
 from trailnotes.errors import Interrupted
-from trailnotes.runs.loop import interrupt_on_signals, request_stop_on_signals, run_to_end
+from trailnotes.runs.loop import run_to_end
+from trailnotes.runs.signals import interrupt_on_signals, request_stop_on_signals
 
 WORD = contextvars.ContextVar("WORD", default="")
 
