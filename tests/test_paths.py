@@ -11,7 +11,7 @@ from trailnotes.config.toml import to_toml
 from trailnotes.memory import reembed
 from trailnotes.memory.exchange import export_tips, import_tips, open_store
 from trailnotes.memory.tipfile import read_tips
-from trailnotes.runs.diagnose.checks import diagnose
+from trailnotes.runs.diagnose import diagnose
 from trailnotes.runs.evaluate import rollout
 from trailnotes.types import Tip
 from trailnotes_lab.compare import compare_evaluations

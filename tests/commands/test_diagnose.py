@@ -9,7 +9,7 @@ import pytest
 from small import small_config
 from trailnotes.commands import main
 from trailnotes.config.toml import to_toml
-from trailnotes.runs.diagnose.checks import Check, diagnose, run_checks
+from trailnotes.runs.diagnose import Check, diagnose, run_checks
 
 NAMES = ("read", "written", "shown", "gain", "advantage", "engine", "mask", "reliance", "rise")
 

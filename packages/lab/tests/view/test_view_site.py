@@ -16,7 +16,7 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import RunError
 from trailnotes.memory import open_memory
 from trailnotes.memory.tip_stats import TipEffect, TipExposure
-from trailnotes.runs.diagnose.checks import diagnose
+from trailnotes.runs.diagnose import diagnose
 from trailnotes.types import Tip
 from trailnotes.web.guard import CROSS_SITE_MESSAGE, WRONG_HOST_MESSAGE
 from trailnotes_lab.view.app import NO_TOKEN, make_app

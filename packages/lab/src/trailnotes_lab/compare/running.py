@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import RunError
-from trailnotes.runs.console import format_duration, ignore_write_errors
+from trailnotes.reporting.terminal import format_duration, ignore_write_errors
 from trailnotes.storage.child import start_child
 from trailnotes.storage.files import write_text_atomic
 from trailnotes_lab.compare.cost import ProcessResult, record_process

@@ -10,7 +10,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
 from trailnotes.envs.waymarks.env import collect_games, compile_all
 from trailnotes.errors import RunError
-from trailnotes.runs.console import ProgressBar
+from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.runs.directory import has_begun, is_trained, load_run_config
 from trailnotes_lab.compare.cost import EVAL_STAGE
 from trailnotes_lab.compare.expand import PlannedPanel, PlannedRun
