@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from trailnotes.config.schema import EnvConfig
-from trailnotes.envs.workers.hosts import Worker
-from trailnotes.envs.workers.pool import EnvPool, Lease
+from trailnotes.envs.workers.pool import EnvPool, Lease, Worker
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -342,7 +341,7 @@ def test_close_ends_a_worker_in_mid_call_and_its_children() -> None:
             return pids
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trailnotes.envs.workers.hosts.STOP_TIMEOUT", 0.2)
+        patch.setattr("trailnotes.envs.workers.pool.STOP_TIMEOUT", 0.2)
         pids = asyncio.run(leave_in_mid_call(puppets(1)))
     assert wait_until(lambda: not any(alive(pid) for pid in pids))
 

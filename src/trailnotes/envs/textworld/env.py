@@ -24,8 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trailnotes.envs.base import strip_intent
-from trailnotes.envs.options import require_int, suggest_nearest
+from trailnotes.envs.base import require_int, strip_intent, suggest_nearest
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
 from trailnotes.storage.files import get_cache_dir
 from trailnotes.types import Observation, Task

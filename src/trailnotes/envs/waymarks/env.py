@@ -17,8 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from trailnotes.envs.base import strip_intent
-from trailnotes.envs.options import require_int
+from trailnotes.envs.base import require_int, strip_intent
 from trailnotes.envs.tasks import load_recorded_tasks, panel, tasks_of
 from trailnotes.envs.textworld.env import (
     GamePosition,
