@@ -169,7 +169,7 @@ def test_the_plain_context_is_that_of_an_episode_that_never_saw_a_tip(script: Sc
         with_tips.act(turn.action, turn.token_ids)
         without.act(turn.action, turn.token_ids)
     assert not any(TIP_WORD in message.content for message in with_tips.plain)
-    assert with_tips.shown or with_tips.acting == with_tips.plain
+    assert with_tips.tips_shown or with_tips.acting == with_tips.plain
 
 
 # --- wording
@@ -389,7 +389,7 @@ def test_dropping_tips_leaves_the_plain_turn_and_lets_them_return_later() -> Non
     assert [each.text for each in shown] == ["dropped"]
     live.drop_tips(shown)
     assert live.acting[-1] == live.plain[-1] == Message("user", "two")
-    assert [each.text for each in live.shown] == ["kept"]
+    assert [each.text for each in live.tips_shown] == ["kept"]
     live.act("go", None)
     with pytest.raises(AssertionError):
         live.drop_tips(shown)
