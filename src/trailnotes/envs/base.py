@@ -13,6 +13,7 @@ import json
 import math
 import re
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -50,6 +51,11 @@ class Env(Protocol):
     def close(self) -> None: ...
 
 
+_HERE: Final = Path(__file__).parent
+_CALLERS: Final = tuple(str(Path(__file__).with_name(name)) for name in ("base.py", "check.py", "workers"))
+_MAX_FRAMES, _MAX_TRACEBACK = 20, 8000  # frames, and characters
+
+
 @contextmanager
 def wrap_env_errors(what: str) -> Iterator[None]:
     """Turn errors of environment code into `EnvError`, so that one episode is lost, not the run.
@@ -61,7 +67,23 @@ def wrap_env_errors(what: str) -> Iterator[None]:
     except (ConfigError, MissingExtraError, EnvError):
         raise
     except (Exception, SystemExit) as error:
-        raise EnvError(f"{what} raised {format_error(error)}") from error
+        text, trace = describe_env_error(error)
+        failure = EnvError(f"{what} raised {text}")
+        failure.traceback = trace
+        raise failure from error
+
+
+def describe_env_error(error: BaseException) -> tuple[str, str]:
+    """Format an error of environment code with its file and line, and its traceback without the frames around it."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    while frames and frames[0].filename.startswith(_CALLERS):
+        del frames[0]
+    if not frames:
+        return format_error(error), ""
+    folder = Path(frames[0].filename).parent
+    place = next(frame for frame in reversed(frames) if Path(frame.filename).is_relative_to(folder))
+    lines = [*traceback.format_list(frames[-_MAX_FRAMES:]), *traceback.format_exception_only(error)]
+    return f"{format_error(error)} ({Path(place.filename).name}:{place.lineno})", "".join(lines)[-_MAX_TRACEBACK:]
 
 
 def format_error(error: BaseException) -> str:

@@ -140,6 +140,8 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
                 steps[-1] = replace(steps[-1], reward=steps[-1].reward + observation.reward)
     except EnvError as failure:
         error = " ".join(str(failure).split()) or type(failure).__name__
+        if failure.traceback:
+            observation = replace(observation, info={**observation.info, "traceback": failure.traceback})
         if attempted is not None:  # no step of the record holds this action
             error = f"{error} (at the action {attempted[:MAX_ACTION_SHOWN]!r})"
     outcome: Outcome = "error" if error else "terminated" if observation.terminated else "truncated"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import select
 import signal
 import subprocess
@@ -247,8 +248,8 @@ def test_a_busy_parent_does_not_blame_its_workers() -> None:
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        ("raise now", "step of odd_envs:Puppet raised ValueError: two lines now"),
-        ("quit early", "step of odd_envs:Puppet raised SystemExit: early"),
+        ("raise now", "step of odd_envs:Puppet raised ValueError: two lines now (odd_envs.py:LINE)"),
+        ("quit early", "step of odd_envs:Puppet raised SystemExit: early (odd_envs.py:LINE)"),
         ("nonsense x", "an environment must answer with an Observation, not str"),
         ("count", "Observation.actions must be a tuple of texts or None, not 3"),
     ],
@@ -259,7 +260,8 @@ def test_what_an_environment_raises_costs_one_episode(num_workers: int, action: 
         with pytest.raises(EnvError) as caught:
             play(pool, action)
         after = play(pool, "pid")[-1]
-    assert str(caught.value) == message
+    assert re.sub(r":\d+\)$", ":LINE)", str(caught.value)) == message
+    assert caught.value.traceback.count("odd_envs.py") == 2 * ("LINE" in message), "step, and what it calls"
     assert after.text == before.text  # the process lives on
     assert after.info["instance"] != before.info["instance"]  # the instance that failed is not used again
 
