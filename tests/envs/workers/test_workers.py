@@ -382,20 +382,6 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
     assert wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_a_pool_serves_one_event_loop_at_a_time() -> None:
-    async def outer(pool: EnvPool) -> None:
-        async with pool.lease():
-            await asyncio.to_thread(asyncio.run, inner(pool))
-
-    async def inner(pool: EnvPool) -> None:
-        with pytest.raises(RuntimeError, match="one event loop at a time"):
-            async with pool.lease():
-                raise AssertionError("two loops at once")
-
-    with puppets(1) as pool:
-        asyncio.run(outer(pool))
-
-
 def test_a_loop_that_died_without_ending_its_leases_does_not_bind_the_pool() -> None:
     async def forsake(pool: EnvPool) -> Coroutine[Any, Any, Any]:
         context = pool.lease()
