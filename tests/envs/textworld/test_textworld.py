@@ -158,9 +158,7 @@ def test_bad_splits_steps_and_files_are_refused(tmp_path: Path) -> None:
     for call, named in {
         lambda: TextWorldEnv.tasks("dev"): "'dev'",
         lambda: TextWorldEnv(max_steps=0): "max_steps",
-        lambda: tasks_of(tmp_path / "lonely.z8"): "lonely",
-        lambda: tasks_of(tmp_path / "data.json"): "data",
-        lambda: tasks_of(tmp_path / "empty"): "empty",
+        **{partial(tasks_of, tmp_path / name): name.partition(".")[0] for name in ("lonely.z8", "data.json", "empty")},
     }.items():
         with pytest.raises(ConfigError, match=named):
             call()
