@@ -149,14 +149,14 @@ def _load_story_episodes(spec: ComparisonSpec, runs: Sequence[RunLocation]) -> l
     runs_by_key, models = {(run.method, run.seed): run.directory for run in runs}, spec.list_evaluable_methods()
     start = next((name for name in models if spec.get_algorithm(name) == INITIAL_MODEL_METHOD), "")
     taught = next((name for name in models if find_method(spec.get_algorithm(name)).shows_tips), "")
-    told = []
+    episodes = []
     for seed in spec.compare.seeds:
         if {(start, seed), (taught, seed)} <= runs_by_key.keys():
             own = [runs_by_key[name, seed] for name in (start, taught)]
             played = [read_jsonl(run / EVAL_DIR / "episodes.jsonl") for run in own]
             before, after = ({record["task"]["id"]: record for record in records} for records in played)
-            told.append(RunEpisodes(before, after, partial(read_jsonl, own[1] / "trajectories.jsonl")))
-    return told
+            episodes.append(RunEpisodes(before, after, partial(read_jsonl, own[1] / "trajectories.jsonl")))
+    return episodes
 
 
 def _make_panel_options(

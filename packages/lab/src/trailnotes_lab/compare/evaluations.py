@@ -84,20 +84,20 @@ def get_variation(task_id: str) -> str:
 
 def load_evaluations(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]]:
     """Load the evaluations that the words ``DIR`` or ``DIR=LABEL`` stand for, each once, and remarks about them."""
-    found: dict[Path, Evaluation] = {}
+    evaluations: dict[Path, Evaluation] = {}
     notes: list[str] = []
     for word in words:
         place, label = split_label(word)
         for path in find_evaluations(place):
-            if path.resolve() in found:
+            if path.resolve() in evaluations:
                 notes.append(f"{path} was given twice and is counted once.")
                 continue
             evaluation = load_evaluation(path, label)
             if evaluation.settings.env.name != env:
                 raise RunError(f"{path} was played in {evaluation.settings.env.name}, but the panel is one of {env}: "
                                "leave it out")  # fmt: skip
-            found[path.resolve()] = evaluation
-    return list(found.values()), notes
+            evaluations[path.resolve()] = evaluation
+    return list(evaluations.values()), notes
 
 
 def validate_same_protocol(evaluations: Sequence[Evaluation], place: str) -> None:

@@ -139,12 +139,12 @@ def _build_legend(summary: Summary) -> list[str]:
     lines += [LEGEND["panels"]] if summary.panels else []
     for panel in summary.panels:
         last = "differences are of the last trial less"
-        said = "other games; no start model plays them, so there are no differences"
+        legend = "other games; no start model plays them, so there are no differences"
         if panel.same_games:
-            said = f"the games of the first table; {last} the same run without tips there"
+            legend = f"the games of the first table; {last} the same run without tips there"
         elif panel.start:
-            said = f"other games; {last} the last trial of {panel.start}"
-        lines.append(f"{panel.label}: {said}.")
+            legend = f"other games; {last} the last trial of {panel.start}"
+        lines.append(f"{panel.label}: {legend}.")
     lines += [LEGEND["attempts"]] if any(line.num_attempts > 1 for line in summary.lines) else []
     lines += [LEGEND["efficiency"]] if any(line.trains for line in summary.lines) else []
     return [*lines, LEGEND["cost"], *summary.notes]
@@ -152,14 +152,14 @@ def _build_legend(summary: Summary) -> list[str]:
 
 def format_panel_sentence(panel: PanelSummary, summary: Summary) -> str:
     """Write a panel as a sentence: ``.85 with its tips, .83 without``, or all trials of each method."""
-    finals, said = {line.label: line.final for line in summary.lines if panel.same_games}, []
+    finals, clauses = {line.label: line.final for line in summary.lines if panel.same_games}, []
     for line in [line for line in panel.lines if line.trials]:
         means, without = [_format_mean(trial.mean, panel.metric) for trial in line.trials], finals.get(line.label)
         call = f" ({line.difference.call})" if line.difference and line.difference.call else ""
         one = f"{means[-1]} with its tips, {_format_mean(without.mean, panel.metric)} without" if without else ""
-        said.append(f"{line.label} {one or ' '.join(means)}{call}")
+        clauses.append(f"{line.label} {one or ' '.join(means)}{call}")
     how = f"after {panel.num_trials} trial{'s' * (panel.num_trials > 1)}" if panel.same_games else "trial by trial"
-    return f"{panel.label}, {how}: {'; '.join(said) or 'no result'}."
+    return f"{panel.label}, {how}: {'; '.join(clauses) or 'no result'}."
 
 
 def _format_mean(mean: float, metric: str) -> str:

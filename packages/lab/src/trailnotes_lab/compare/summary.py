@@ -162,8 +162,8 @@ def _make_notes(lines: Sequence[MethodSummary], groups: Mapping[str, Sequence[Ru
     notes = []
     steps = {line.label: line.costs["env_steps"] for line in lines if line.trains and "env_steps" in line.costs}
     if steps and max(steps.values()) - min(steps.values()) > STEP_TOLERANCE * max(steps.values()):
-        said = ", ".join(f"{label} {count:,.0f}" for label, count in steps.items())
-        notes.append(f"The environment steps of training differ by more than {STEP_TOLERANCE:.0%} ({said}).")
+        counts = ", ".join(f"{label} {count:,.0f}" for label, count in steps.items())
+        notes.append(f"The environment steps of training differ by more than {STEP_TOLERANCE:.0%} ({counts}).")
     for label, results in groups.items():
         if any(r.attempts and not r.attempts.last for r in results):
             notes.append(f"{label}: its last trial did not play the whole panel again, since what was solved was left "

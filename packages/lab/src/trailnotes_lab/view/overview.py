@@ -31,8 +31,8 @@ COST_METRICS: Final = ("env_steps", "tokens_generated", "tokens_trained", "secon
 def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
     """Load all runs as a table, some of their curves over each other, and the comparisons."""
     places = window.list_entries()
-    found = [place for place in places if place.kind == "run"]
-    known = [(place, *window.get_settings(place), *_load_metrics(window, place)) for place in found]
+    runs = [place for place in places if place.kind == "run"]
+    known = [(place, *window.get_settings(place), *_load_metrics(window, place)) for place in runs]
     differing = find_differing_settings([(place.path.parent, config) for place, config, *_ in known])
     names = sorted({name for *_, lines, _, _ in known for line in lines[-1:] for name in line
                     if is_number(line[name])})  # fmt: skip

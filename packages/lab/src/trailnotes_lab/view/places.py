@@ -43,20 +43,20 @@ def find_entries(root: Path) -> list[ViewEntry]:
     """Find all runs and comparisons at and below `root`, by name."""
     if not root.is_dir():
         raise RunError(f"{root} is no directory: name one that holds runs")
-    found: list[ViewEntry] = []
+    entries: list[ViewEntry] = []
     for path in _walk_folders(root):
         relative = path.relative_to(root)
         name = relative.as_posix() if relative.parts else root.resolve().name
         if (path / "config.toml").is_file() and any((path / sign).is_file() for sign in RUN_FILES):
-            found.append(ViewEntry(_make_slug(relative), name, path, "run"))
+            entries.append(ViewEntry(_make_slug(relative), name, path, "run"))
         elif (path / COMPARISON_FILE).is_file() and (path / "runs").is_dir():
-            found.append(ViewEntry(_make_slug(relative), name, path, "comparison"))
-    return sorted(found, key=lambda place: [_natural_sort_key(part) for part in Path(place.name).parts])
+            entries.append(ViewEntry(_make_slug(relative), name, path, "comparison"))
+    return sorted(entries, key=lambda place: [_natural_sort_key(part) for part in Path(place.name).parts])
 
 
 def _make_slug(relative: Path) -> str:
     """Letters, digits, ``-._``, ``~`` between folders, and codes of all others, so that no two paths share a slug."""
-    words = [re.sub(r"[^A-Za-z0-9._-]", lambda found: f"!{ord(found[0]):x}.", part) for part in relative.parts]
+    words = [re.sub(r"[^A-Za-z0-9._-]", lambda match: f"!{ord(match[0]):x}.", part) for part in relative.parts]
     return "~".join(words) or "here"
 
 

@@ -52,10 +52,10 @@ class AlfworldEnv:
     def identity(games: str = "generated") -> dict[str, Any]:
         """Return the versions of the package, which determines the texts, and of the generator."""
         try:
-            found = version("alfworld")
+            release = version("alfworld")
         except PackageNotFoundError:
             return {}
-        return {"alfworld": found, "games": games, **({"generator": VERSION} if games == "generated" else {})}
+        return {"alfworld": release, "games": games, **({"generator": VERSION} if games == "generated" else {})}
 
     def reset(self, task: Task) -> Observation:
         """Start `task`. The first time in a process this translates its game, which takes most of a second."""
@@ -71,11 +71,11 @@ class AlfworldEnv:
         if not self._steps_left or self._engine is None:
             raise EnvError("the episode is over, or it failed, or none has begun: call reset before step")
         left, self._steps_left = self._steps_left - 1, 0  # an error below ends the episode
-        said = self._engine.step(match_offered(action, self._engine.commands))
+        feedback = self._engine.step(match_offered(action, self._engine.commands))
         won = self._engine.won
         self._steps_left = 0 if won else left
         return Observation(
-            said,
+            feedback,
             reward=float(won),
             terminated=won,
             truncated=not won and not left,

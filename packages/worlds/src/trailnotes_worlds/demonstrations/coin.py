@@ -124,10 +124,10 @@ class CoinDemonstrator(ExpertDemonstrator):
         warm = self.config.warmstart
         tips: tuple[Tip, ...] = ()
         if self.rng.random() < warm.p_follow_tip:
-            told = self.play_with_tip(task)
-            if told is None:
+            played = self.play_with_tip(task)
+            if played is None:
                 return []
-            trajectory, tips = told
+            trajectory, tips = played
         elif self.rng.random() < warm.p_explore:
             trajectory = self.play(task, "wander")
         else:
@@ -138,13 +138,13 @@ class CoinDemonstrator(ExpertDemonstrator):
 
     def play_with_tip(self, task: Task) -> tuple[Trajectory, tuple[Tip, ...]] | None:
         """Play the way of a right tip; return the episode and its tips, or None if the way is too long."""
-        found = play_script(self.env, task, partial(Searcher(self.rng).search, MAX_SEARCH_STEPS))
-        way = extract_path(found)
-        if not found.success or len(way) >= self.config.rollout.max_steps:
+        search = play_script(self.env, task, partial(Searcher(self.rng).search, MAX_SEARCH_STEPS))
+        way = extract_path(search)
+        if not search.success or len(way) >= self.config.rollout.max_steps:
             return None
         actions = [*(f"move {direction}" for _, direction in way), TAKE]
         others = self.build_failed_search_tips(task) if self.rng.random() < 0.4 else ()
-        tips = (self.build_tip(found, found.score), *others)
+        tips = (self.build_tip(search, search.score), *others)
         return play_script(self.env, task, partial(replay_actions, actions)), tips
 
     def build_failed_search_tips(self, task: Task) -> tuple[Tip, ...]:

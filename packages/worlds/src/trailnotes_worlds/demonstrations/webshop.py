@@ -165,14 +165,16 @@ class WebShopDemonstrator(Demonstrator):
             tips = tuple(self.build_tip(other, other.worth) for other in others)
         if attempt is None:
             return []
-        said, shown = self.format_trajectory(attempt), self.rank_tips(tips)
-        return build_demonstrations(said, shown, self.write_note(attempt), self.config, self.count_tokens)
+        trajectory, ranked = self.format_trajectory(attempt), self.rank_tips(tips)
+        return build_demonstrations(trajectory, ranked, self.write_note(attempt), self.config, self.count_tokens)
 
     def format_trajectory(self, attempt: Attempt) -> Trajectory:
         steps = attempt.trajectory.steps
         texts = [self.format_action(step.action) for step in steps]
-        said = (replace(x, completion=replace(x.completion, text=text)) for x, text in zip(steps, texts, strict=True))
-        return replace(attempt.trajectory, steps=tuple(said))
+        formatted = (
+            replace(x, completion=replace(x.completion, text=text)) for x, text in zip(steps, texts, strict=True)
+        )
+        return replace(attempt.trajectory, steps=tuple(formatted))
 
     def format_action(self, action: str) -> str:
         return space_brackets(action)
@@ -196,10 +198,10 @@ class WebShopDemonstrator(Demonstrator):
         attempt = self.play_carelessly(task)
         if attempt is None:
             return []
-        config, said = self.config, self.format_trajectory(attempt)
-        asked = build_reflection_messages(said, config.rollout, config.memory, self.count_tokens)
-        messages = (*asked, Message("assistant", self.write_note(attempt)))
-        return [Demonstration(messages, frozenset({len(asked)}), task)]
+        config, trajectory = self.config, self.format_trajectory(attempt)
+        request = build_reflection_messages(trajectory, config.rollout, config.memory, self.count_tokens)
+        messages = (*request, Message("assistant", self.write_note(attempt)))
+        return [Demonstration(messages, frozenset({len(request)}), task)]
 
     def demonstrate_advice(self, task: Task) -> list[Demonstration]:
         """Demonstrate a step with examples of the memory: follow one of the same page, else act as a good buyer.
@@ -273,14 +275,14 @@ class WebShopDemonstrator(Demonstrator):
 
     def play_failures(self, task: Task, beside: Attempt | None) -> tuple[Attempt, ...]:
         """Play up to two episodes without the full score, of other purchases than `beside`."""
-        told = {beside.way} if beside else set()
-        found = []
+        ways = {beside.way} if beside else set()
+        failures = []
         for _ in range(self.rng.randint(1, 2)):
             other = self.play_carelessly(task)
-            if other and other.faults and other.way not in told:
-                told.add(other.way)
-                found.append(other)
-        return tuple(found)
+            if other and other.faults and other.way not in ways:
+                ways.add(other.way)
+                failures.append(other)
+        return tuple(failures)
 
     def play_buyer(self, task: Task, manner: str) -> Attempt | None:
         """Play an episode of a scripted buyer: "good", "hasty" or "wandering". Returns None as `play` does."""

@@ -65,8 +65,8 @@ class ShoppingGoal:
         """Whether the instruction names an option with a value that is not among those offered."""
         left = self.text
         for name, values in options:
-            said = [value if value.startswith(f"{name}: ") else f"{name}: {value}" for value in values]
-            for each in sorted(said, key=len, reverse=True):
+            labels = [value if value.startswith(f"{name}: ") else f"{name}: {value}" for value in values]
+            for each in sorted(labels, key=len, reverse=True):
                 left = re.sub(rf"\b{re.escape(each)}(?=, and |$)", "", left)
         return _NAMED.search(left) is not None
 
@@ -111,8 +111,8 @@ class ShopPage:
 
 
 def parse_price(tag: str) -> float:
-    found = _PRICE.search(tag)
-    return float(found[1]) if found else 0.0
+    match = _PRICE.search(tag)
+    return float(match[1]) if match else 0.0
 
 
 class Buyer:
@@ -205,11 +205,11 @@ def find_faults(way: Sequence[str], page: ShopPage, results: ShopPage, wish: Sho
     if BUY not in way:
         return (Fault("unbought"),)
     chosen = {action[len("click[") : -1] for action in way}
-    asked = [(name, wish.find_requested_value(name, values), values) for name, values in page.options]
-    faults = [Fault("value", value) for _, value, _ in asked if value and value not in chosen]
+    requested = [(name, wish.find_requested_value(name, values), values) for name, values in page.options]
+    faults = [Fault("value", value) for _, value, _ in requested if value and value not in chosen]
     if page.price > wish.limit:
         faults.append(Fault("price", f"{wish.limit:g}"))
     if any(wish.score_title(listing.title) > wish.score_title(page.title) for listing in results.listings):
         faults.append(Fault("other"))
-    left_open = [Fault("option", name) for name, value, values in asked if not value and chosen.isdisjoint(values)]
+    left_open = [Fault("option", name) for name, value, values in requested if not value and chosen.isdisjoint(values)]
     return tuple(faults or left_open or [Fault("other")])

@@ -37,19 +37,19 @@ _END: Final = re.compile(r"\.(?= [A-Z]|$)| \. ")
 
 def format_terse_tip(way: Sequence[str], faults: Sequence[Fault]) -> str:
     """Write a tip of few words: the actions, and behind a full stop the faults."""
-    told = " ; ".join(map(strip_brackets, way)) or "nothing"
+    actions = " ; ".join(map(strip_brackets, way)) or "nothing"
     missed = " , ".join(WORDS["terse"][fault.kind].format(what=fault.what) for fault in faults)
-    return f"{told} . {missed}" if missed else told
+    return f"{actions} . {missed}" if missed else actions
 
 
 def format_english_tip(way: Sequence[str], faults: Sequence[Fault], score: float, rng: random.Random) -> str:
     """Write a tip in English, with a random wording."""
     right = "wrong" if faults else "right"
-    told = rng.choice(SEPARATORS).join(map(strip_brackets, way)) or "nothing"
+    actions = rng.choice(SEPARATORS).join(map(strip_brackets, way)) or "nothing"
     missed = " and ".join(rng.choice(WORDS["english"][fault.kind]).format(what=fault.what) for fault in faults)
     opening = rng.choice(WORDS["openings"][right]).format(num=len(way))
     ending = rng.choice(WORDS["endings"][right]).format(faults=missed, score=f"{score:.2g}")
-    return f"{opening}{told}. {ending}"
+    return f"{opening}{actions}. {ending}"
 
 
 def parse_tip_actions(text: str) -> tuple[str, ...]:
@@ -57,8 +57,8 @@ def parse_tip_actions(text: str) -> tuple[str, ...]:
     begin = re.search(r"(?:^|(?<=: ))(?:search|click) ", text)
     if begin is None:
         return ()
-    told = _END.split(text[begin.start() :], maxsplit=1)[0]
-    words = (part.strip().partition(" ") for part in _PARTS.split(told))
+    sentence = _END.split(text[begin.start() :], maxsplit=1)[0]
+    words = (part.strip().partition(" ") for part in _PARTS.split(sentence))
     actions = (f"{verb}[{what.strip()}]" for verb, _, what in words if what.strip())
     return tuple(NEXT if action == "click[next]" else action for action in actions)
 

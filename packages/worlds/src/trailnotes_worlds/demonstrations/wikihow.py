@@ -41,8 +41,8 @@ EVAL_SPLITS: Final = ("validation", "test")
 
 
 def extract_titles(env: WikiHowEnv, tasks: Iterable[Task]) -> set[str]:
-    told = (env.reset(task).instruction or "" for task in tasks)
-    return {(found[1] or found[2]).lower() for text in told for found in _TITLES.finditer(text)}
+    instructions = (env.reset(task).instruction or "" for task in tasks)
+    return {(match[1] or match[2]).lower() for text in instructions for match in _TITLES.finditer(text)}
 
 
 def collect_eval_titles(options: Mapping[str, object]) -> set[str]:

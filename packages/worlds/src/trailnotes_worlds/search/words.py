@@ -28,12 +28,12 @@ class _CharacterClasses(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        found = next((name for name, members in _BY_RANGE if members.match(character)), "")
-        if not found:
-            found = _BY_CATEGORY.get(unicodedata.category(character), " ")
-            found = "S" if found in "LX" and _UNSEGMENTED_SCRIPTS.match(character) else found
-        self[code] = found
-        return found
+        letter = next((name for name, members in _BY_RANGE if members.match(character)), "")
+        if not letter:
+            letter = _BY_CATEGORY.get(unicodedata.category(character), " ")
+            letter = "S" if letter in "LX" and _UNSEGMENTED_SCRIPTS.match(character) else letter
+        self[code] = letter
+        return letter
 
 
 def _build_core_pattern(letter: str, digit: str, inner: str, between: str) -> str:
@@ -56,7 +56,7 @@ def split_words(text: str) -> list[str]:
     if text.isascii():
         words = _PLAIN.findall(text)
     else:
-        words = [text[slice(*found.span())] for found in _WIDE.finditer(text.translate(_CLASSES))]
+        words = [text[slice(*match.span())] for match in _WIDE.finditer(text.translate(_CLASSES))]
     if max(map(len, words), default=0) <= MAX_LENGTH:
         return words
     return [word[i : i + MAX_LENGTH] for word in words for i in range(0, len(word), MAX_LENGTH)]

@@ -114,8 +114,8 @@ class Catalogue(NamedFolder):
 
     def _find_place(self, asin: str) -> int | None:
         encoded = asin.encode("ascii", "replace")  # no asin has a question mark
-        found = int(np.searchsorted(self._asins, encoded))
-        return self._places[found] if found < len(self) and self._asins[found] == encoded else None
+        place = int(np.searchsorted(self._asins, encoded))
+        return self._places[place] if place < len(self) and self._asins[place] == encoded else None
 
 
 def facet_term(facet: Facet, value: str) -> str:

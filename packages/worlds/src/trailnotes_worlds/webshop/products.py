@@ -210,15 +210,15 @@ def _parse_reviews(value: Any) -> tuple[Review, ...]:
 def _parse_instructions(
     record: Mapping[str, Any], extra: Mapping[str, Any], humans: Sequence[Instruction] | None
 ) -> tuple[Instruction, ...]:
-    text, listed, found = extra.get("instruction"), record.get("instructions") or [], list[Instruction]()
+    text, listed, instructions = extra.get("instruction"), record.get("instructions") or [], list[Instruction]()
     if text is not None and not isinstance(text, str):
         raise ProductError("bad instruction")
     if text is not None:
         attributes = _parse_texts(extra.get("instruction_attributes"), "bad instruction")
-        found.append(Instruction("synthetic", clean_text(text), attributes))
+        instructions.append(Instruction("synthetic", clean_text(text), attributes))
     if humans is None and not isinstance(listed, list):
         raise ProductError("bad instruction")
-    return (*found, *(map(parse_human, listed) if humans is None else humans))
+    return (*instructions, *(map(parse_human, listed) if humans is None else humans))
 
 
 def to_record(product: Product) -> dict[str, Any]:

@@ -103,12 +103,12 @@ class Shop:
         self, state: ShopState, instruction: str = "", score: float | None = None
     ) -> tuple[PageElement, ...]:
         """List the elements of a page, from the top down."""
-        told = [PageElement("text", "Instruction:"), PageElement("text", instruction)] if instruction else []
+        heading = [PageElement("text", "Instruction:"), PageElement("text", instruction)] if instruction else []
         if state.page == "search":
-            return (PageElement("text", "WebShop"), *told, PageElement("button", SEARCH))
+            return (PageElement("text", "WebShop"), *heading, PageElement("button", SEARCH))
         if state.page == "done":
             return tuple(self._iter_done(state, score))
-        return (*told, _make_button(BACK), *self._body(state))
+        return (*heading, _make_button(BACK), *self._body(state))
 
     def list_actions(self, state: ShopState) -> tuple[str, ...]:
         """List the ``click[...]`` actions of a page in the original's order: buttons, products, options.
@@ -191,16 +191,16 @@ class Shop:
         sub_pages = [name.title() for name in (_SUB_PAGES if self.rules.show_attributes else _SUB_PAGES[:-1])]
         labels = self._label_options(product, {name.lower() for name in (BACK, PREV, BUY, *sub_pages)})
         chosen = dict(state.options)
-        told = json.dumps(chosen)
+        encoded = json.dumps(chosen)
         for name, values in product.options:
             each = values if self._original else dict.fromkeys(values)
-            shown = [value for value in each if (name, value) in labels]
-            if shown or self._original:
+            visible = [value for value in each if (name, value) in labels]
+            if visible or self._original:
                 yield PageElement("text", self._shorten(name))
-            for value in shown:
+            for value in visible:
                 label = labels[name, value]
                 # The original looks for the text in its URL: under any name, and never where it is not ASCII.
-                clicked = f'"{value}"' in told if self._original else chosen.get(name) == value
+                clicked = f'"{value}"' in encoded if self._original else chosen.get(name) == value
                 yield PageElement("option", label, label.lower(), clicked, (name, value))
         yield PageElement("text", self._shorten(product.title))
         yield PageElement("text", f"Price: {self._format_price(product)}")
@@ -246,9 +246,9 @@ class Shop:
         }
         left = self.rules.max_text
         for text in texts[state.page]:
-            if left and (shown := sanitize_text(text, left, self.rules.brackets)):
-                left -= len(shown)
-                yield PageElement("text", shown)
+            if left and (visible := sanitize_text(text, left, self.rules.brackets)):
+                left -= len(visible)
+                yield PageElement("text", visible)
         if left == self.rules.max_text and not self._original:
             yield PageElement("text", f"No {state.page}.")
 

@@ -26,11 +26,11 @@ def sanitize_text(text: str, limit: int, brackets: Brackets = "round") -> str:
     head = text[: limit * _READ_AHEAD_FACTOR]
     if not head.isprintable():
         head = _BREAKS.sub(" ", _INVISIBLE.sub("", head))
-    shown = " ".join(head.split())
+    clean = " ".join(head.split())
     if brackets == "round":
-        shown = shown.translate(_ROUND)
-    elif "[" in shown:
-        shown = _MARKER.sub(r"(\1)", shown)
-    if len(shown) > limit or len(text) > limit * _READ_AHEAD_FACTOR:
-        return shown[: max(0, limit - len(ELLIPSIS))].rstrip() + ELLIPSIS
-    return shown
+        clean = clean.translate(_ROUND)
+    elif "[" in clean:
+        clean = _MARKER.sub(r"(\1)", clean)
+    if len(clean) > limit or len(text) > limit * _READ_AHEAD_FACTOR:
+        return clean[: max(0, limit - len(ELLIPSIS))].rstrip() + ELLIPSIS
+    return clean

@@ -185,8 +185,8 @@ def _scroll_to(state: AppState, layout: Layout, offset: int) -> AppState:
 
 
 def _parse_query(path: str) -> tuple[str, int]:
-    asked = parse_qs(path.removeprefix(_SEARCH_PREFIX))
-    return asked["search"][0], int(asked.get("start", ["0"])[0])
+    query = parse_qs(path.removeprefix(_SEARCH_PREFIX))
+    return query["search"][0], int(query.get("start", ["0"])[0])
 
 
 def _format_url(path: str) -> str:

@@ -218,8 +218,8 @@ class WikiHowEnv:
         return _read_goal(path)
 
     def _render_text(self) -> str:
-        shown = self._view(self.app.leaves(self._state), self._max_text)
-        return f"{shown}\n{self._worded(f'Instruction: {self._instruction}')}" if self._instruction else shown
+        page = self._view(self.app.leaves(self._state), self._max_text)
+        return f"{page}\n{self._worded(f'Instruction: {self._instruction}')}" if self._instruction else page
 
     def _get_admissible_actions(self) -> tuple[str, ...] | None:
         return list_actions(self.app, self._state, self._words) if self._offers else None

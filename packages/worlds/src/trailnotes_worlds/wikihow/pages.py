@@ -74,8 +74,8 @@ def build_home_page() -> Layout:
 
 def build_results_page(library: Library, query: str, start: int, most: int = RESULTS_PER_PAGE) -> Layout:
     column = _ColumnBuilder()
-    found = library.search(query, MAX_RESULTS)
-    for article in library.articles(found[start : start + most]):
+    names = library.search(query, MAX_RESULTS)
+    for article in library.articles(names[start : start + most]):
         path, title = article.path, article.display_title
         column.add(PLAIN_VIEW, title, 80 + _ROW_HEIGHT * (_count_lines(title, 55) - 1), target=path)
         row = [View(PLAIN_VIEW, "• ", target=path)]
@@ -86,11 +86,11 @@ def build_results_page(library: Library, query: str, start: int, most: int = RES
             column.add_row([*row, View(TEXT, article.verified, target=path)], _ROW_HEIGHT)
     buttons = []
     for label, first in (("Next >", start + most), ("< Previous", start - most)):
-        if 0 <= first < len(found):
+        if 0 <= first < len(names):
             buttons.append(View(TEXT, label, target=make_search_path(query, first)))
     if buttons:
         column.add_row(buttons, 2 * _LINE_HEIGHT)
-    column.add(TEXT, f"{len(found)} Results", 2 * _LINE_HEIGHT)
+    column.add(TEXT, f"{len(names)} Results", 2 * _LINE_HEIGHT)
     return column.build_layout(clickable=True)
 
 
@@ -139,8 +139,8 @@ def _separate(views: Sequence[View], text: str) -> list[View]:
 def _iter_date_views(article: Article) -> Iterator[View]:
     if article.updated:
         day = _parse_day(article.updated)
-        told = f"{day:%B} {day.day}, {day.year}" if day else article.updated
-        yield View(BUTTON, f"Last Updated: {told}", clickable=True)
+        date = f"{day:%B} {day.day}, {day.year}" if day else article.updated
+        yield View(BUTTON, f"Last Updated: {date}", clickable=True)
     if article.references:
         yield View(TEXT, "References", target=REFERENCES_TAP)
     if article.approved:
