@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from trailnotes_worlds.alfworld.rooms import (
     FurnishedRoom,
     HouseholdGoal,
     build_expert_plan,
-    escape_pddl_name,
     list_floor_plans,
 )
 
@@ -176,17 +174,3 @@ def test_engines_share_no_game_and_leave_their_library_to_the_next() -> None:
     assert not third.won
     for engine in (third, engines[1]):
         engine.close()
-
-
-@played
-def test_a_task_of_another_environment_and_a_broken_game_are_refused(tmp_path: Path) -> None:
-    arguments = list(sys.argv)
-    env = AlfworldEnv(data=str(tmp_path))
-    with pytest.raises(ConfigError, match="neither a game nor a plan"):
-        env.reset(Task("x", "alfworld"))
-    with pytest.raises(EnvError, match="cannot be read"):
-        env.reset(Task("x", "alfworld", options={"game": "gone"}))
-    with pytest.raises(EnvError, match="translator refuses"):
-        translate_game("(define (problem made)")
-    assert sys.argv == arguments
-    assert escape_pddl_name("Sink|-01.9|+0,5") == "Sink_bar__minus_01_dot_9_bar__plus_0_comma_5"

@@ -111,14 +111,6 @@ def test_actions_and_score_are_read_back_out_of_every_wording(actions: tuple[str
     assert len(texts) > 20
 
 
-@pytest.mark.parametrize(
-    ("text", "actions"),
-    [("I do not know.", ()), ("", ()), ("Well: ", ()), ("Try: look around, mix jug", ("look around", "mix jug"))],
-)
-def test_a_tip_in_a_models_own_words_tells_what_it_lists(text: str, actions: tuple[str, ...]) -> None:
-    assert parse_listed_actions(text) == actions
-
-
 def test_the_start_model_is_shown_nothing_that_is_examined() -> None:
     """No variation of the three tasks, in no split, nor of the one that a trained agent adapts to."""
     start = load_config(SMOLLM2 / "scienceworld-warmstart.toml")

@@ -21,7 +21,7 @@ from trailnotes.config.schema import EnvConfig
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.java.gateway import JavaGateway, SimulatorLostError, decode_value, encode_value
+from trailnotes_worlds.java.gateway import decode_value, encode_value
 from trailnotes_worlds.scienceworld.client import ScienceWorldClient, ScienceWorldSimulator
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
 from trailnotes_worlds.scienceworld.game import FaultTolerantGame
@@ -78,22 +78,6 @@ def test_an_episode_goes_on_after_its_simulator_was_killed(
         again.append(env.step(action))
     assert [o.info.get("restarts", 0) for o in again] == [0] * 5 + [1] + [0] * 2
     assert [without_restarts(o) for o in again] == [without_restarts(o) for o in undisturbed]
-
-
-def test_a_replay_lists_the_admissible_actions_as_often_as_they_were_listed(env: ScienceWorldEnv) -> None:
-    game = env._game
-
-    def last_list(*, killed: bool) -> tuple[str, ...]:
-        game.begin("find-animal", 1, "teleportAction,openDoors")
-        first = game.valid_actions()
-        assert game.valid_actions() != first  # each time it draws other names for the same objects
-        game.step("wait1")
-        game.valid_actions()
-        if killed:
-            os.kill(pid_of(env), signal.SIGKILL)
-        return game.valid_actions()
-
-    assert last_list(killed=True) == last_list(killed=False)
 
 
 def test_an_interrupted_call_is_not_answered_by_the_next_one(
@@ -270,25 +254,3 @@ def test_calls_carry_values_both_ways(simulator: ScienceWorldSimulator) -> None:
     simulator.release(builder)
     with pytest.raises(EnvError, match=builder.id):
         simulator.call("toString", of=builder)
-
-
-def test_an_exception_in_java_is_one_line_and_the_connection_goes_on(simulator: ScienceWorldSimulator) -> None:
-    with pytest.raises(EnvError, match=r"failed in parseInt: java.lang.NumberFormatException: .*\"x\"$") as caught:
-        simulator.call("parseInt", "x", of="java.lang.Integer")
-    assert not isinstance(caught.value, SimulatorLostError)
-    with pytest.raises(EnvError, match="failed in noSuchThing: "):
-        simulator.call("noSuchThing")
-    assert simulator.call("parseInt", "3", of="java.lang.Integer") == 3
-
-
-def test_it_inherits_no_file_and_its_own_group(simulator: ScienceWorldSimulator) -> None:
-    held = [path.resolve().name for path in Path(f"/proc/{simulator.pid}/fd").iterdir()]
-    assert "scienceworld.jar" in held
-    assert Path(__file__).name not in held
-    assert os.getpgid(simulator.pid) == simulator.pid
-
-
-def test_the_connection_needs_the_token(simulator: ScienceWorldSimulator) -> None:
-    port = simulator._gateway._socket.getpeername()[1]
-    with pytest.raises(SimulatorLostError, match="belongs to another program"):
-        JavaGateway(port, "guess", 5.0)

@@ -137,12 +137,6 @@ def test_exact_cleans_case_blanks_and_final_punctuation(text: str, cleaned: str)
     assert correct_action(text, "exact", never) == CorrectedAction(cleaned, changed=False)
 
 
-@settings(deadline=None)
-@given(st.text())
-def test_cleaning_twice_is_cleaning_once(text: str) -> None:
-    assert normalize_action(normalize_action(text)) == normalize_action(text)
-
-
 def test_cleaning_spoils_no_admissible_action(client: ScienceWorldClient) -> None:
     for task in ("power-component", "grow-fruit", "use-thermometer"):
         client.load(task, 0, sw.resolve_simplifications(task))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +15,9 @@ from hypothesis import strategies as st
 import trailnotes
 from shelves import DOZEN, MUG
 from tinyrun import metrics
-from trailnotes.commands import main
 from trailnotes.config.toml import load_config
 from trailnotes.envs import check_env, get_env_identity, list_env_tasks
-from trailnotes.errors import ConfigError, EnvError
-from trailnotes.runs.evaluate import rollout
+from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.webshop import env as ws
 from trailnotes_worlds.webshop.protocols import SPLITS
@@ -109,14 +106,6 @@ def test_whatever_is_said_is_answered(shop: str, task: Task, said: str, words: s
     last.text.encode()
 
 
-def test_a_task_of_another_catalogue_is_refused(shop: str, task: Task) -> None:
-    env = ws.WebShopEnv(catalogue=shop)
-    with pytest.raises(ConfigError, match="wants a product that the catalogue"):
-        env.reset(replace(task, options={**task.options, "asin": "B000000000"}))
-    with pytest.raises(ConfigError, match="is none of webshop_tasks"):
-        env.reset(replace(task, options={}))
-
-
 def test_the_identity_names_catalogue_protocol_and_goals(shop: str) -> None:
     identity = get_env_identity("webshop", {"catalogue": shop, "view": "text_rich"})
     assert identity["catalogue"] == ws.open_cached_catalogue(shop).name
@@ -127,16 +116,6 @@ def test_the_identity_names_catalogue_protocol_and_goals(shop: str) -> None:
     assert json.loads(json.dumps(identity)) == identity
 
 
-def test_the_smoke_config_plays_our_own_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
-    config = load_config("webshop/smoke", ["--env.num_workers", "0"])
-    episodes = rollout(config)
-    assert len(episodes) == 2
-    assert all(episode.outcome in ("truncated", "terminated") and len(episode.steps) <= 8 for episode in episodes)
-    assert all(step.action in (step.observation.actions or ()) for episode in episodes for step in episode.steps)
-
-
-ROOT = Path(__file__).parents[4]
 SETTINGS = (
     "--model.path builtin:waymarks-start --model.device cpu --rollout.num_tasks 2 "
     "--rollout.max_steps 3 --rollout.max_action_tokens 8 --rollout.max_observation_tokens 48 "
@@ -158,14 +137,3 @@ def test_a_tiny_model_can_be_trained(method: str, tmp_path: Path) -> None:
     (line,) = metrics(tmp_path / "run")
     assert (line["rollout/errors"], line["episodes"], line["rollout/env_steps"]) == (0.0, 8, 24.0)
     assert ("tips/written" in line) == (method == "empo2")
-
-
-@pytest.mark.parametrize("method", ["reflexion", "rememberer"])
-def test_methods_that_change_no_weights_play_the_panel(method: str, tmp_path: Path) -> None:
-    config, out = "webshop/small", str(tmp_path / "out")
-    few = "--eval.num_tasks 2 --eval.trials 1 --rememberer.num_tasks 2 --rememberer.epochs 1"
-    short = "--rememberer.max_write_tokens 12 --reflexion.max_write_tokens 8"
-    model, *settings = SETTINGS.split()[1:]
-    words = [*settings, *few.split(), *short.split()]
-    assert main(["adapt", model, "--config", config, "--method", method, "--out", out, *words]) == 0
-    assert (tmp_path / "out" / "table.json").is_file()

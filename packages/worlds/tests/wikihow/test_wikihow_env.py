@@ -13,15 +13,15 @@ import pytest
 
 import howto
 from trailnotes.config.toml import load_config
-from trailnotes.envs import check_env, get_env_identity, list_env_tasks
+from trailnotes.envs import check_env, list_env_tasks
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.runs.adapt import adapt
 from trailnotes.types import Message, Observation, Task
 from trailnotes_worlds.wikihow import env as wh
-from trailnotes_worlds.wikihow.articles import Article, Category
-from trailnotes_worlds.wikihow.goals import Goal, read_goal
-from trailnotes_worlds.wikihow.library import Library, write_library
+from trailnotes_worlds.wikihow.articles import Category
+from trailnotes_worlds.wikihow.goals import read_goal
+from trailnotes_worlds.wikihow.library import Library
 from trailnotes_worlds.wikihow.protocols import TEMPLATE_NUMBERS, WikiHowGoal
 
 
@@ -170,35 +170,6 @@ def test_files_are_split_by_their_folders_or_by_their_articles(small: str, files
         listed("train", protocol="rememberer", train_set="S0", **options)
 
 
-def test_identity_tells_libraries_and_files_apart(small: str, files: Path) -> None:
-    ours = get_env_identity("wikihow", {"library": small})
-    assert ours == get_env_identity("wikihow", {"library": small, "view": "short"})
-    assert ours["library"] != get_env_identity("wikihow", {})["library"]
-    before = get_env_identity("wikihow", {"library": small, "tasks": str(files)})
-    wh._load_splits.cache_clear()
-    (files / "test/boil_two-4.textproto").write_text(howto.TASK + "# another one")
-    after = get_env_identity("wikihow", {"library": small, "tasks": str(files)})
-    assert before["splits"]["train"] == after["splits"]["train"]
-    assert before["splits"]["test"] != after["splits"]["test"]
-
-
-@pytest.mark.parametrize(
-    ("pages", "said"),
-    [
-        ([howto.ANN], "there is no article among the pages"),
-        ([howto.FRY, howto.FRY], "two pages have the path Fry-an-Egg"),
-        ([Article("x" * 100 + "\u00e9" * 50)], "longer than 250 characters"),
-        ([Article("")], "without a title"),
-    ],
-)
-def test_libraries_that_cannot_be_are_refused_and_leave_nothing(
-    tmp_path: Path, pages: Sequence[Article], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        write_library(tmp_path / "l", pages)
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_is_hidden_is_nowhere(small: str) -> None:
     whole = Library.open(small)
     rest = whole.without([howto.FRY.path, "No-Such-Page"])
@@ -269,18 +240,6 @@ def test_a_task_file_lists_its_pages_and_instructions(file: Path) -> None:
         2,
     ]
     assert goal.find_reached([]) == []
-
-
-def test_a_goal_of_ours_reaches_the_article_itself() -> None:
-    goal = WikiHowGoal("category", "Fry an Egg", "Fry-an-Egg", "Eggs", "Category:Eggs", "Boil It", "Boil-It").to_pages()
-    lines = ["wikiHowTo?search=eggs+&wh_an=1", "wikiHowTo?search=my+egg+&wh_an=1", "Fry-an-Egg-Twice?wh_an=1&amp=1"]
-    lines += ["Fry-an-Egg?wh_an=1&amp=1", "Category:Eggs?wh_an=1&amp=1", "Boil-It?wh_an=1&amp=1"]
-    assert [goal.find_reached([f"{HOST}/{line}"]) for line in lines] == [[], [0], [], [1], [2], [3]]
-    assert [page.instruction for page in goal.pages] == [
-        'Access the article "How to Fry an Egg"', "Access the page of category Eggs",
-        'Access the article "How to Boil It"', "",
-    ]  # fmt: skip
-    assert isinstance(goal, Goal)
 
 
 @pytest.mark.parametrize(

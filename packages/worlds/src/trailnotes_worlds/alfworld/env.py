@@ -24,12 +24,7 @@ class AlfworldEnv:
     """ALFWorld environment on its package's engine, with generated or downloaded games."""
 
     def __init__(
-        self,
-        *,
-        games: str = "generated",
-        data: str = "",
-        max_steps: int = MAX_STEPS,
-        actions: bool = True,
+        self, *, games: str = "generated", data: str = "", max_steps: int = MAX_STEPS, actions: bool = True
     ) -> None:
         """Set the options; the first reset loads the engine.
 

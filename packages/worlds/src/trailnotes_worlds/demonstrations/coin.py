@@ -17,11 +17,7 @@ from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
 from trailnotes.types import Tip
-from trailnotes.warmstart.demonstrations.episodes import (
-    build_demonstrations,
-    play_script,
-    replay_actions,
-)
+from trailnotes.warmstart.demonstrations.episodes import build_demonstrations, play_script, replay_actions
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator
 
 if TYPE_CHECKING:

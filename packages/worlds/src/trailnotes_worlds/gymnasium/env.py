@@ -20,13 +20,7 @@ from trailnotes_worlds.gymnasium.words import (
     render_plain,
     resolve_action_names,
 )
-from trailnotes_worlds.third_party import (
-    FIRST_SEED,
-    SuccessRule,
-    describe_success,
-    format_game_name,
-    make_seeded_tasks,
-)
+from trailnotes_worlds.third_party import FIRST_SEED, SuccessRule, describe_success, format_game_name, make_seeded_tasks
 
 if TYPE_CHECKING:
     import gymnasium
