@@ -15,6 +15,7 @@ from trailnotes_lab.compare import recompute
 from trailnotes_lab.compare.summary import Summary
 
 SETTINGS = ["--eval.num_tasks", "2"]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)

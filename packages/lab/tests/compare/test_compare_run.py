@@ -138,7 +138,11 @@ CONFIGS = BUILTIN / "configs/compare"
 
 
 @pytest.mark.parametrize(
-    "path", sorted(set(CONFIGS.glob("*.toml")) - {*CONFIGS.glob("*-base.toml")}), ids=lambda path: path.stem
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem == "small" else pytest.mark.long)
+        for path in sorted(set(CONFIGS.glob("*.toml")) - {*CONFIGS.glob("*-base.toml")})
+    ],
 )
 def test_the_comparisons_of_the_repository_can_be_read(path: Path) -> None:
     """They name their denominator, too: published figures come out to the digit whatever the default is."""

@@ -14,7 +14,7 @@ from chromium import Browser
 from trailnotes.runs.directory import RunDir, load_run_config
 from viewed import HOSTILE, episode, make_run
 
-pytestmark = chromium.needed
+pytestmark = [chromium.needed, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

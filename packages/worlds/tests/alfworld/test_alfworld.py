@@ -111,6 +111,7 @@ def test_a_game_of_each_kind_is_won_by_its_expert(kind: str) -> None:
     env.close()
 
 
+@pytest.mark.long
 @played
 @pytest.mark.parametrize("kind", TASK_TYPES)
 def test_every_floor_plan_allows_its_kinds_of_task(kind: str) -> None:

@@ -114,6 +114,7 @@ def subject() -> Iterator[CoinDemonstrator]:
     made.env.close()
 
 
+@pytest.mark.long
 def test_no_game_that_is_examined_is_played(subject: CoinDemonstrator, monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[Task] = []
     reset = subject.env.reset

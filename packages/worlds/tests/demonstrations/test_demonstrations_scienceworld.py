@@ -126,6 +126,7 @@ def test_the_start_model_is_shown_nothing_that_is_examined() -> None:
     assert select_unused(EnglishScienceWorld.choose_tasks(start), config)
 
 
+@pytest.mark.long
 def test_recordings_are_training_variations_and_repeat(tmp_path: Path) -> None:
     config = Config(
         env=EnvConfig(name="scienceworld", options={"task": "lifespan-shortest-lived"}),

@@ -67,6 +67,7 @@ def shop(messages: Sequence[Message]) -> str:
     return follow(parse_tip_actions(find_right_tip(messages)), done)
 
 
+@pytest.mark.long
 def test_coin() -> None:
     pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
     example, config = load_example("coin")

@@ -30,7 +30,7 @@ from trailnotes_worlds.scienceworld.tasks import (
 )
 
 FIND = "find-non-living-thing"
-SOME = (FIND, "power-component", "boil", "lifespan-longest-lived", "chemistry-mix-paint-secondary-color")
+SOME = ("power-component", "boil", "lifespan-longest-lived", "chemistry-mix-paint-secondary-color")
 
 
 def task_of(name: str = FIND, variation: int = 0, **options: Any) -> Task:
@@ -87,7 +87,7 @@ def test_the_first_observation_says_what_to_do_and_how(game: FaultTolerantGame) 
     assert set(briefing) == {"action_formats", "inventory", "focus"}
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", [FIND, *(pytest.param(name, marks=pytest.mark.long) for name in SOME)])
 def test_gold_paths_reach_the_full_score_and_every_answer_is_the_same_in_another_process(
     game: FaultTolerantGame, solutions: GoldPathFinder, name: str
 ) -> None:
@@ -116,6 +116,7 @@ def test_a_wrong_focus_ends_the_episode_by_each_convention(game: FaultTolerantGa
     assert rewards == {"raw": (-108.0, -100.0), "floor0": (-8.0, 0.0), "last_positive": (0.0, 8.0)}
 
 
+@pytest.mark.long
 def test_a_question_is_answered_by_number_or_in_words_and_dropped_by_all_else(game: FaultTolerantGame) -> None:
     env = env_with(game, max_steps=100)
     said = {}
@@ -133,6 +134,7 @@ def test_a_question_is_answered_by_number_or_in_words_and_dropped_by_all_else(ga
     assert dropped[1] == 1
 
 
+@pytest.mark.long
 def test_actions_are_offered_as_asked_and_asking_changes_nothing(game: FaultTolerantGame) -> None:
     actions = ["teleport to kitchen", "open cupboard", "pick up metal pot", "wait1", "look around", "inventory"]
     seen = {
@@ -148,6 +150,7 @@ def test_actions_are_offered_as_asked_and_asking_changes_nothing(game: FaultTole
     assert not any("OBJ" in action or "\n" in action for action in valid)
 
 
+@pytest.mark.long
 def test_it_keeps_the_contract() -> None:
     factory = partial(ScienceWorldEnv, task="find-living-thing", max_steps=12)
     assert check_env(factory, tasks=ScienceWorldEnv.tasks("train", task="find-living-thing")[:1]) == ()
@@ -217,6 +220,7 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_threads")
 def test_a_tiny_model_can_be_trained(tmp_path: Path) -> None:
     settings = (

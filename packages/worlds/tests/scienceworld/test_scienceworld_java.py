@@ -68,6 +68,7 @@ def without_restarts(observation: Observation) -> tuple[object, ...]:
     return (observation.text, observation.reward, observation.score, observation.actions, info)
 
 
+@pytest.mark.long
 def test_an_episode_goes_on_after_its_simulator_was_killed(
     env: ScienceWorldEnv, undisturbed: list[Observation]
 ) -> None:
@@ -80,6 +81,7 @@ def test_an_episode_goes_on_after_its_simulator_was_killed(
     assert [without_restarts(o) for o in again] == [without_restarts(o) for o in undisturbed]
 
 
+@pytest.mark.long
 def test_an_interrupted_call_is_not_answered_by_the_next_one(
     env: ScienceWorldEnv, undisturbed: list[Observation]
 ) -> None:
@@ -121,6 +123,7 @@ assert client.simulator.call("getTaskNames")  # neither the thread's end nor the
 """
 
 
+@pytest.mark.long
 def test_it_outlives_threads_and_forks_but_not_the_interpreter_and_ends_without_a_word() -> None:
     command = [sys.executable, "-W", "error", "-X", "dev", "-c", HOST]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
@@ -128,6 +131,7 @@ def test_it_outlives_threads_and_forks_but_not_the_interpreter_and_ends_without_
     assert gone(int(ended.stdout))
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_takes_its_simulator_along_though_that_is_stopped() -> None:
     found: list[int] = []
 
@@ -154,6 +158,7 @@ def children_of(parent: int, word: str) -> list[int]:
     return [pid for pid in pids if word in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
+@pytest.mark.long
 def test_games_of_one_process_know_nothing_of_each_other() -> None:
     """Interleaved, each gives the text of a process of its own, and lists actions in one."""
     setups = [("boil", 0), ("find-animal", 1), ("find-animal", 1), ("power-component", 2)]
@@ -244,6 +249,7 @@ def test_text_is_read_as_py4j_reads_it(text: str) -> None:
     assert decode_value(line) == text == (unescape_new_line(escape_new_line(text)) or "")
 
 
+@pytest.mark.long
 def test_calls_carry_values_both_ways(simulator: ScienceWorldSimulator) -> None:
     word = 'ö \\n "\u2028\n\r\t\x00 \U0001f6aa'
     assert simulator.call("join", "-", simulator.call("getTaskNames"), of="java.lang.String").count("boil") == 1

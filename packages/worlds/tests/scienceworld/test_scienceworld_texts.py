@@ -50,7 +50,6 @@ BOUNDS = {  # last of train, dev and test, as simulator 1.2.3 gave them
     "mendelian-genetics-known-plant": (59, 89, 119),
     "mendelian-genetics-unknown-plant": (239, 359, 479),
 }
-FAST = ("find-non-living-thing", "inclined-plane-friction-unnamed-surfaces", "identify-life-stages-2")
 CIRCUIT = (
     "connect battery anode to red wire terminal 1", "connect red wire terminal 1 to battery anode",
     "connect red wire terminal 1 to battery cathode", "connect red wire terminal 2 to light bulb", "focus on agent",
@@ -85,9 +84,8 @@ def test_the_simulators_split_by_hand() -> None:
     assert listed == [3592, 1796, 1819]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.long) for name in sorted(sw.NUM_VARIATIONS)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(sw.NUM_VARIATIONS))
 def test_the_simulator_agrees(client: ScienceWorldClient, name: str) -> None:
     client.load(name, 0, sw.resolve_simplifications(name))
     assert client.simulator.call("getTaskMaxVariations", name) == sw.NUM_VARIATIONS[name]
@@ -137,6 +135,7 @@ def test_exact_cleans_case_blanks_and_final_punctuation(text: str, cleaned: str)
     assert correct_action(text, "exact", never) == CorrectedAction(cleaned, changed=False)
 
 
+@pytest.mark.long
 def test_cleaning_spoils_no_admissible_action(client: ScienceWorldClient) -> None:
     for task in ("power-component", "grow-fruit", "use-thermometer"):
         client.load(task, 0, sw.resolve_simplifications(task))
@@ -239,6 +238,7 @@ def test_long_solutions_lose_their_middle_and_long_observations_their_end() -> N
     assert shorten_turns([("abcdefghij klm", "go")], max_chars=12) == [["abcdefgh ...", "go"]]
 
 
+@pytest.mark.long
 def test_examples_solve_training_variations_of_the_task_and_never_the_one_that_is_played() -> None:
     env = ScienceWorldEnv(examples=1)
     try:

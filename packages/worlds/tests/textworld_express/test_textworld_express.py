@@ -67,7 +67,9 @@ def test_it_keeps_the_contract(client: TextWorldExpressClient) -> None:
 
 
 @pytest.mark.parametrize("game", GAMES)
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize(
+    "split", ["test", *(pytest.param(split, marks=pytest.mark.long) for split in ("train", "validation"))]
+)
 def test_each_game_is_won_by_its_own_solution(client: TextWorldExpressClient, game: str, split: str) -> None:
     env = Shared(client, max_steps=500)
     task = textworld_express_tasks(split, game, num_games=2)[1]

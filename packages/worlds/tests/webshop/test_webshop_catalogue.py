@@ -65,6 +65,7 @@ def _opened(cache: Path) -> list[str]:
     return open_synthetic(50, 1).search("soft socks")
 
 
+@pytest.mark.long
 def test_ours_is_made_once_by_any_number_of_processes(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     together = context.Barrier(3, timeout=120).wait

@@ -130,7 +130,9 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("method", ["grpo", "gigpo", "empo2"])
+@pytest.mark.parametrize(
+    "method", ["empo2", *(pytest.param(name, marks=pytest.mark.long) for name in ("grpo", "gigpo"))]
+)
 def test_a_tiny_model_can_be_trained(method: str, tmp_path: Path) -> None:
     words = [*SETTINGS.split(), "--algorithm.name", method]
     trailnotes.train(load_config("webshop/small", words), tmp_path / "run")
