@@ -19,8 +19,8 @@ from trailnotes.runs.directory import RunDir
 from trailnotes.runs.panels import EvaluatedModel, build_panel_result, write_evaluation
 from trailnotes.types import Completion, Observation, Step, Trajectory
 from trailnotes_lab.compare import compare_evaluations, compare_table
+from trailnotes_worlds.webshop.catalogue import write_catalogue
 from trailnotes_worlds.webshop.env import open_cached_catalogue
-from trailnotes_worlds.webshop.writing import write_catalogue
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from trailnotes.storage.files import append_jsonl
 from trailnotes_lab.compare.comparison import _summarise_runs, run_comparison
 from trailnotes_lab.compare.expand import PlannedRun, expand_runs
 from trailnotes_lab.compare.page import print_brief, render_summary_markdown
+from trailnotes_lab.compare.running import list_stages
 from trailnotes_lab.compare.spec import load_spec
-from trailnotes_lab.compare.stages import list_stages
 from trailnotes_lab.compare.summary import Summary
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -38,8 +38,8 @@ from trailnotes_lab.compare.expand import expand_runs
 from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.picture import draw_summary
 from trailnotes_lab.compare.results import build_attempts, read_trial_records
+from trailnotes_lab.compare.running import list_stages, list_unfinished_stages, validate_unchanged_settings
 from trailnotes_lab.compare.spec import load_spec
-from trailnotes_lab.compare.stages import list_stages, list_unfinished_stages, validate_unchanged_settings
 from trailnotes_lab.compare.statistics import Difference, estimate_paired_difference, interquartile_mean
 from trailnotes_lab.compare.summary import MethodSummary, Summary
 

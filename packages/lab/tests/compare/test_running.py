@@ -14,8 +14,7 @@ from trailnotes.config.schema import Config
 from trailnotes_lab.compare import running
 from trailnotes_lab.compare.cost import load_costs
 from trailnotes_lab.compare.expand import PlannedRun
-from trailnotes_lab.compare.running import StageProcess, run_stages, stop_processes
-from trailnotes_lab.compare.stages import RunStage
+from trailnotes_lab.compare.running import RunStage, StageProcess, run_stages, stop_processes
 
 SLEEPER = """
 import os, pathlib, signal, sys, time

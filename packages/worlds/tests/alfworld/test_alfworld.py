@@ -16,8 +16,7 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Task
 from trailnotes_worlds.alfworld import rooms
 from trailnotes_worlds.alfworld.engine import AlfworldEngine, read_game, translate_game
-from trailnotes_worlds.alfworld.env import AlfworldEnv
-from trailnotes_worlds.alfworld.games import alfworld_tasks
+from trailnotes_worlds.alfworld.env import AlfworldEnv, alfworld_tasks
 from trailnotes_worlds.alfworld.rooms import (
     TASK_TYPES,
     FurnishedRoom,

@@ -22,21 +22,19 @@ from trailnotes.rollout.conversation import quoted
 from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes_worlds.demonstrations.webshop import WebShopDemonstrator
 from trailnotes_worlds.demonstrations.webshop_buyers import (
+    Fault,
+    FaultKind,
     Listing,
     ShopPage,
     ShoppingGoal,
     find_faults,
-)
-from trailnotes_worlds.demonstrations.webshop_words import (
-    Fault,
-    FaultKind,
     format_english_tip,
     format_terse_tip,
     parse_tip_actions,
     unspace_brackets,
 )
+from trailnotes_worlds.webshop.catalogue import write_catalogue
 from trailnotes_worlds.webshop.products import Instruction, Product, format_price
-from trailnotes_worlds.webshop.writing import write_catalogue
 
 INSTRUCTION = "Find me a washable wool rug with color: red, and size: big, and price lower than 40.00 dollars"
 TITLES = [

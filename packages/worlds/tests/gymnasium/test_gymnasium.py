@@ -14,8 +14,12 @@ from trailnotes.commands import main  # noqa: E402
 from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env  # noqa: E402
 from trailnotes.errors import EnvError  # noqa: E402
 from trailnotes.types import Observation, Task  # noqa: E402
-from trailnotes_worlds.gymnasium.env import GymnasiumEnv  # noqa: E402
-from trailnotes_worlds.gymnasium.words import find_toy_text, format_value, render_plain  # noqa: E402
+from trailnotes_worlds.gymnasium.env import (  # noqa: E402
+    GymnasiumEnv,
+    find_toy_text,
+    format_value,
+    render_plain,
+)
 
 LAKE = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False}}
 WAY = ("down", "down", "right", "right", "down", "right")  # over the 4x4 lake

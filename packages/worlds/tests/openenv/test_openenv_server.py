@@ -30,7 +30,7 @@ from trailnotes.envs import check_env, make_env
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.types import Task
 from trailnotes_worlds.openenv.env import OpenEnvClient
-from trailnotes_worlds.openenv.sessions import ServedTasks, ServerSession
+from trailnotes_worlds.openenv.server import ServedTasks, ServerSession
 
 pytest.importorskip("websockets", reason="the extra openenv is not installed")
 pytest.importorskip("uvicorn", reason="the extra openenv is not installed")

@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 
 from trailnotes.envs import check_env, list_env_tasks, make_env
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.puzzles.levels import DIFFICULTIES, assign_split, canonicalize_orientation, generate_level
-from trailnotes_worlds.puzzles.rooms import (
+from trailnotes_worlds.puzzles.levels import (
+    DIFFICULTIES,
     DIRECTIONS,
     Position,
     Room,
+    assign_split,
+    canonicalize_orientation,
     canonicalize_position,
     expand_pushes,
     find_reachable,
+    generate_level,
     list_cells,
     make_border_mask,
     move_player,

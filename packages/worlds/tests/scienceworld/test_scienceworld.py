@@ -19,9 +19,8 @@ from trailnotes.envs import check_env
 from trailnotes.envs.tasks import select_batch, tasks_of
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.scienceworld.client import GoldPathFinder
+from trailnotes_worlds.scienceworld.client import FaultTolerantGame, GoldPathFinder
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
-from trailnotes_worlds.scienceworld.game import FaultTolerantGame
 from trailnotes_worlds.scienceworld.tasks import (
     NUM_VARIATIONS,
     PAPER_PANEL,

@@ -22,9 +22,8 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.java.gateway import decode_value, encode_value
-from trailnotes_worlds.scienceworld.client import ScienceWorldClient, ScienceWorldSimulator
+from trailnotes_worlds.scienceworld.client import FaultTolerantGame, ScienceWorldClient, ScienceWorldSimulator
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
-from trailnotes_worlds.scienceworld.game import FaultTolerantGame
 
 TASK = Task("scienceworld/boil/0", "scienceworld", options={"task": "boil", "variation": 0})
 ACTIONS = ["teleport to kitchen", "open cupboard", "pick up orange", "0", "wait1", "look around", "inventory"]

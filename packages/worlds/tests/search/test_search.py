@@ -16,13 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.errors import ConfigError
-from trailnotes_worlds.search import bm25, words
+from trailnotes_worlds.search import bm25, terms
 from trailnotes_worlds.search import index as index_module
-from trailnotes_worlds.search.analyzer import STOPWORDS, analyze, to_term
 from trailnotes_worlds.search.building import FILES, IndexBuilder
 from trailnotes_worlds.search.index import SearchIndex
-from trailnotes_worlds.search.porter import stem
-from trailnotes_worlds.search.words import split_words
+from trailnotes_worlds.search.terms import STOPWORDS, analyze, split_words, stem, to_term
 
 Documents = Sequence[tuple[str, str]]
 
@@ -164,7 +162,7 @@ def test_words(text: str, expected: list[str]) -> None:
 
 @given(ASCII)
 def test_the_short_way_for_ascii_finds_the_same(text: str) -> None:
-    wide = [found[0] for found in words._WIDE.finditer(text.translate(words._CLASSES))]
+    wide = [found[0] for found in terms._WIDE.finditer(text.translate(terms._CLASSES))]
     assert list(map(len, split_words(text))) == list(map(len, wide))
 
 

@@ -15,8 +15,7 @@ from trailnotes.envs import check_env
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.textworld_express.client import TextWorldExpressClient
-from trailnotes_worlds.textworld_express.env import TextWorldExpressEnv
-from trailnotes_worlds.textworld_express.games import GAMES, textworld_express_tasks
+from trailnotes_worlds.textworld_express.env import GAMES, TextWorldExpressEnv, textworld_express_tasks
 
 
 def test_folds_are_the_splits_and_share_no_game() -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trailnotes_worlds.webshop.catalogue import Catalogue
+from trailnotes_worlds.webshop.catalogue import Catalogue, write_catalogue
 from trailnotes_worlds.webshop.goals import iter_goals
 from trailnotes_worlds.webshop.products import GoalKind, Product
 from trailnotes_worlds.webshop.reward import judge_purchase
 from trailnotes_worlds.webshop.shop import ShopState
 from trailnotes_worlds.webshop.synthetic import make_products, open_catalogue, open_synthetic
-from trailnotes_worlds.webshop.writing import write_catalogue
 
 NAME_OF_OURS = "29fe89b53f9f5fec"
 GOALS_OF_OURS, FULL_OF_OURS = 4085, 3960  # goals, and those that their own purchase earns in full: docs/envs/webshop.md

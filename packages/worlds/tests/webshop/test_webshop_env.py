@@ -20,8 +20,8 @@ from trailnotes.envs import check_env, get_env_identity, list_env_tasks
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.webshop import env as ws
+from trailnotes_worlds.webshop.catalogue import write_catalogue
 from trailnotes_worlds.webshop.protocols import SPLITS
-from trailnotes_worlds.webshop.writing import write_catalogue
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trailnotes_worlds.webshop.catalogue import encode_product
 from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules
 from trailnotes_worlds.webshop.products import (
     Instruction,
@@ -19,7 +20,6 @@ from trailnotes_worlds.webshop.products import (
     parse_prices,
     parse_product,
 )
-from trailnotes_worlds.webshop.writing import encode_product
 
 RECORD: dict[str, Any] = {
     "asin": "B000000001",

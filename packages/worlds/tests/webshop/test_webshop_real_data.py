@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trailnotes_worlds.search.analyzer import analyze
+from trailnotes_worlds.search.terms import analyze
 from trailnotes_worlds.webshop.catalogue import Catalogue
 from trailnotes_worlds.webshop.goals import draw_price, iter_goals
 from trailnotes_worlds.webshop.importing import SourceFiles, import_catalogue

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from shelves import DOZEN, Shelves, product
 from trailnotes_worlds.webshop.products import Review
-from trailnotes_worlds.webshop.shop import MAX_ACTION_CHARS, Shop, ShopRules, ShopState, _parse_action_greedily
-from trailnotes_worlds.webshop.texts import sanitize_text
+from trailnotes_worlds.webshop.shop import (
+    MAX_ACTION_CHARS,
+    Shop,
+    ShopRules,
+    ShopState,
+    _parse_action_greedily,
+    sanitize_text,
+)
 from trailnotes_worlds.webshop.views import VIEWS, render_rememberer, render_short, render_text, render_text_rich
 
 FIXED, ORIGINAL = Shop(DOZEN), Shop(DOZEN, ShopRules(compat="original"))

@@ -19,7 +19,7 @@ from trailnotes_worlds.wikihow.app import (
     parse_action,
 )
 from trailnotes_worlds.wikihow.library import Library
-from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, INPUT, PLAIN_VIEW, TEXT, Leaf, View, render_lines
+from trailnotes_worlds.wikihow.pages import BUTTON, IMAGE, INPUT, PLAIN_VIEW, TEXT, Leaf, View, render_lines
 
 
 @pytest.fixture(scope="module")

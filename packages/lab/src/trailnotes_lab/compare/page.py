@@ -11,9 +11,8 @@ from trailnotes.reporting.intervals import Estimate
 from trailnotes.reporting.tables import MISSING_CELL, Table, format_table, print_table, print_text
 from trailnotes.runs.console import format_megabytes
 from trailnotes.runs.usage import COMPARISON_FIELDS, SPENDING
-from trailnotes_lab.compare.panels import PanelMethodSummary, PanelSummary
 from trailnotes_lab.compare.statistics import BEYOND, LEGEND, ON_PANEL
-from trailnotes_lab.compare.summary import MethodSummary, Summary
+from trailnotes_lab.compare.summary import MethodSummary, PanelMethodSummary, PanelSummary, Summary
 
 COST_HEADINGS = {
     "env_steps": "env steps", "tokens_read": "tokens read", "tokens_generated": "tokens generated",

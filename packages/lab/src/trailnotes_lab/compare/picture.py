@@ -14,9 +14,8 @@ from typing import Any
 from trailnotes.config.methods import get_colours
 from trailnotes.reporting.intervals import Estimate
 from trailnotes.reporting.plots import INITIAL_MODEL_COLOUR, Curve, compute_seed_band, load_pyplot
-from trailnotes_lab.compare.panels import PanelSummary
 from trailnotes_lab.compare.statistics import BEYOND, ON_PANEL
-from trailnotes_lab.compare.summary import Summary
+from trailnotes_lab.compare.summary import PanelSummary, Summary
 
 INK, FAINT, RULE = "#222222", "#8a8a8a", "#e4e4e4"
 SPARE_COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#56b4e9", "#a08a00", "#d55e00", "#009e73")

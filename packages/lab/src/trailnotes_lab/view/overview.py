@@ -14,14 +14,15 @@ from trailnotes.errors import RunError
 from trailnotes.storage.files import open_regular, parse_json
 from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
 from trailnotes_lab.view.lines import MetricsLine, extract_series, is_number
-from trailnotes_lab.view.places import (
+from trailnotes_lab.view.window import (
     COMPARISON_FILE,
+    Query,
     ViewEntry,
+    Window,
     estimate_progress,
     find_differing_settings,
     find_running_process,
 )
-from trailnotes_lab.view.window import Query, Window
 
 DEFAULT_CURVES: Final = 8  # curves over each other by default
 _CHARTS: Final = tomllib.loads(Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"))

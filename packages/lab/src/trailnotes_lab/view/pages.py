@@ -13,9 +13,8 @@ from trailnotes_lab.view import overview
 from trailnotes_lab.view.drawing import render_template
 from trailnotes_lab.view.episodes import build_episode_view, describe_contexts
 from trailnotes_lab.view.lines import EpisodeFilter, EpisodeRow, list_group, read_episode
-from trailnotes_lab.view.places import ViewEntry, find_running_process
 from trailnotes_lab.view.tips import PAGE_SIZE, SORT_ORDERS, TipsFile
-from trailnotes_lab.view.window import PageNotFound, Query, Window
+from trailnotes_lab.view.window import PageNotFound, Query, ViewEntry, Window, find_running_process
 
 NO_PAGE: Final = "there is no page of this address"
 

@@ -35,15 +35,13 @@ from trailnotes.warmstart.demonstrations.episodes import (
 )
 from trailnotes_worlds.demonstrations.webshop_buyers import (
     BUY,
+    NEXT,
     Buyer,
+    Fault,
     ShopPage,
     ShoppingGoal,
     extract_purchase_path,
     find_faults,
-)
-from trailnotes_worlds.demonstrations.webshop_words import (
-    NEXT,
-    Fault,
     format_english_tip,
     format_terse_tip,
     space_brackets,

@@ -16,11 +16,11 @@ from trailnotes_worlds.scienceworld.actions import MODES, CorrectedAction, corre
 from trailnotes_worlds.scienceworld.briefing import build_worked_examples, parse_focus_objects
 from trailnotes_worlds.scienceworld.client import (
     GOLD_PATH_FINDER,
+    FaultTolerantGame,
     ScienceWorldClient,
     StepResult,
     find_scienceworld_jars,
 )
-from trailnotes_worlds.scienceworld.game import FaultTolerantGame
 from trailnotes_worlds.scienceworld.tasks import (
     MAX_STEPS,
     resolve_simplifications,

@@ -15,10 +15,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trailnotes_worlds.search.analyzer import to_term
 from trailnotes_worlds.search.bm25 import MAX_FREQUENCY, encode_lengths
 from trailnotes_worlds.search.mapped import allocate, write_meta
-from trailnotes_worlds.search.words import split_words
+from trailnotes_worlds.search.terms import split_words, to_term
 
 KIND, VERSION = "search index", 1
 FILES = ["ids.npy", "terms.npy", "term_offsets.npy", "posting_offsets.npy", "docs.npy", "codes.npy", "frequent.npy"]

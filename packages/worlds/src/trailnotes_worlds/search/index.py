@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trailnotes_worlds.search import bm25
-from trailnotes_worlds.search.analyzer import analyze
 from trailnotes_worlds.search.building import KIND, VERSION
 from trailnotes_worlds.search.mapped import MappedFolder
+from trailnotes_worlds.search.terms import analyze
 
 MAX_TERMS = 1024  # different terms of a query that count, the first ones: Lucene refuses a query of more
 

@@ -14,7 +14,7 @@ from trailnotes.reporting.intervals import Estimate
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes_lab.compare.evaluations import Evaluation, get_variation, validate_same_protocol
 from trailnotes_lab.compare.published import protocol
-from trailnotes_lab.compare.published.figures import PublishedTable
+from trailnotes_lab.compare.published.protocol import PublishedTable
 
 RETURN_BOUNDS = (-100.0, 100.0)  # of a return of the panel
 UNIT = "variations"
