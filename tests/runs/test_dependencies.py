@@ -107,7 +107,7 @@ def test_a_comparison_looks_before_it_compiles(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "c.toml").write_text('[model]\npath = "a/model"\n[env]\nname = "waymarks"\n')
     plan = tmp_path / "plan.toml"
     plan.write_text('[compare]\nname = "p"\nconfig = "c.toml"\n[budget]\nenv_steps = 9\n[methods.grpo]\n')
-    monkeypatch.setattr(comparison.stages, "compile_games", lambda _: pytest.fail("it compiled"))
+    monkeypatch.setattr(comparison.running, "compile_games", lambda _: pytest.fail("it compiled"))
     without(monkeypatch, "torch")
     with pytest.raises(MissingExtraError, match="needs the package torch"):
         comparison.run_comparison(plan, out=tmp_path / "out")

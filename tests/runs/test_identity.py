@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from odd_envs import Puppet
-from shelves import DOZEN
+from small_shop import DOZEN
 from trailnotes.config.schema import Config
 from trailnotes.envs import get_env_identity
 from trailnotes.envs.tasks import describe_training_overlap, load_panel

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-import howto
+import small_wikihow
 from small import small_config
 from trailnotes.algorithms.rememberer.advice import parse_advice
 from trailnotes.config.schema import Config
@@ -25,10 +25,13 @@ def words(text: str) -> int:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The small library, but that its first article is one to train on."""
-    peel = replace(howto.BOIL, title="Peel an Egg")
-    lists = [replace(page, articles=(peel.path, *page.articles[1:])) for page in (howto.ANN, howto.EGGS, howto.FOOD)]
+    peel = replace(small_wikihow.BOIL, title="Peel an Egg")
+    lists = [
+        replace(page, articles=(peel.path, *page.articles[1:]))
+        for page in (small_wikihow.ANN, small_wikihow.EGGS, small_wikihow.FOOD)
+    ]
     folder = tmp_path_factory.mktemp("libraries") / "small"
-    write_library(folder, [peel, howto.FRY, howto.FRY_TWO, *howto.MORE, *lists]).close()
+    write_library(folder, [peel, small_wikihow.FRY, small_wikihow.FRY_TWO, *small_wikihow.MORE, *lists]).close()
     return str(folder)
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("websockets", reason="the extra openenv is not installed")
 
 from websockets.sync.server import ServerConnection
 
-from liars import PAGES, counting, observation, serving
+from scripted_server import PAGES, counting, observation, serving
 from trailnotes.envs import check_env, get_env_identity, list_env_tasks
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trailnotes
-from shelves import DOZEN, MUG
+from small_shop import DOZEN, MUG
 from tinyrun import metrics
 from trailnotes.config.toml import load_config
 from trailnotes.envs import check_env, get_env_identity, list_env_tasks

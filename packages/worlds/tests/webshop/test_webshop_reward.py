@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shelves import LAMP, MUG
+from small_shop import LAMP, MUG
 from trailnotes_worlds.webshop.goals import Goal
 from trailnotes_worlds.webshop.products import Product
 from trailnotes_worlds.webshop.reward import COLORS, compute_reward, compute_similarity, extract_color

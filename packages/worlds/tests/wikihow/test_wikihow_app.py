@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import howto
+import small_wikihow
 from trailnotes_worlds.wikihow.app import (
     Action,
     AppState,
@@ -24,7 +24,7 @@ from trailnotes_worlds.wikihow.pages import BUTTON, IMAGE, INPUT, PLAIN_VIEW, TE
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
-    library = howto.small_library(tmp_path_factory.mktemp("libraries") / "small")
+    library = small_wikihow.small_library(tmp_path_factory.mktemp("libraries") / "small")
     yield library
     library.close()
 
@@ -134,7 +134,7 @@ def test_an_article_shows_its_head_first(app: WikiHowApp) -> None:
         '<p clickable="true">References</p>',
         '<p clickable="false"> </p>',
         '<button clickable="true">Tested</button>',
-        f'<div clickable="false">{howto.BOIL.intro}</div>',
+        f'<div clickable="false">{small_wikihow.BOIL.intro}</div>',
         '<div clickable="false">Method 1 Method 1 of 2: Heating</div>',
     ]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import howto
+import small_wikihow
 from trailnotes.config.toml import load_config
 from trailnotes.envs import check_env, list_env_tasks
 from trailnotes.errors import ConfigError, EnvError
@@ -37,7 +37,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("libraries") / "small"
-    howto.small_library(folder).close()
+    small_wikihow.small_library(folder).close()
     return str(folder)
 
 
@@ -48,7 +48,7 @@ def files(tmp_path: Path) -> Path:
         for name in names:
             path = tmp_path / split / f"{name}.textproto"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(howto.TASK)
+            path.write_text(small_wikihow.TASK)
     return tmp_path
 
 
@@ -172,16 +172,16 @@ def test_files_are_split_by_their_folders_or_by_their_articles(small: str, files
 
 def test_what_is_hidden_is_nowhere(small: str) -> None:
     whole = Library.open(small)
-    rest = whole.without([howto.FRY.path, "No-Such-Page"])
+    rest = whole.without([small_wikihow.FRY.path, "No-Such-Page"])
     assert len(rest) == len(whole) - 1 == len([*rest])
-    assert (howto.FRY.path in rest, rest.get(howto.FRY.path)) == (False, None)
-    assert [page.title for page in rest.articles([howto.FRY.path, howto.BOIL.path])] == ["Boil an Egg"]
-    eggs = rest[howto.EGGS.path]
+    assert (small_wikihow.FRY.path in rest, rest.get(small_wikihow.FRY.path)) == (False, None)
+    assert [page.title for page in rest.articles([small_wikihow.FRY.path, small_wikihow.BOIL.path])] == ["Boil an Egg"]
+    eggs = rest[small_wikihow.EGGS.path]
     assert isinstance(eggs, Category)
     assert [text for text, _ in eggs.about] == ["All about ", ", and more."]
-    assert rest.search("fry egg", 1) == [howto.FRY_TWO.path]
-    assert whole.search("fry egg", 3)[0] == howto.FRY.path
-    assert len(whole[howto.EGGS.path].about) == 3
+    assert rest.search("fry egg", 1) == [small_wikihow.FRY_TWO.path]
+    assert whole.search("fry egg", 3)[0] == small_wikihow.FRY.path
+    assert len(whole[small_wikihow.EGGS.path].about) == 3
 
 
 def adviser() -> ScriptedPolicy:
@@ -198,10 +198,10 @@ def adviser() -> ScriptedPolicy:
 
 def test_a_scripted_player_fills_the_table_and_reaches_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
-    howto.small_library(tmp_path / "library").close()
+    small_wikihow.small_library(tmp_path / "library").close()
     for split in ("train", "test"):
         (tmp_path / "tasks" / split).mkdir(parents=True)
-        (tmp_path / "tasks" / split / f"{split}_boil-4.textproto").write_text(howto.TASK)
+        (tmp_path / "tasks" / split / f"{split}_boil-4.textproto").write_text(small_wikihow.TASK)
     monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", lambda *_: adviser())
     config = load_config("wikihow/rememberer")
     options = {**config.env.options, "library": str(tmp_path / "library"), "tasks": str(tmp_path / "tasks")}
@@ -223,7 +223,7 @@ HOST = "mUrl is: https://www.wikihow.com"
 def file(tmp_path: Path) -> Path:
     pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
     path = tmp_path / "boil-4.textproto"
-    path.write_text(howto.TASK)
+    path.write_text(small_wikihow.TASK)
     return path
 
 
@@ -255,8 +255,8 @@ def test_a_task_file_lists_its_pages_and_instructions(file: Path) -> None:
     ],
 )
 def test_files_of_other_kinds_are_refused(file: Path, old: str, new: str, message: str) -> None:
-    assert old in howto.TASK
-    file.write_text(howto.TASK.replace(old, new))
+    assert old in small_wikihow.TASK
+    file.write_text(small_wikihow.TASK.replace(old, new))
     with pytest.raises(ConfigError, match=re.escape(message)):
         read_goal(file)
     assert not Path("pwned").exists()

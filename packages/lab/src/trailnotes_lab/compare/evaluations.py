@@ -37,7 +37,7 @@ class Evaluation:
     label: str  # given on the command line; "" = named after its method
     player: str  # as its own table calls the model
     metric: str  # that its own table shows
-    memory: bool  # whether tips were shown
+    memory: bool  # whether it played with tips
     costs: Mapping[str, float]  # of the training, by the names of `TABLE_FIELDS`
     model: str  # that played: a checkpoint's directory, a model directory, a hub name
     settings: Config  # that it was played with

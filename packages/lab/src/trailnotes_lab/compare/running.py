@@ -76,7 +76,7 @@ def _settings_file(run: PlannedRun, panel: PlannedPanel | None = None) -> Path:
 
 def list_stages(run: PlannedRun) -> list[RunStage]:
     settings, directory, panels = _settings_file(run), run.directory, []
-    for panel in run.panels:  # each begins with an empty memory: that of the training is not shown
+    for panel in run.panels:  # each begins with an empty memory: that of the training is not used
         words = _make_adapt_command(panel.subject, panel.config, panel.directory, _settings_file(run, panel))
         needs = (f"{run.name} train",) if run.trains else ()
         panels.append(RunStage(run, f"{EVAL_STAGE} {panel.name}", words, needs, panel))

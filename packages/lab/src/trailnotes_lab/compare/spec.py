@@ -48,7 +48,7 @@ class CompareSection(Section):
 
 
 class Budget(Section):
-    """The table [budget], the same for all methods: limits that are not named are not held equal."""
+    """The table [budget], the same for all methods: other limits may differ."""
 
     env_steps: int = key(0, "environment steps of each training run; 0 = not what is counted", ge=0)
     tokens: int = key(0, "generated tokens of each training run", ge=0)

@@ -111,7 +111,7 @@ class TrackerReporter:
 
 
 def _load_state(file: Path) -> tuple[str, int]:
-    """The tracker's id for the run, and the number of iterations that were shown."""
+    """The tracker's id for the run, and the number of iterations that were reported."""
     if not file.is_file():
         return "", 0
     try:

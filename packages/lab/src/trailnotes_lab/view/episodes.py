@@ -1,7 +1,7 @@
 """Prepare one recorded episode for its page: both contexts turn by turn, and the figures of each action.
 
 Contexts are worded again by the run's own settings, as while the episode was played. No tokenizer is loaded for that:
-texts that the run cut at its token limits are shown whole.
+texts that the run cut at its token limits are whole here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TurnView:
     heading: str  # the line over the tips
     after: str
     plain: str  # the same turn without tips
-    said: str  # text of the policy
+    answer: str  # text of the policy
     action: str  # sent to the environment
     reward: float
     novelty: float
@@ -108,7 +108,7 @@ def _build_turn(number: int, step: Step, contexts: tuple[str, str], conversation
         heading=heading,
         after=truncate_text(after.lstrip("\n")),
         plain=truncate_text(plain),
-        said=truncate_text(step.completion.text),
+        answer=truncate_text(step.completion.text),
         action=truncate_text(step.action),
         reward=step.reward,
         novelty=step.reward_intrinsic,

@@ -68,7 +68,7 @@ def _load_episodes_page(window: Window, place: ViewEntry, query: Query) -> dict[
         "rows": matches[(page - 1) * PAGE_SIZE : page * PAGE_SIZE], "total": len(matches), "wanted": wanted,
         "page": page, "pages": max(1, -(-len(matches) // PAGE_SIZE)), "modes": MODES,
         "span": (min(iterations), max(iterations)) if rows else None,
-        "asked": _select_params(query, "task", "mode", "success", "iteration", "tip"),
+        "query": _select_params(query, "task", "mode", "success", "iteration", "tip"),
     }  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def _load_tips_page(place: ViewEntry, query: Query) -> dict[str, Any]:
     return {
         "task": task, "orders": list(SORT_ORDERS), "order": order, "page": page, "rows": rows, "total": total,
         "pages": max(1, -(-total // PAGE_SIZE)), "tasks": file.list_tasks(),
-        "asked": _select_params(query, "task", "order"),
+        "query": _select_params(query, "task", "order"),
     }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TAKE: Final = "take coin"
 MAX_SEARCH_STEPS: Final = 100  # of the search for a right tip
-PATIENCE: Final = 200  # episodes in a row without a demonstration
+MAX_TRIES: Final = 200  # episodes in a row without a demonstration
 _ROOM: Final = re.compile(r"You are in the ([^.]+)\.")
 _WAY_ON: Final = re.compile(r"To the (\w+) you see the ([^.]+)\.")
 
@@ -104,14 +104,14 @@ class CoinDemonstrator(ExpertDemonstrator):
             yield from super().__iter__()
         in_vain = 0
         try:
-            while in_vain < PATIENCE:
+            while in_vain < MAX_TRIES:
                 made = self.demonstrate_search(self.rng.choice(self.coins))
                 in_vain = 0 if made else in_vain + 1
                 yield from made
         finally:
             self.env.close()
         raise ConfigError(
-            f"the coin was further away than rollout.max_steps = {self.config.rollout.max_steps} in each of {PATIENCE} "
+            f"the coin was further away than rollout.max_steps = {self.config.rollout.max_steps} in each of {MAX_TRIES} "
             "games: raise it, or set warmstart.p_follow_tip below 1"
         )
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 EVAL_SPLITS = ("validation", "test")
 MAX_RESULT_PAGES = 3  # pages of results that a teacher reads
-PATIENCE = 1000  # failed episodes in a row, after which the search for another one ends
+MAX_TRIES = 1000  # failed episodes in a row, after which the search for another one ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +75,15 @@ class Attempt:
 
 
 class TrackedShop:
-    """Shop environment that records the pages shown since the last reset."""
+    """Shop environment that records the pages since the last reset."""
 
     def __init__(self, **options: object) -> None:
         self.env = cast("WebShopEnv", make_env("webshop", **options))
         self.page = self.item = self.results = ShopPage()  # the newest; that of a product, and of results
-        self.shown: set[str] = set()  # asins
+        self.listed: set[str] = set()  # asins
 
     def reset(self, task: Task) -> Observation:
-        self.item, self.results, self.shown = ShopPage(), ShopPage(), set()
+        self.item, self.results, self.listed = ShopPage(), ShopPage(), set()
         return self._track_page(self.env.reset(task))
 
     def step(self, action: str) -> Observation:
@@ -94,7 +94,7 @@ class TrackedShop:
 
     def _track_page(self, observation: Observation) -> Observation:
         self.page = ShopPage.from_parts(self.env.shop.list_elements(self.env.state))
-        self.shown.update(listing.asin for listing in self.page.listings)
+        self.listed.update(listing.asin for listing in self.page.listings)
         if self.page.title:
             self.item = self.page
         elif self.page.listings:
@@ -134,12 +134,12 @@ class WebShopDemonstrator(Demonstrator):
 
     def __iter__(self) -> Iterator[Demonstration]:
         in_vain = 0
-        while in_vain < PATIENCE:
+        while in_vain < MAX_TRIES:
             made = self.demonstrate_episode(self.rng.choice(self.tasks))
             in_vain = 0 if made else in_vain + 1
             yield from made
         raise ConfigError(
-            f"each of {PATIENCE} episodes showed a product of an evaluation goal: set env.options.products_per_page "
+            f"each of {MAX_TRIES} episodes showed a product of an evaluation goal: set env.options.products_per_page "
             'lower, or env.options.protocol to "by-product"'
         )
 
@@ -271,9 +271,9 @@ class WebShopDemonstrator(Demonstrator):
     def play_carelessly(self, task: Task) -> Attempt | None:
         return self.play_buyer(task, self.rng.choice(("hasty", "wandering")))
 
-    def play_failures(self, task: Task, beside: Attempt | None) -> tuple[Attempt, ...]:
-        """Play up to two episodes without the full score, of other purchases than `beside`."""
-        ways = {beside.way} if beside else set()
+    def play_failures(self, task: Task, attempt: Attempt | None) -> tuple[Attempt, ...]:
+        """Play up to two episodes without the full score, of other purchases than `attempt`."""
+        ways = {attempt.way} if attempt else set()
         failures = []
         for _ in range(self.rng.randint(1, 2)):
             other = self.play_carelessly(task)
@@ -294,7 +294,7 @@ class WebShopDemonstrator(Demonstrator):
     def play(self, task: Task, script: Callable[[Observation], Script]) -> Attempt | None:
         """Play an episode of any script; None if it showed a product of an evaluation goal, or did nothing."""
         trajectory = play_script(self.visit, task, script)
-        if not trajectory.steps or self.visit.shown & self.forbidden:
+        if not trajectory.steps or self.visit.listed & self.forbidden:
             return None
         way = extract_purchase_path(get_actions(trajectory))
         wish = ShoppingGoal.parse(trajectory.steps[0].observation.instruction or "")

@@ -149,7 +149,7 @@ class Listing:
     """Product among the results of a search."""
 
     asin: str  # as it is clicked
-    title: str  # as far as it is shown
+    title: str  # possibly cut
     price: float  # dollars; of a range the lower end
 
 
@@ -165,7 +165,7 @@ class ShopPage:
 
     @classmethod
     def from_parts(cls, parts: Sequence[PageElement]) -> ShopPage:
-        """Read the shown texts of a page, and no hidden property of its elements."""
+        """Read the displayed texts of a page, and no hidden property of its elements."""
         listings, options, title, price = [], dict[str, tuple[str, ...]](), "", 0.0
         sells = any(part.target == BUY[len("click[") : -1] for part in parts)  # else other texts begin with "Price: "
         for i, part in enumerate(parts):

@@ -114,7 +114,7 @@ _JSON_ENCODER: Final = json.JSONEncoder(default=_convert_numpy)  # json.dumps wo
 ObservationMode = Literal["auto", "ansi", "value"]
 
 NO_KWARGS: Mapping[str, Any] = MappingProxyType({})
-_MAX_NUMBERS: Final = 64  # of an array that is shown as a value
+_MAX_NUMBERS: Final = 64  # of an array that is printed as a value
 
 
 class GymnasiumEnv:

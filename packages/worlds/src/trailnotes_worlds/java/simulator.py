@@ -74,13 +74,13 @@ class ChildProcess:
                 data += more
         return data.decode(errors="replace").split("\n")[:num]
 
-    def describe_exit(self, patience: float = 1.0) -> str:
-        """Describe its exit, with the last line of its stderr; "" if it still runs after `patience` seconds."""
+    def describe_exit(self, timeout: float = 1.0) -> str:
+        """Describe its exit, with the last line of its stderr; "" if it still runs after `timeout` seconds."""
         try:
-            code = self._process.wait(patience)
+            code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return ""
-        self._listener.join(patience)
+        self._listener.join(timeout)
         last = last_line(b"".join(self._words))
         return f"it {describe_exit(code)}" + (f"; its last words: {last}" if last else "")
 

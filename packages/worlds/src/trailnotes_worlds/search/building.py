@@ -61,7 +61,7 @@ class IndexBuilder:
         self._numbers = _TermNumbers()
         self._ids: list[bytes] = []
         self._tokens, self._lengths = array("i"), array("q")  # of the run: term numbers; words in each document
-        self._first, self._runs = 0, 0  # first document of the run; runs put aside
+        self._first, self._runs = 0, 0  # first document of the run; runs on disk
         self._total, self._filled = 0, 0  # tokens; documents that have any
         self._frequent: list[tuple[int, int, int]] = []  # (term, document, frequency) above `MAX_FREQUENCY` - 1
 

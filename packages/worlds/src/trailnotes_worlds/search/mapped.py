@@ -114,7 +114,7 @@ def write_folder(folder: Path) -> Iterator[Path]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-            made = Path(temporary) / "made"  # with the usual permissions: those of `aside` are for its owner alone
+            made = Path(temporary) / "made"  # with the usual permissions: those of `temporary` are for its owner alone
             made.mkdir()
             yield made
             made.replace(folder)

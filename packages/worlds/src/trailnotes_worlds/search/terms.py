@@ -113,7 +113,7 @@ _BY_CATEGORY |= dict.fromkeys(("Lu", "Ll", "Lt", "Lm", "Lo", "Nl"), "L")
 
 
 class _CharacterClasses(dict[int, str]):
-    """Code point -> letter of its class, found at the first sight of it; ASCII and the middles are there before."""
+    """Code point -> letter of its class, computed at the first sight of it; ASCII and the middles are there before."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)

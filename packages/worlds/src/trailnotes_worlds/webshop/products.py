@@ -55,13 +55,13 @@ class Product:
     title: str
     description: str
     bullets: tuple[str, ...]
-    attributes: tuple[str, ...]  # of items_ins: judged by the reward, and not shown unless asked for
+    attributes: tuple[str, ...]  # of items_ins: judged by the reward, hidden by default
     options: tuple[tuple[str, tuple[str, ...]], ...]  # (name, values), in lower case; a value may be listed twice
     prices: tuple[float, ...]  # dollars: none, one, or the two ends of a range
-    tag: str  # the price as shown: "$10.0", "$10.0 to $20.0"; "$100.0" where none is listed
+    tag: str  # the displayed price: "$10.0", "$10.0 to $20.0"; "$100.0" where none is listed
     category: str  # department: one of `CATEGORIES` in the published files
     categories: tuple[str, ...]  # segments of the product category, the widest first
-    query: str  # the words by which the product was found, in lower case
+    query: str  # the search that listed the product, in lower case
     rating: str = ""  # average, as listed
     reviews: tuple[Review, ...] = ()
     nouns: tuple[str, ...] = ()  # noun tokens of the title, lower case, in order; repeats count in the reward

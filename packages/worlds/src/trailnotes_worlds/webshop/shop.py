@@ -39,7 +39,7 @@ _INVISIBLE: Final = re.compile(
     "\U000e0000-\U000e007f]"
 )
 _BREAKS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # control characters, halves of pairs
-_READ_AHEAD_FACTOR: Final = 4  # characters read for each one shown, since some are dropped before the cut
+_READ_AHEAD_FACTOR: Final = 4  # characters read for each displayed one, since some are dropped before the cut
 
 
 def sanitize_text(text: str, limit: int, brackets: Brackets = "round") -> str:
@@ -105,7 +105,7 @@ class PageElement(NamedTuple):
     """One text of a page, in the order of the page."""
 
     kind: PartKind
-    text: str  # cleaned, as shown
+    text: str  # cleaned
     target: str = ""  # argument of click[...], in lower case; "" if it cannot be clicked
     clicked: bool = False  # an option that is chosen, a product that was looked at
     option: tuple[str, str] | None = None  # name and value of an option

@@ -74,7 +74,7 @@ _IGNORED_SETTINGS = ("run.", "env.options", "env.num_workers", "env.max_envs", "
 
 
 def make_column_label(evaluation: Evaluation) -> str:
-    """Name the column of an evaluation, unless the user names it: its method, and whether tips were shown."""
+    """Name the column of an evaluation, unless the user names it: its method, and whether it played with tips."""
     trained, player = evaluation.trained, evaluation.player
     if evaluation.label:
         return evaluation.label
