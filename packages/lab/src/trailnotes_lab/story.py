@@ -90,7 +90,6 @@ def _render_story(before: Record, lesson: DecisiveTip | None, after: Record) -> 
 
 
 def _format_episode(title: str, record: Mapping[str, Any], tip: str = "") -> list[str]:
-    """An episode in one line a step: observation and action."""
     steps = record["steps"]
     goal = steps[0]["observation"].get("instruction") if steps else None
     lines = [title, f"  {record['task']['id']}" + (f": {goal}" if goal else "")]

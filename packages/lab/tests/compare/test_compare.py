@@ -82,7 +82,7 @@ def test_two_seeds_by_hand(tmp_path: Path) -> None:
     assert (cell.num_seeds, cell.num_variations, cell.num_episodes) == (2, 20, 40)
 
 
-def test_a_copy_of_a_run_narrows_nothing_and_variations_are_drawn_once_for_all_seeds(tmp_path: Path) -> None:
+def test_copies_of_a_run_count_once(tmp_path: Path) -> None:
     for seed in range(4):
         evaluated(tmp_path / f"{seed}", lambda t: [100.0 * (t.options["variation"] % 2)], config=grpo(seed))
     one, four = (column(table(*places), "GRPO") for places in ([tmp_path / "0"], sorted(tmp_path.iterdir())))
@@ -107,9 +107,7 @@ def test_runs_of_several_tasks_are_drawn_as_a_whole(tmp_path: Path) -> None:
     assert parts.on_panel.low == -100.0
 
 
-def test_the_page_names_models_protocols_costs_and_every_departure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_published_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for seed in (0, 1, 2):
         evaluated(Path(f"grpo-{seed}"), 10.0 * seed, config=grpo(seed, optim={"lr": 10.0**-seed}), num=20 - seed)
@@ -124,7 +122,7 @@ def test_the_page_names_models_protocols_costs_and_every_departure(
     assert (first["average"], first["mean_of_present"]["num_tasks"], first["num_runs"]) == (None, 1, 3)
 
 
-def test_what_does_not_belong_into_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     evaluated(Path("a"), 1.0, config=grpo())
     evaluated(Path("b"), 2.0, config=grpo(eval={"metric": "return", "temperature": 1.0}))

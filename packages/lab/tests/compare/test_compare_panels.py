@@ -73,9 +73,7 @@ def planned(path: Path, out: Path) -> dict[str, PlannedRun]:
     return {run.name: run for run in expand_runs(load_spec(path), path, out)}
 
 
-def test_each_model_plays_its_panels_after_the_training_with_an_empty_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_panels_follow_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runs = planned(write_plan(tmp_path / "plan.toml"), Path("out"))
     stages = {name: {stage.name: stage for stage in list_stages(runs[name])} for name in runs}
@@ -106,7 +104,7 @@ def test_each_model_plays_its_panels_after_the_training_with_an_empty_memory(
          "no method of the comparison trains or is naive, so nobody plays it"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_examined_is_refused_before_anything_starts(text: str, message: str, tmp_path: Path) -> None:
+def test_refused_panels(text: str, message: str, tmp_path: Path) -> None:
     text = text if "[methods.grpo]" in text else text.replace('baseline = "grpo"', "")
     path = write_plan(tmp_path / "plan.toml", text)
     with pytest.raises(ConfigError, match=message):

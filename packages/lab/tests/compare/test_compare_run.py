@@ -77,7 +77,7 @@ def planned(path: Path, out: Path = Path("out")) -> dict[str, Config]:
     return {run.name: run.config for run in expand_runs(load_spec(path), path, out)}
 
 
-def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path) -> None:
+def test_runs_are_methods_times_seeds(tmp_path: Path) -> None:
     runs = planned(write_plan(tmp_path / "plan.toml"))
     assert list(runs) == ["naive-0", "grpo-0", "half-of-them-0", "naive-1", "grpo-1", "half-of-them-1"]
     assert diff_configs(runs["grpo-0"], runs["grpo-1"]) == ["run.name", "run.seed"]
@@ -87,9 +87,7 @@ def test_runs_are_methods_times_seeds_that_differ_in_what_is_said(tmp_path: Path
     assert (runs["naive-0"].eval.trials, runs["naive-0"].train.max_env_steps) == (1, 0)
 
 
-def test_methods_without_training_follow_the_run_of_the_same_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_methods_after_a_run_of_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (
         PLAN + '[methods.retrospex]\nafter = "grpo"\n[methods."with tips"]\nalgorithm = "empo2-tips"\nafter = "grpo"\n'
@@ -127,7 +125,7 @@ def test_methods_without_training_follow_the_run_of_the_same_seed(
         ("[rollout]\nnum_tasks = 2", r"add a table \[methods.NAME\] for each, or .* to trailnotes train"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_before_anything_starts(text: str, message: str, tmp_path: Path) -> None:
+def test_refused_comparisons(text: str, message: str, tmp_path: Path) -> None:
     path = write_plan(tmp_path / "plan.toml", text)
     with pytest.raises(ConfigError, match=message):
         run_comparison(path, out=tmp_path / "out")
@@ -209,7 +207,7 @@ def test_costs_are_those_of_the_runs(finished: tuple[Path, Path]) -> None:
     assert "spending" not in naive
 
 
-def test_other_settings_are_refused_by_name_and_more_runs_are_welcome(finished: tuple[Path, Path]) -> None:
+def test_changed_settings_are_refused_and_more_seeds_accepted(finished: tuple[Path, Path]) -> None:
     path, out = finished
     text = path.read_text()
     changed = path.with_name("changed.toml")
@@ -329,7 +327,7 @@ def a_difference(on_panel: tuple[float, float] | None, beyond: tuple[float, floa
         (None, None, ""),
     ],
 )
-def test_higher_is_said_beyond_the_panel_or_with_the_words_on_this_panel(
+def test_calls_of_a_difference(
     on_panel: tuple[float, float] | None, beyond: tuple[float, float] | None, call: str
 ) -> None:
     assert a_difference(on_panel, beyond).call == call
@@ -436,7 +434,7 @@ trials = 1
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_interrupted_and_killed_it_ends_as_if_left_alone(start_model: Path, tmp_path: Path) -> None:
+def test_resume_after_interrupts_and_kills(start_model: Path, tmp_path: Path) -> None:
     path = write_plan(tmp_path / "plan.toml", SLOW, small_config(model={"path": str(start_model)}))
     command = [sys.executable, "-m", "trailnotes", "compare", "run", str(path), "--out"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"

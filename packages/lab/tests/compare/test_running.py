@@ -63,9 +63,7 @@ def interrupt_when(ready: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(running.time, "sleep", sleep)
 
 
-def test_a_failure_leaves_the_others_running_but_not_what_needs_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_stage_stops_only_those_that_need_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages = [
         make_stage(tmp_path, "last", "", ("middle adapt",)),
         make_stage(tmp_path, "middle", "", ("fails adapt",)),
@@ -86,7 +84,7 @@ def test_a_failure_leaves_the_others_running_but_not_what_needs_it(
     assert "other  adapt  done" in capsys.readouterr().err
 
 
-def test_no_more_than_so_many_at_once_and_none_before_what_it_needs(tmp_path: Path) -> None:
+def test_order_and_number_of_stages_at_once(tmp_path: Path) -> None:
     stages = [make_stage(tmp_path, "a", DONE, ("c adapt",)), *(make_stage(tmp_path, name, DONE) for name in "bcd")]
     assert run_stages(stages, 2) == {}
     begun, ended = (

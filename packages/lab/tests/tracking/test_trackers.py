@@ -167,7 +167,7 @@ def test_a_run_is_shown_whole(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=10)
 @given(starts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans()), min_size=1, max_size=5))
-def test_each_iteration_is_shown_once_however_often_a_run_is_resumed(
+def test_each_iteration_is_reported_once(
     tmp_path_factory: pytest.TempPathFactory, starts: list[tuple[int, int, bool]]
 ) -> None:
     """Each start goes back by some iterations, plays some, and ends well or is killed before it shows anything."""

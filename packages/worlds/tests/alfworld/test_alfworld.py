@@ -128,7 +128,7 @@ def test_it_keeps_the_contract() -> None:
 
 
 @played
-def test_it_says_and_offers_what_the_package_does() -> None:
+def test_equal_to_the_package() -> None:
     import textworld
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
@@ -155,7 +155,7 @@ def test_it_says_and_offers_what_the_package_does() -> None:
 
 
 @played
-def test_engines_share_no_game_and_leave_their_library_to_the_next() -> None:
+def test_engines_share_no_game() -> None:
     task = small()
     made = rooms.generate_game(task.options["plan"], task.options["type"], task.seed)
     game, engines = translate_game(made.problem), [AlfworldEngine(), AlfworldEngine()]

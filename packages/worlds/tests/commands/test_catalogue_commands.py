@@ -51,7 +51,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_work_is_one_line(
+def test_refused_commands(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -78,7 +78,7 @@ def searched(house: House, seed: int, num: int = 60, empty: frozenset[str] = fro
 
 
 @given(houses(), st.integers(0, 9))
-def test_a_search_finds_every_coin_and_what_is_written_leads_back_to_it(house: House, seed: int) -> None:
+def test_notes_of_a_search_lead_to_the_coin(house: House, seed: int) -> None:
     found = searched(house, seed)
     assert found.success
     way = extract_path(found)

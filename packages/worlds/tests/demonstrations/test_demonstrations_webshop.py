@@ -51,9 +51,7 @@ PHRASES = st.from_regex(r"[a-z0-9]+( [a-z0-9.]*[a-z0-9]){0,4}", fullmatch=True)
     kinds=st.lists(st.sampled_from(get_args(FaultKind)), max_size=3, unique=True),
     seed=st.integers(0, 2**32),
 )
-def test_the_way_is_read_back_out_of_every_wording(
-    query: str, clicked: list[str], kinds: list[FaultKind], seed: int
-) -> None:
+def test_every_wording_can_be_parsed(query: str, clicked: list[str], kinds: list[FaultKind], seed: int) -> None:
     way = (f"search[{query}]", *(f"click[{what}]" for what in clicked))
     faults = [Fault(kind, "size") for kind in kinds]
     for text in (format_terse_tip(way, faults), format_english_tip(way, faults, 0.25, random.Random(seed))):
@@ -131,7 +129,7 @@ def list_asins(catalogue: Path, split: str) -> set[str]:
 
 
 @STYLES
-def test_no_product_of_an_examined_goal_is_shown_bought_or_told(make: Make, catalogue: Path, style: str) -> None:
+def test_no_product_of_an_evaluation_goal_occurs(make: Make, catalogue: Path, style: str) -> None:
     demos = itertools.islice(make(style, advice=0.2, write=0.1), 250)
     text = "\n".join(message.content for demo in demos for message in demo.messages)
     shown, trained = set(re.findall(r"[ab]00t\d{3}", text.lower())), list_asins(catalogue, "train")

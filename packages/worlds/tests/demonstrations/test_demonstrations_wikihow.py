@@ -73,7 +73,7 @@ def test_what_a_tip_tells_is_what_is_done(library: str) -> None:
         assert praised.score == praised.max_score > max((tip.score for tip in others), default=0)
 
 
-def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
+def test_no_article_of_an_evaluation_goal_occurs(library: str) -> None:
     config = a_config(library, p_follow_tip=0.4, p_explore=0.7, advice=0.3)
     subject = WikiHowDemonstrator(config, words, 4)
     examined = collect_eval_titles(config.env.options)
@@ -83,7 +83,7 @@ def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
     assert [title for title in examined if title in shown] == []
 
 
-def test_a_step_that_is_advised_is_answered_in_the_form_that_rememberer_reads(library: str) -> None:
+def test_advice_is_in_the_form_of_rememberer(library: str) -> None:
     subject = WikiHowDemonstrator(a_config(library, advice=1.0), words, 6)
     for demo in islice(subject, 40):
         *_, asked, answer = demo.messages

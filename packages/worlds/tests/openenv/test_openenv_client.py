@@ -93,7 +93,7 @@ def test_an_action_becomes_what_the_server_wants(schema: Any, wish: str, text: s
     assert ActionForm.from_schema(schema, wish, {}).build_action(text) == made
 
 
-def test_an_action_that_cannot_be_sent_or_is_refused_is_answered_and_the_game_goes_on() -> None:
+def test_a_refused_action_does_not_end_the_episode() -> None:
     refusal = json.dumps({"type": "error", "data": {"code": "VALIDATION_ERROR", "errors": [{"msg": "too  bold"}]}})
     with serving(saying(refusal)) as url:
         env = client(url)
@@ -115,7 +115,7 @@ def test_splits_share_no_seed_and_no_secret_is_in_a_name(monkeypatch: pytest.Mon
     assert get_env_identity("openenv", options | {"max_return": 3.0})["max_return"] == 3.0
 
 
-def test_nobody_is_asked_that_a_server_names() -> None:
+def test_redirects_are_not_followed() -> None:
     """A redirect might lead into the network of whoever plays."""
     asked = []
 
@@ -130,7 +130,7 @@ def test_nobody_is_asked_that_a_server_names() -> None:
     assert not asked
 
 
-def test_a_token_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_sent_and_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def script(connection: ServerConnection, message: Message) -> None:
@@ -162,7 +162,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("said", LIES)
-def test_what_is_outside_the_protocol_is_named_on_one_line(said: str) -> None:
+def test_answers_outside_the_protocol(said: str) -> None:
     with serving(saying(LIES[said])) as url:
         env = client(url)
         env.reset(TASK)
@@ -176,7 +176,7 @@ def test_what_is_outside_the_protocol_is_named_on_one_line(said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_server_that_is_killed_costs_the_episode_and_the_next_reset_finds_it_again() -> None:
+def test_reset_after_a_lost_connection() -> None:
     dying = threading.Event()
 
     def script(connection: ServerConnection, message: Message) -> None:

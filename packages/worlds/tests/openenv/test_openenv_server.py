@@ -108,7 +108,7 @@ def test_what_is_no_request_is_answered_and_the_episode_goes_on(message: Any, co
     assert on["data"]["observation"]["text"] == "hello"
 
 
-def test_an_environment_that_fails_costs_the_episode_and_not_the_session() -> None:
+def test_a_session_outlives_a_failed_environment() -> None:
     _, failed, on, again, hello = talk([RESET, step("raise it"), step("hello"), RESET, step("hello")])
     assert failed["data"]["code"] == "EXECUTION_ERROR"
     assert "ValueError: two lines it" in failed["data"]["message"]

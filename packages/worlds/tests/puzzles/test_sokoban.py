@@ -101,7 +101,7 @@ def test_a_box_is_pushed_and_neither_two_nor_against_a_wall() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(0, 500), st.integers(0, 2**32))
-def test_the_search_backwards_finds_what_the_search_forwards_finds(seed: int, pick: int) -> None:
+def test_backward_and_forward_search_agree(seed: int, pick: int) -> None:
     made = generate_level("medium", "train", seed)
     places = list(search_backwards(made.room))
     assert all(a.left <= b.left for (_, a), (_, b) in pairwise(places))

@@ -123,7 +123,7 @@ assert client.simulator.call("getTaskNames")  # neither the thread's end nor the
 
 
 @pytest.mark.long
-def test_it_outlives_threads_and_forks_but_not_the_interpreter_and_ends_without_a_word() -> None:
+def test_a_simulator_ends_with_its_interpreter() -> None:
     command = [sys.executable, "-W", "error", "-X", "dev", "-c", HOST]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -131,7 +131,7 @@ def test_it_outlives_threads_and_forks_but_not_the_interpreter_and_ends_without_
 
 
 @pytest.mark.long
-def test_a_worker_that_is_killed_takes_its_simulator_along_though_that_is_stopped() -> None:
+def test_a_killed_worker_takes_its_stopped_simulator_along() -> None:
     found: list[int] = []
 
     async def play() -> None:
@@ -217,9 +217,7 @@ def simulator() -> Iterator[ScienceWorldSimulator]:
         ("sleep 60", "it said nothing within 0.2 s"),
     ],
 )
-def test_what_is_no_java_is_refused_with_its_last_words_and_leaves_no_process(
-    tmp_path: Path, script: str, words: str
-) -> None:
+def test_a_program_that_is_no_java(tmp_path: Path, script: str, words: str) -> None:
     numbers = tmp_path / "pid"
     java = program(tmp_path / "java", f"echo $$ > {numbers}\n{script}")
     limit = 0.2 if "0.2" in words else 30.0

@@ -106,7 +106,7 @@ def test_the_papers_protocol() -> None:
     assert sw.scienceworld_tasks("train", "boil", step_limits="release")[0].options["max_steps"] == 100
 
 
-def test_simplifications_are_expanded_and_keep_electricity_where_it_is_needed() -> None:
+def test_simplifications() -> None:
     common = "teleportAction,openDoors,selfWateringFlowerPots"
     assert sw.resolve_simplifications("boil", ["easy"]) == f"{common},noElectricalAction"
     assert sw.resolve_simplifications("3-1", "openDoors, teleportAction ,openDoors") == "teleportAction,openDoors"
@@ -218,7 +218,7 @@ SENTENCES = {  # one for each way of asking for a focus
 
 
 @pytest.mark.parametrize(("text", "objects"), SENTENCES.items())
-def test_objects_are_named_as_the_task_names_them_with_their_condition(text: str, objects: tuple[str, ...]) -> None:
+def test_focus_objects_of_a_task(text: str, objects: tuple[str, ...]) -> None:
     assert parse_focus_objects(text) == objects
 
 
@@ -230,7 +230,7 @@ def test_examples_are_other_variations_of_the_training_split() -> None:
         pick_example_variations("identify-life-stages-2", 0, 4)
 
 
-def test_long_solutions_lose_their_middle_and_long_observations_their_end() -> None:
+def test_long_examples_are_shortened() -> None:
     turns = [(f"seen\n\t{i}", f"act {i}") for i in range(7)]
     assert shorten_turns(turns, max_turns=7) == [[f"seen {i}", f"act {i}"] for i in range(7)]
     short = [["seen 0", "act 0"], ["seen 1", "act 1"], ["(4 turns later) seen 6", "act 6"]]
@@ -239,7 +239,7 @@ def test_long_solutions_lose_their_middle_and_long_observations_their_end() -> N
 
 
 @pytest.mark.long
-def test_examples_solve_training_variations_of_the_task_and_never_the_one_that_is_played() -> None:
+def test_examples_are_solved_training_variations() -> None:
     env = ScienceWorldEnv(examples=1)
     try:
         for variation, box in ((0, "green box"), (225, "red box")):  # training, shown 1; test, shown 0

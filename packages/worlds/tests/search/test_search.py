@@ -91,16 +91,14 @@ TEXTS = st.lists(st.sampled_from(["red", "blue", "cup", "mug", "the", "x1", "★
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=12), TEXTS, st.integers(1, 12), st.integers(1, 40))
-def test_a_ranking_is_that_of_the_plain_way(texts: list[str], query: str, limit: int, run: int) -> None:
+def test_rankings_equal_a_plain_implementation(texts: list[str], query: str, limit: int, run: int) -> None:
     documents = [(f"d{len(text) % 7}{place}", text) for place, text in enumerate(texts)]
     with TemporaryDirectory() as folder, closing(index_of(Path(folder), documents, run)) as index:
         assert index.search(query, limit) == ranked(documents, query)[:limit]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
-def test_what_is_looked_up_instead_of_read_ranks_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_lookups_rank_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The frequent terms of a query decide between few documents: those alone are asked for them."""
     rng = np.random.default_rng(seed)
     words = [f"w{number}" for number in range(12)]
@@ -161,7 +159,7 @@ def test_words(text: str, expected: list[str]) -> None:
 
 
 @given(ASCII)
-def test_the_short_way_for_ascii_finds_the_same(text: str) -> None:
+def test_the_ascii_pattern_agrees(text: str) -> None:
     wide = [found[0] for found in terms._WIDE.finditer(text.translate(terms._CLASSES))]
     assert list(map(len, split_words(text))) == list(map(len, wide))
 

@@ -74,9 +74,7 @@ def test_the_right_purchase_is_a_success(shop: str, task: Task) -> None:
 
 
 @pytest.mark.parametrize(("reward", "paid"), [("score", 0.75), ("success", 0.0)])
-def test_a_purchase_that_lacks_an_option_pays_its_share_or_nothing(
-    shop: str, task: Task, reward: str, paid: float
-) -> None:
+def test_a_purchase_without_an_option(shop: str, task: Task, reward: str, paid: float) -> None:
     env = ws.WebShopEnv(catalogue=shop, reward=reward)
     *_, last = play(env, task, *PURCHASE[:3], "click[buy now]")
     assert (last.terminated, last.success, last.reward, last.score) == (True, False, paid, 0.75)
@@ -84,7 +82,7 @@ def test_a_purchase_that_lacks_an_option_pays_its_share_or_nothing(
         env.step("search[mug]")
 
 
-def test_the_original_repeats_the_instruction_and_tells_the_score(shop: str, task: Task) -> None:
+def test_compat_original_repeats_the_instruction(shop: str, task: Task) -> None:
     first, *_, last = play(ws.WebShopEnv(catalogue=shop, compat="original"), task, *PURCHASE)
     assert first.text == f"WebShop [SEP] Instruction: [SEP] {task.options['instruction']} [SEP] Search"
     assert "Your score (min 0.0, max 1.0) [SEP] 1.0 [SEP]" in last.text
@@ -100,7 +98,7 @@ def test_the_original_repeats_the_instruction_and_tells_the_score(shop: str, tas
     words=st.text(),
     compat=st.sampled_from(ws.COMPATS),
 )
-def test_whatever_is_said_is_answered(shop: str, task: Task, said: str, words: str, compat: str) -> None:
+def test_any_text_is_an_action(shop: str, task: Task, said: str, words: str, compat: str) -> None:
     last = play(ws.WebShopEnv(catalogue=shop, compat=compat), task, said.format(words))[-1]
     assert last.actions
     last.text.encode()

@@ -39,7 +39,7 @@ def human(number: int, order: int | None = None) -> Product:
 PENS = ListCatalogue(tuple(human(number) for number in range(1600)))
 
 
-def test_a_synthetic_instruction_makes_a_goal_of_each_combination_with_one_limit() -> None:
+def test_a_synthetic_instruction_makes_a_goal_of_each_combination() -> None:
     goals = [goal for goal, _ in iter_goals(MUG, "synthetic", 0)]
     assert [goal.options for goal in goals] == [
         (("color", "blue"), ("size", "small")), (("color", "blue"), ("size", "large")),
@@ -79,7 +79,7 @@ def test_the_limit_is_the_higher_of_two_of_the_next_four(price: float, limits: s
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_split_is_the_same_whenever_it_is_asked_for_and_shares_no_task_id(name: str) -> None:
+def test_splits_are_pure_and_share_no_task(name: str) -> None:
     choice = GoalSelection(name)
     first = compute_splits(PENS, choice)
     random.seed(1)
@@ -98,7 +98,7 @@ def test_original_splits_by_the_place_in_the_shuffle_of_seed_233() -> None:
     assert splits["train"][0].number == 1500
 
 
-def test_original_keeps_the_official_order_where_the_catalogue_has_it() -> None:
+def test_original_keeps_the_official_order() -> None:
     """A part of the catalogue then has its part of each split, and nothing moves; what has no place is in none."""
     few = ListCatalogue((human(0, 499), human(1, 12_000), human(2, 0), human(3, 1499), human(4, 1500), human(5)))
     numbers = {
@@ -115,7 +115,7 @@ def test_rememberer_trains_on_ten_goals() -> None:
         assert not {p.goal for p in splits["validation"]} & {p.goal for p in (*splits["train"], *splits["test"])}
 
 
-def test_verl_agent_small_leaks_and_is_refused_for_tests_unless_that_is_allowed() -> None:
+def test_verl_agent_small_leaks() -> None:
     splits = compute_splits(PENS, GoalSelection("verl-agent-small"))
     trained = {(placed.goal.asin, placed.goal.options) for placed in splits["train"]}
     tested = {(placed.goal.asin, placed.goal.options) for placed in splits["test"]}

@@ -86,7 +86,7 @@ def test_what_cannot_be_done_is_a_named_no_op(shop: Shop, action: str, why: str)
 
 
 @pytest.mark.parametrize("compat", ["fixed", "original"])
-def test_whatever_is_offered_can_be_done_and_whatever_is_said_leads_to_a_page(compat: str) -> None:
+def test_every_offered_action_works(compat: str) -> None:
     shop = Shop(DOZEN, ShopRules(compat=compat, show_attributes=True, products_per_page=4))  # type: ignore[arg-type]
     rng = random.Random(0)
     state = ShopState()
@@ -116,7 +116,7 @@ def test_next_is_offered_for_ever_or_ends() -> None:
     walk(FIXED, "search[cup]", *["click[next >]"] * 3, refused="nothing of that name to click")
 
 
-def test_equal_option_texts_collide_or_are_told_apart() -> None:
+def test_equal_option_texts() -> None:
     item = walk(ORIGINAL, "search[lamp]", "click[b0lamp0001]")
     assert ORIGINAL.step(item, "click[brass]").state.options == (("shade", "brass"),)  # the last one of the page
     assert FIXED.list_actions(item)[-4:] == (
@@ -125,7 +125,7 @@ def test_equal_option_texts_collide_or_are_told_apart() -> None:
     assert FIXED.step(item, "click[color: brass]").state.options == (("color", "brass"),)
 
 
-def test_some_words_are_commands_to_the_original_search() -> None:
+def test_commands_of_the_original_search() -> None:
     everything = {each.asin for each in DOZEN}
     shuffled = walk(ORIGINAL, "search[<r>]")
     assert ORIGINAL.num_found(shuffled) == len(DOZEN)

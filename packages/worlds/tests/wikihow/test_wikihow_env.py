@@ -254,7 +254,7 @@ def test_a_task_file_lists_its_pages_and_instructions(file: Path) -> None:
         ("log_event: {", "log_event: 3 {", "cannot be read as a task file"),
     ],
 )
-def test_files_of_other_kinds_are_refused(file: Path, old: str, new: str, message: str) -> None:
+def test_refused_task_files(file: Path, old: str, new: str, message: str) -> None:
     assert old in small_wikihow.TASK
     file.write_text(small_wikihow.TASK.replace(old, new))
     with pytest.raises(ConfigError, match=re.escape(message)):

@@ -140,7 +140,6 @@ def find_evaluations(path: Path) -> list[Path]:
 
 
 def load_evaluation(path: Path, label: str = "") -> Evaluation:
-    """Load one evaluation from its directory."""
     again = "evaluate again, by the same `trailnotes eval --out` command"
     for name in ("table.json", "eval.toml", "episodes.jsonl"):
         if not (path / name).is_file():

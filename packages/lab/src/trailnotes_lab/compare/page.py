@@ -82,7 +82,6 @@ def _build_difference_table(baseline: str, lines: Sequence[MethodSummary | Panel
 
 
 def _build_trial_table(panel: PanelSummary) -> Table:
-    """The mean of each trial of each method, and both intervals of the last."""
     trials = [f"trial {number}" for number in range(panel.num_trials + 1)]
     rows = []
     for line in panel.lines:
@@ -180,7 +179,6 @@ def print_summary(summary: Summary) -> None:
 
 
 def print_brief(summary: Summary) -> None:
-    """Print results and differences, and the notes; heads have two lines."""
     head = ["", "mean", ON_PANEL, BEYOND, *(COST_HEADINGS[name] for name in BRIEF_COSTS)]
     rows = []
     for line in summary.lines:

@@ -38,7 +38,6 @@ class PlotRow:
 
 
 def draw_summary(summary: Summary, path: Path) -> None:
-    """Draw curves and final figures of the main panel, and below them each panel of other games."""
     plt = load_pyplot()
     others = [panel for panel in summary.panels if not panel.same_games and any(line.by_seed for line in panel.lines)]
     rows = [_make_main_row(summary), *map(_make_panel_row, others)]
@@ -121,7 +120,6 @@ def _draw_curves(axes: Any, row: PlotRow, colours: Mapping[str, str]) -> None:
 
 
 def _draw_finals(axes: Any, row: PlotRow, colours: Mapping[str, str]) -> None:
-    """A line each: dot and interval, all of one kind, and the number next to it."""
     beyond = any(final.beyond for final in row.finals.values() if final)
     places = 2 if row.metric == "success" else 1
     for index, (label, final) in enumerate(row.finals.items()):

@@ -50,7 +50,6 @@ class RunStage:
 
     @property
     def is_done(self) -> bool:
-        """Say whether the stage has come to its end."""
         if self.name == "train":
             return _is_record(self.run) or is_trained(self.run.directory, self.run.config)
         tables = [self.directory / EVAL_STAGE / "table.json"]  # written last

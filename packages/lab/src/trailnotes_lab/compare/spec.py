@@ -143,7 +143,6 @@ class ComparisonSpec(Section):
         return [name for name in self.methods if name in start or find_method(algorithms[name]).trains]
 
     def list_panel_methods(self, panel: str) -> list[str]:
-        """List the methods whose models play a panel, in the order of the table."""
         chosen = self.panels[panel].methods
         return [name for name in self.list_evaluable_methods() if not chosen or name in chosen]
 
@@ -169,7 +168,6 @@ class ComparisonSpec(Section):
         return self.methods[name].algorithm or name
 
     def labels(self) -> dict[str, str]:
-        """Map each method to its name in table and picture."""
         return {
             name: method.label or (find_method(name).label if method.algorithm in {"", name} else name)
             for name, method in self.methods.items()

@@ -89,7 +89,6 @@ class PanelOptions:
 
 
 def read_trials(directory: Path, panel: str, label: str, seed: int) -> PanelTrials:
-    """Read the trials that an adaptation left."""
     evaluation = load_evaluation(directory / EVAL_DIR, label)
     games = average_trials(read_trial_records(directory), evaluation.metric)
     if len(games) != evaluation.settings.eval.trials + 1:
@@ -212,7 +211,6 @@ class SummaryOptions:
 
 
 def summarise(results: Sequence[RunResult], question: SummaryOptions, trials: Sequence[PanelTrials] = ()) -> Summary:
-    """Summarise `results`, and from `trials` each further panel."""
     if not results:
         whys = [f"{label} with seed {seed} {why}" for (label, seed), why in question.missing.items()]
         raise RunError(f"no run of the comparison has a result: {whys[0] if whys else 'run it first'}")

@@ -55,7 +55,6 @@ class EpisodeView:
 
 
 def build_episode_view(record: Mapping[str, Any], config: Config | None) -> EpisodeView:
-    """Build the turns of an episode."""
     try:
         trajectory = trajectory_from_json(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -84,7 +83,6 @@ def describe_contexts(mode: str) -> tuple[str, str]:
 
 
 def truncate_text(text: str) -> str:
-    """Cut a text that is too long for a page."""
     if len(text) <= MAX_CHARS:
         return text
     return f"{text[:MAX_CHARS]}\n[{len(text) - MAX_CHARS:,} more characters are in trajectories.jsonl]"

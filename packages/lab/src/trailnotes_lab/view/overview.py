@@ -30,7 +30,6 @@ COST_METRICS: Final = ("env_steps", "tokens_generated", "tokens_trained", "secon
 
 
 def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
-    """Load all runs as a table, some of their curves over each other, and the comparisons."""
     places = window.list_entries()
     runs = [place for place in places if place.kind == "run"]
     known = [(place, *window.get_settings(place), *_load_metrics(window, place)) for place in runs]
@@ -64,7 +63,6 @@ def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
 
 
 def load_run_page(window: Window, place: ViewEntry) -> dict[str, Any]:
-    """Load one run: its progress, curves, settings and starts."""
     config, trouble = window.get_settings(place)
     lines, damaged, unread = _load_metrics(window, place)
     series = {title: [(label, extract_series(lines, name), "") for name, label in wanted]
@@ -86,7 +84,6 @@ def load_run_page(window: Window, place: ViewEntry) -> dict[str, Any]:
 
 
 def load_comparison_page(window: Window, place: ViewEntry) -> dict[str, Any]:
-    """Load the table and the curves that `trailnotes compare` has written."""
     file = place.path / COMPARISON_FILE
     try:
         record = parse_json(file.read_bytes(), "drop")

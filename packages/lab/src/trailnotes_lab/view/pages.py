@@ -20,7 +20,6 @@ NO_PAGE: Final = "there is no page of this address"
 
 
 def render_page(window: Window, path: str, query: Query) -> str:
-    """Render the page of an address."""
     match [part for part in path.split("/") if part]:
         case []:
             return render_template("runs", way=[], **overview.load_runs_page(window, query))

@@ -42,7 +42,6 @@ class ViewEntry:
 
 
 def find_entries(root: Path) -> list[ViewEntry]:
-    """Find all runs and comparisons at and below `root`, by name."""
     if not root.is_dir():
         raise RunError(f"{root} is no directory: name one that holds runs")
     entries: list[ViewEntry] = []
@@ -111,7 +110,6 @@ def estimate_progress(config: Config | None, lines: Sequence[MetricsLine]) -> fl
 
 
 def _walk_folders(root: Path) -> Iterator[Path]:
-    """Links are not followed."""
     waiting, seen = [root], 0
     while waiting and seen < MAX_FOLDERS:
         path = waiting.pop()
@@ -159,7 +157,6 @@ class Window:
         return places
 
     def get_entry(self, kind: str, slug: str) -> ViewEntry:
-        """Get one of them, or raise `PageNotFound`."""
         entry = next((place for place in self.list_entries() if (place.kind, place.slug) == (kind, slug)), None)
         if entry is None or not entry.path.is_dir():
             raise PageNotFound(f"there is no {kind} of this name below {self.root.resolve().name} (any more)")

@@ -111,8 +111,8 @@ class CoinDemonstrator(ExpertDemonstrator):
         finally:
             self.env.close()
         raise ConfigError(
-            f"the coin was further away than rollout.max_steps = {self.config.rollout.max_steps} in each of {MAX_TRIES} "
-            "games: raise it, or set warmstart.p_follow_tip below 1"
+            f"the coin was further away than rollout.max_steps = {self.config.rollout.max_steps} in each of "
+            f"{MAX_TRIES} games: raise it, or set warmstart.p_follow_tip below 1"
         )
 
     def demonstrate_search(self, task: Task) -> list[Demonstration]:

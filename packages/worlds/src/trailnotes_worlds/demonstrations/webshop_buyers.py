@@ -50,7 +50,6 @@ def format_terse_tip(way: Sequence[str], faults: Sequence[Fault]) -> str:
 
 
 def format_english_tip(way: Sequence[str], faults: Sequence[Fault], score: float, rng: random.Random) -> str:
-    """Write a tip in English, with a random wording."""
     right = "wrong" if faults else "right"
     actions = rng.choice(SEPARATORS).join(map(strip_brackets, way)) or "nothing"
     missed = " and ".join(rng.choice(WORDS["english"][fault.kind]).format(what=fault.what) for fault in faults)
@@ -270,7 +269,6 @@ def extract_purchase_path(actions: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_faults(way: Sequence[str], page: ShopPage, results: ShopPage, wish: ShoppingGoal) -> tuple[Fault, ...]:
-    """Find the visible faults of a purchase without the full score."""
     if BUY not in way:
         return (Fault("unbought"),)
     chosen = {action[len("click[") : -1] for action in way}

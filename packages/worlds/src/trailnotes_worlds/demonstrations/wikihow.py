@@ -72,7 +72,6 @@ class Reader:
         self.env, self.rng = env, rng
 
     def straight(self, first: Observation) -> Script:
-        """Play to the end without a detour."""
         self.title = self._parse_title(first)
         observation = first
         while True:

@@ -60,7 +60,6 @@ class ChildProcess:
         return os.getpid() != self._owner
 
     def read_lines(self, num: int, limit: float) -> list[str]:
-        """Read the first lines of its stdout, and close it."""
         assert self._process.stdout is not None
         deadline, data = time.monotonic() + limit, b""
         with self._process.stdout as stdout, selectors.DefaultSelector() as selector:
@@ -201,7 +200,6 @@ class Simulator:
         return self._end.alive and not self._child.is_inherited
 
     def call(self, method: str, *arguments: Value, of: Reference | str | None = None) -> Value:
-        """Call a method of the simulator, or of another object or class."""
         return self._guard_call(lambda: self._gateway.call(of or self._server, method, *arguments))
 
     def release(self, reference: Reference) -> None:

@@ -194,7 +194,6 @@ class OpenEnvService:
         self._about = {"description": settings.description, "version": version("trailnotes")}
 
     async def session(self, websocket: WebSocket) -> None:
-        """Serve one connection, from its first message to its last."""
         if not self._is_same_origin(websocket.headers):
             await websocket.close()  # before it is accepted: the answer is a plain 403
             return

@@ -57,7 +57,6 @@ def move_player(room: Room, position: Position, direction: str) -> Position | No
 
 
 def render_rows(room: Room, position: Position | None = None) -> list[str]:
-    """Render rows of symbols: the room, with player and boxes unless `position` is None."""
     return [
         "".join(_get_symbol(room, position, row * room.width + column) for column in range(room.width))
         for row in range(room.height)

@@ -160,7 +160,6 @@ class SokobanGame:
         return ""
 
     def render(self) -> str:
-        """Render the picture, with coordinates if the view is in words."""
         picture = "\n".join(render_rows(self.room, self.position))
         if not self._in_words:
             return picture

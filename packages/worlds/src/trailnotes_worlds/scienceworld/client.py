@@ -228,7 +228,6 @@ class FaultTolerantGame:
         return result
 
     def step(self, action: str) -> StepResult:
-        """Take one action."""
         result = self.query(lambda client: client.step(action))
         self._played.append((action, result))
         return result

@@ -104,7 +104,6 @@ class IndexBuilder:
         write_meta(self._folder, KIND, VERSION, FILES, facts)
 
     def _flush_run(self) -> None:
-        """Sort the postings of the run by term and document, and save them."""
         lengths = np.array(self._lengths, np.int64)
         tokens = np.array(self._tokens, np.int64)
         documents = np.repeat(np.arange(len(lengths)), lengths)[tokens >= 0]

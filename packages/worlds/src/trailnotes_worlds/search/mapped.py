@@ -80,7 +80,6 @@ def _close(handles: list[int]) -> None:
 
 
 def read_meta(folder: Path, kind: str, version: int, facts: Mapping[str, type]) -> dict[str, Any]:
-    """Read the ``meta.json`` of a folder."""
     try:
         meta = parse_json((folder / META).read_bytes())
     except OSError as error:

@@ -139,7 +139,6 @@ class VerifiersEnv:
         return Observation(text, actions=self._actions, score=score, max_score=max_score)
 
     def close(self) -> None:
-        """End the episode and stop its thread."""
         self._playing = False
         if self._stage:
             self._stage.close()

@@ -64,7 +64,6 @@ class Catalogue(NamedFolder):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Map the catalogue of a folder."""
         return cls(MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META))
 
     def __len__(self) -> int:
@@ -131,7 +130,6 @@ Report = Callable[[int], None]
 
 
 def write_catalogue(folder: Path, products: Iterable[Product], facts: Mapping[str, Any] | None = None) -> Catalogue:
-    """Write a catalogue, whole or not at all, and open it."""
     with write_folder(folder) as made:
         with (made / PRODUCTS).open("wb") as file:
             file.writelines(map(encode_product, products))

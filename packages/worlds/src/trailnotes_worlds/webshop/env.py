@@ -143,7 +143,6 @@ class WebShopEnv:
 
     @property
     def shop(self) -> Shop:
-        """Page machine, opened at first use."""
         if self._shop is None:
             self._shop = Shop(open_cached_catalogue(self._catalogue), self._rules)
         return self._shop

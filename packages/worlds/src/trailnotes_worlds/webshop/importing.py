@@ -130,7 +130,6 @@ class _Importer:
         _require_entries(self._sources.human, self._humans, "human", "items_human_ins.json")
 
     def _import_entry(self, entry: JsonEntry) -> None:
-        """Add the product of an entry, or report why it is none."""
         record = entry.value
         asin = record.get("asin") if isinstance(record, dict) else None
         asin = asin if isinstance(asin, str) else None

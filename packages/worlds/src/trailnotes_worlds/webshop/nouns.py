@@ -57,7 +57,6 @@ def _tokenize(title: str) -> list[str]:
 
 
 def make_noun_tagger(tagger: Tagger) -> Callable[[str], tuple[str, ...]]:
-    """Make a function from a title to its noun tokens."""
     if tagger == "rules":
         return extract_nouns_by_rules
     try:

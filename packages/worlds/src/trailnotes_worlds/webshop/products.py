@@ -139,7 +139,6 @@ def parse_prices(listed: Any) -> tuple[float, ...]:
 
 
 def format_price(prices: Sequence[float]) -> str:
-    """Format prices in dollars as the shop shows them."""
     return " to ".join(f"${price}" for price in prices or (DEFAULT_PRICE,))
 
 

@@ -132,7 +132,6 @@ class Shop:
     def list_elements(
         self, state: ShopState, instruction: str = "", score: float | None = None
     ) -> tuple[PageElement, ...]:
-        """List the elements of a page, from the top down."""
         heading = [PageElement("text", "Instruction:"), PageElement("text", instruction)] if instruction else []
         if state.page == "search":
             return (PageElement("text", "WebShop"), *heading, PageElement("button", SEARCH))

@@ -135,7 +135,6 @@ class WikiHowEnv:
 
     @property
     def app(self) -> WikiHowApp:
-        """App of the episodes, opened at the first access."""
         if self._app is None:
             library = self.library.without(self._hidden) if self._hidden else self.library
             self._app = WikiHowApp(library, self._per_search)
@@ -154,7 +153,6 @@ class WikiHowEnv:
         return self._state
 
     def reset(self, task: Task) -> Observation:
-        """Open the app at its first page for `task`."""
         self._steps_left = 0  # while the goal may be refused
         self._goal, self._reached = self._load_goal(task), set()
         self._state, self._instruction = AppState(), ""

@@ -92,7 +92,6 @@ def build_comparison(
 
 
 def build_column(label: str, members: Sequence[Evaluation], published: PublishedTable) -> Column:
-    """Pool all evaluations of one method into a column."""
     validate_same_protocol(members, "column")
     cells, values = {}, {}
     for task in published.rows:
