@@ -14,7 +14,7 @@ from chromium import Browser
 from trailnotes.runs.directory import RunDir, load_run_config
 from viewed import HOSTILE, episode, make_run
 
-pytestmark = chromium.needed
+pytestmark = [chromium.needed, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +71,6 @@ def test_curves_are_switched_and_keys_lead_on(page: Browser, served: tuple[str, 
     page.go(f"{served[0]}/run/first/tips")
     page.press("/")
     assert page.run("document.activeElement.name") == "task"
-
-
-@pytest.mark.parametrize("path", ["", "/episodes", "/episodes/4", "/tips", "/tips/1"])
-def test_no_text_runs_and_nothing_is_wider_than_a_telephone(page: Browser, served: tuple[str, str], path: str) -> None:
-    page.resize(360, 740)
-    page.go(f"{served[0]}/run/hostile{path}")
-    assert page.run("document.querySelector('h1') !== null && window.owned === undefined")
-    assert page.run("document.documentElement.scrollWidth") <= 360
 
 
 def test_a_run_that_goes_on_is_kept_up_with(page: Browser, served: tuple[str, str], root: Path) -> None:
