@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
-from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.errors import ConfigError, Interrupted, MissingExtraError, find_missing_module, format_install_command
 from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _run(args: Namespace) -> None:
     config = config.model_copy(update={"run": config.run.model_copy(update=live)})
     args.out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
-        door = opened.enter_context(
+        listener = opened.enter_context(
             open_listener(args.host, args.port, refusal="" if args.public else PUBLIC_HOST_WARNING)
         )
         subject = opened.enter_context(open_evaluated_model(args.model or config.model.path))
@@ -58,9 +59,11 @@ def _run(args: Namespace) -> None:
             print(f"ready: {url}\nepisodes{' and tips' if memory else ''} are kept in {args.out}", flush=True)
 
         try:
-            run_to_end(serve_agents(make, door, ready, token=token, public=args.public))
-        except KeyboardInterrupt:
+            run_to_end(serve_agents(make, listener, ready, token=token, public=args.public))
+        except Interrupted as stop:
             print("the gateway has ended")
+            if stop.number != signal.SIGINT:  # the exit code tells the sender of SIGTERM or SIGHUP
+                raise
 
 
 GATEWAY = Command(

@@ -1,13 +1,14 @@
-"""What agents ask and are answered: OpenAI's chat completions and responses, as conversations of a text model.
+"""Requests and answers of OpenAI's chat completions and responses, as conversations of a text model.
 
-A conversation is one system text, then turns of the user and the model in alternation. Whatever stands between two
-turns of the model (user messages, results of tools, later system messages) is one user turn. Tools are described in the
-system text, and calls are read from what the model writes, in the notation of Hermes and Qwen.
+A conversation is one system text, then turns of the user and the model in alternation. All messages between two turns
+of the model (of the user, of tools, later system messages) are one user turn. Tools are described in the system text,
+and calls are parsed from the model's text, in the notation of Hermes and Qwen.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import time
@@ -18,7 +19,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from trailnotes.client import AgentSession
 from trailnotes.storage.files import parse_json
-from trailnotes.types import Completion, Role, strip_thinking
+from trailnotes.types import Completion, Role, Sampling, strip_thinking
 
 Json = dict[str, Any]
 ChatTurn = tuple[Role, str]
@@ -29,6 +30,7 @@ _TOOLS: Final = (
     '<tool_call>{{"name": NAME, "arguments": {{...}}}}</tool_call>, and its result comes in the next turn. '
     "The functions, one a line:\n{}"
 )
+MIN_TEMPERATURE: Final = 0.01  # lower ones overflow logits
 _BEGINNING: Final = "(The conversation begins.)"  # in place of a user's turn before the model's first
 
 
@@ -52,6 +54,8 @@ class ModelCall:
     tools: tuple[Json, ...] = ()
     stop: tuple[str, ...] = ()  # cuts the answer, not what is sampled
     stream: bool = False
+    sampling: tuple[tuple[str, Any], ...] = ()  # fields of `Sampling`, sorted
+    parallel_calls: bool = True
 
 
 @contextlib.contextmanager
@@ -69,7 +73,7 @@ def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
     stop = body.get("stop") or ()
     tools = body.get("tools") or () if body.get("tool_choice") != "none" else ()
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    call = ModelCall(tuple(body["messages"]), tuple(tools), stops, bool(body.get("stream")))
+    call = ModelCall(tuple(body["messages"]), tuple(tools), stops, bool(body.get("stream")), *_parse_sampling(body))
     if not call.messages or not all(isinstance(each, dict) for each in (*call.messages, *call.tools)):
         raise RequestRefused("messages must be a list of objects that is not empty, and tools one of objects")
     if not all(isinstance(each, str) and each for each in call.stop):
@@ -90,7 +94,28 @@ def parse_responses_call(body: Mapping[str, Any]) -> ModelCall:
     tools = [{"function": tool} for tool in given if tool.get("type") == "function"]
     if len(tools) < len(given):
         raise RequestRefused("tools must be functions: no other runs here")
-    return ModelCall(tuple(messages), tuple(tools))
+    sampling, parallel_calls = _parse_sampling(body)
+    return ModelCall(tuple(messages), tuple(tools), sampling=sampling, parallel_calls=parallel_calls)
+
+
+def _parse_sampling(body: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], bool]:
+    """Parse the fields of `Sampling` that a request sets, and whether it takes several calls in one answer."""
+    fields = {name: body[name] for name in ("temperature", "top_p", "seed") if body.get(name) is not None}
+    limits = [body[name] for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if body.get(name)]
+    if limits:
+        fields["max_tokens"] = min(limits)
+    Sampling(**fields)  # refuses what is out of range
+    if 0 < fields.get("temperature", 1) < MIN_TEMPERATURE or abs(fields.get("seed", 0)) >= 2**63:
+        raise ValueError(f"temperature must be 0 or at least {MIN_TEMPERATURE}, seed have 64 bits")
+    for name, kinds in (("temperature", (int, float)), ("top_p", (int, float)), ("seed", int), ("max_tokens", int)):
+        if name in fields and (isinstance(fields[name], bool) or not isinstance(fields[name], kinds)):
+            raise ValueError(f"{name} = {fields[name]!r}")
+    for name in ("logit_bias", "presence_penalty", "frequency_penalty"):
+        if body.get(name):
+            raise RequestRefused(f"{name} is not supported here")
+    if body.get("tool_choice") not in {None, "auto", "none"}:
+        raise RequestRefused("tool_choice cannot be enforced here: use auto or none, and ask for the call in words")
+    return tuple(sorted(fields.items())), body.get("parallel_tool_calls") is not False
 
 
 def _read_items(given: str | list[Any]) -> list[Json]:
@@ -133,41 +158,75 @@ class ChatPrompt(NamedTuple):
 
     turns: tuple[ChatTurn, ...]
     newest: str  # message of the last turn: tips stand before it
+    place: bytes  # identifies the turns, without the system text
+
+
+class _TurnBuilder:
+    """The turns of a conversation; messages of one role in a row are one turn. Each message is hashed once."""
+
+    def __init__(self) -> None:
+        self._turns: list[tuple[Role, list[str]]] = []
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    @property
+    def place(self) -> bytes:
+        return self._hash.copy().digest()
+
+    @property
+    def last_role(self) -> Role | None:
+        return self._turns[-1][0] if self._turns else None
+
+    def add(self, role: Role, text: str) -> None:
+        if self.last_role == role:
+            self._turns[-1][1].append(text)
+            self._hash.update(b"\n")
+        else:
+            self._turns.append((role, [text]))
+            self._hash.update(b"\xff" + role.encode() + b"\xff")  # a byte that no text in UTF-8 has
+        self._hash.update(text.encode("utf-8", "surrogatepass"))
+
+    def build(self) -> tuple[ChatTurn, ...]:
+        return tuple((role, "\n".join(texts)) for role, texts in self._turns)
 
 
 @_refuse_malformed()
-def render_conversation(call: ModelCall, sampled: Mapping[tuple[tuple[ChatTurn, ...] | None, str], str]) -> ChatPrompt:
-    """Render a request as a conversation.
+def render_conversation(call: ModelCall, sampled: Mapping[tuple[bytes | None, str], str]) -> ChatPrompt:
+    """Render a request as a conversation, in time linear in its length.
 
-    `sampled` holds the model's own texts, by the turns before each and `identify` of the message that the agent was
+    `sampled` has the model's own texts, by the `place` before each and `identify` of the message that the agent was
     sent, and by None and the latter: answers that look alike to the agent may differ in their thinking.
     """
-    head, newest, turns = "", "", list[ChatTurn]()
+    head, newest, turns = list[str](), "", _TurnBuilder()
     for message in call.messages:
-        role = message.get("role")
-        text = _read_text(message.get("content"))
+        role, text = message.get("role"), _read_text(message.get("content"))
         if role == "assistant":
             if not turns:
-                turns.append(("user", _BEGINNING))
+                turns.add("user", _BEGINNING)
             name = identify(message)
-            said = sampled.get((tuple(turns), name)) or sampled.get((None, name))
-            _append(turns, "assistant", said or _render_assistant(message, text))
-        elif role in {"system", "developer"} and not turns:
-            head = f"{head}\n\n{text}" if head else text
+            own = sampled.get((turns.place, name)) or sampled.get((None, name))
+            turns.add("assistant", own or _render_assistant(message, text))
+            continue
+        if role in {"system", "developer"} and not turns:
+            head += [text] if text or head else []
+            continue
+        if role in {"tool", "function"}:
+            newest = f"<tool_response>\n{text}\n</tool_response>"
         elif role in {"system", "developer", "user"}:
             newest = text if role == "user" else f"System: {text}"
-            _append(turns, "user", newest)
-        elif role in {"tool", "function"}:
-            newest = f"<tool_response>\n{text}\n</tool_response>"
-            _append(turns, "user", newest)
         else:
             raise RequestRefused(f"a message has the role {role!r}: use system, user, assistant or tool")
-    if not turns or turns[-1][0] != "user":
+        turns.add("user", newest)
+    if turns.last_role != "user":
         raise RequestRefused("the last message must be the user's or a tool's")
+    opening = "\n\n".join(head)
     if call.tools:
         lines = (json.dumps(tool.get("function"), ensure_ascii=False, sort_keys=True) for tool in call.tools)
-        head = f"{head}\n\n{_TOOLS.format(chr(10).join(lines))}".strip()
-    return ChatPrompt((("system", head), *turns) if head else tuple(turns), newest)
+        opening = f"{opening}\n\n{_TOOLS.format(chr(10).join(lines))}".strip()
+    system: tuple[ChatTurn, ...] = (("system", opening),) if opening else ()
+    return ChatPrompt((*system, *turns.build()), newest, turns.place)
 
 
 def identify(message: Mapping[str, Any]) -> str:
@@ -175,12 +234,6 @@ def identify(message: Mapping[str, Any]) -> str:
     if calls := message.get("tool_calls"):
         return "\n".join(str(call.get("id")) for call in calls)
     return _read_text(message.get("content")).strip()
-
-
-def _append(turns: list[ChatTurn], role: Role, text: str) -> None:
-    if turns and turns[-1][0] == role:
-        text = f"{turns.pop()[1]}\n{text}"
-    turns.append((role, text))
 
 
 def _render_assistant(message: Mapping[str, Any], text: str) -> str:
@@ -229,8 +282,8 @@ class ModelReply:
 
     @property
     def message(self) -> Json:
-        said: Json = {"role": "assistant", "content": self.content or (None if self.calls else "")}
-        return {**said, "tool_calls": list(self.calls)} if self.calls else said
+        message: Json = {"role": "assistant", "content": self.content or (None if self.calls else "")}
+        return {**message, "tool_calls": list(self.calls)} if self.calls else message
 
 
 def make_reply(call: ModelCall, completion: Completion) -> ModelReply:
@@ -239,10 +292,11 @@ def make_reply(call: ModelCall, completion: Completion) -> ModelReply:
     whole, text = text, text[: min((place for stop in call.stop if (place := text.find(stop)) >= 0), default=len(text))]
     calls = []
     for match in TOOL_CALL.finditer(text) if call.tools else ():
-        said = _load_json(match[1])
-        if isinstance(said, dict) and isinstance(said.get("name"), str):
-            function = {"name": said["name"], "arguments": json.dumps(said.get("arguments", {}), ensure_ascii=False)}
+        value = _load_json(match[1])
+        if isinstance(value, dict) and isinstance(value.get("name"), str):
+            function = {"name": value["name"], "arguments": json.dumps(value.get("arguments", {}), ensure_ascii=False)}
             calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
+    calls = calls if call.parallel_calls else calls[:1]
     reason = "tool_calls" if calls else "stop" if text != whole else completion.finish_reason
     if calls:
         text = text[: text.index("<tool_call>")].strip()
@@ -255,8 +309,8 @@ def make_reply(call: ModelCall, completion: Completion) -> ModelReply:
 def build_chat_answer(reply: ModelReply) -> Json:
     choice = {"index": 0, "message": reply.message, "finish_reason": reply.finish_reason, "logprobs": None}
     head = {"id": reply.id, "object": "chat.completion", "created": reply.created, "model": MODEL}
-    read, said = reply.usage
-    usage = {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+    read, written = reply.usage
+    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
     return {**head, "choices": [choice], "usage": usage}
 
 
@@ -266,8 +320,8 @@ def iter_chat_events(reply: ModelReply) -> Iterator[str]:
     calls = [{"index": index, **call} for index, call in enumerate(reply.calls)]
     delta = {**reply.message, **({"tool_calls": calls} if calls else {})}
     head = {**{name: whole[name] for name in ("id", "created", "model")}, "object": "chat.completion.chunk"}
-    for said, reason, usage in ((delta, None, None), ({}, reply.finish_reason, whole["usage"])):
-        choice = {"index": 0, "delta": said, "finish_reason": reason, "logprobs": None}
+    for part, reason, usage in ((delta, None, None), ({}, reply.finish_reason, whole["usage"])):
+        choice = {"index": 0, "delta": part, "finish_reason": reason, "logprobs": None}
         yield f"data: {json.dumps({**head, 'choices': [choice], 'usage': usage})}\n\n"
     yield "data: [DONE]\n\n"
 
@@ -283,9 +337,9 @@ def build_responses_answer(reply: ModelReply) -> Json:
          **cast("Json", call["function"])}
         for call in reply.calls
     ]  # fmt: skip
-    read, said = reply.usage
+    read, written = reply.usage
     usage = {
-        "input_tokens": read, "output_tokens": said, "total_tokens": read + said,
+        "input_tokens": read, "output_tokens": written, "total_tokens": read + written,
         "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
     return {
