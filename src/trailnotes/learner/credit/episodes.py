@@ -69,7 +69,7 @@ def group_relative(
     """Compute A = (x - mean R) / (std R + 1e-6) with the sample deviation (GRPO, arXiv 2402.03300, eq. 3).
 
     `values` (M,) are x; `group` (N,) is R, None for x itself. Without `normalize_std` only the mean is subtracted (Dr.
-    GRPO, arXiv 2503.20783). Returns (M,) advantages; exact zeros in a group of equal values, rounding aside. Raises
+    GRPO, arXiv 2503.20783). Returns (M,) advantages; exact zeros in a group of equal values, up to rounding. Raises
     `ValueError` for values that are no row of finite numbers.
     """
     compared = _to_array(values)
