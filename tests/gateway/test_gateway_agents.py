@@ -241,7 +241,7 @@ def _silent(session: AgentSession) -> None:
 
 
 def test_an_agent_that_never_ends_is_cut_off(tmp_path: Path) -> None:
-    (episode,) = play(agent_config(tmp_path, timeout=5.0), _silent)
+    (episode,) = play(agent_config(tmp_path, timeout=2.0), _silent)
     assert (episode.outcome, episode.score, len(episode.steps)) == ("truncated", 0.0, 1)
 
 
@@ -261,6 +261,20 @@ def test_an_episode_ends_with_its_steps_and_a_report_after_the_last_counts(tmp_p
     first, second = play(agent_config(tmp_path), endless, exact)
     assert (first.outcome, first.score, len(first.steps)) == ("truncated", 0.25, 6)
     assert (second.outcome, second.score, len(second.steps)) == ("terminated", 1.0, 6)
+
+
+@pytest.mark.parametrize("limit", [{"max_steps": 3}, {"max_context_tokens": 300, "max_action_tokens": 16}])
+def test_a_report_after_the_episode_was_cut_counts(tmp_path: Path, limit: dict[str, int]) -> None:
+    def agent(session: AgentSession) -> float:
+        with pytest.raises(openai.APIStatusError, match="the episode is over"):
+            for number in range(40):
+                ask(session, *("a long question, and its answer " * (number + 1),))
+        return 1.0
+
+    config = agent_config(tmp_path)
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update=limit)})
+    (episode,) = play(config, agent)
+    assert (episode.outcome, episode.score, episode.success, episode.episode_return) == ("truncated", 1.0, True, 1.0)
 
 
 def _raises(session: AgentSession) -> None:

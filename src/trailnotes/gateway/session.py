@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -73,6 +74,7 @@ class Session:
         self._said: list[ChatTurn] = []  # the newest conversation, with its answer
         self._sampled: dict[tuple[tuple[ChatTurn, ...] | None, str], str] = {}  # see `render_conversation`
         self._reward, self._report, self._failure, self._over = 0.0, Report(max_score=1.0, done=False), "", False
+        self._cut = False  # no further request is answered
         self._clock: asyncio.Timeout | None = None  # while the agent is waited for
 
     @property
@@ -83,6 +85,8 @@ class Session:
         """Have the run answer a request; `again`: the client repeats one whose answer it may have missed."""
         said = requests.render_conversation(call, self._sampled)
         self._require_live()
+        if self._cut:
+            raise RequestRefused(_OVER, 400, "episode_over")
         future = self._asked.get(said) if again else None
         if future is None:
             if self._waiting.qsize() >= MAX_WAITING:
@@ -149,9 +153,17 @@ class Session:
         return await self._observe()
 
     async def cut(self, asked: Observation) -> Observation:
-        """End the episode at the request `asked`: a scorer looks at what was said until then."""
+        """End the episode at the request `asked`, which is refused: what the agent then reports still counts.
+
+        It has the time of a step for that. A scorer, where there is one, looks at what was said until then.
+        """
+        self._cut = True
+        self._refuse_waiting()
         if self._scorer is None:
-            return asked
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout):
+                    while await self._waiting.get() is not None:
+                        pass
         await self._score()
         return replace(self._make_observation(text=asked.text, truncated=True), request=asked.request)
 
@@ -162,15 +174,23 @@ class Session:
     def close(self) -> None:
         """Refuse what is still asked, and end the agent."""
         self._over = True
+        self._refuse_waiting()
+        if self._agent is not None:
+            self._agent.stop()
+
+    def _refuse_waiting(self) -> None:
         waiting = [self._now] if self._now else []
+        ended = False
         while not self._waiting.empty():
-            waiting += [item[1]] if (item := self._waiting.get_nowait()) else []
+            item = self._waiting.get_nowait()
+            ended |= item is None
+            waiting += [item[1]] if item else []
+        if ended:
+            self._waiting.put_nowait(None)
         for future in waiting:
             if not future.done():
                 future.set_exception(RequestRefused(_OVER, 400, "episode_over"))
                 future.exception()  # the agent may be gone, and nobody else fetches it
-        if self._agent is not None:
-            self._agent.stop()
 
     async def _observe(self) -> Observation:
         try:
