@@ -72,6 +72,15 @@ def test_returns_have_students_interval_or_none() -> None:
     assert "| no interval |" in format_markdown_table([result])
 
 
+def test_table_says_that_no_episode_reported_success() -> None:
+    lost, won = episode("w/a/0", False), episode("w/a/1", True)
+    remarks = []
+    for episodes in ([lost], [lost, won]):
+        result = build_panel_result(episodes, small_config(), EvaluatedModel("m", "grpo"), memory=False)
+        remarks.append("Observation.success" in format_markdown_table([result]))
+    assert remarks == [True, False]
+
+
 def test_table_files(tmp_path: Path) -> None:
     row = PanelResult("empo2", True, "test", "success", 0.5, 0.25, 0.75, 38400, 2, 80, 160, "Wilson 95%")
     write_table([row], tmp_path)

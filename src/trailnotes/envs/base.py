@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
@@ -26,6 +29,7 @@ _PROGRESSIVE: Final = re.compile(
     r"\b(I|[Ww]e)(?: am| are|['\u2019]m|['\u2019]re) (?:now )?going (?=to (?:the|a|an|my)\b)"
 )
 
+MAX_TRACEBACK: Final = 10_000  # characters
 _MAX_ACTION: Final = 500  # characters that are looked at, of an action that is one of few
 _STRIPPED_CHARS: Final = " \t\r\n.,;:!\"'`"  # decoration around an action
 
@@ -61,7 +65,17 @@ def wrap_env_errors(what: str) -> Iterator[None]:
     except (ConfigError, MissingExtraError, EnvError):
         raise
     except (Exception, SystemExit) as error:
-        raise EnvError(f"{what} raised {format_error(error)}") from error
+        frames = traceback.extract_tb(error.__traceback__)[2:] or traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith((sys.base_prefix, sys.prefix, "<"))]
+        failure = EnvError(f"{what} raised {format_error(error)} ({format_location(*(own or frames)[-1][:2])})")
+        failure.traceback = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)])[
+            :MAX_TRACEBACK
+        ]
+        raise failure from error
+
+
+def format_location(file: str, line: int | None) -> str:
+    return f"{Path(file).name}:{line}"
 
 
 def format_error(error: BaseException) -> str:

@@ -74,7 +74,8 @@ def evaluate(
         if warning := describe_training_overlap(subject.trained, config):
             logger.warning("%s", warning)
         episodes, remark = evaluate_model(config, subject, use_memory=memory, directory=directory, progress=progress)
-    result = replace(build_panel_result(episodes, config, subject, memory=memory), remark=remark)
+    result = build_panel_result(episodes, config, subject, memory=memory)
+    result = replace(result, remark=". ".join(filter(None, (remark, result.remark))))
     if directory is not None:
         write_evaluation(directory, config, subject, episodes, result)
     return result
@@ -85,8 +86,6 @@ def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath
     panel = config.eval.model_copy(update={"split": config.train.split, "num_tasks": config.rollout.num_tasks})
     with open_evaluated_model(model_or_run or config.model.path) as subject:
         episodes, _ = evaluate_model(config.model_copy(update={"eval": panel}), subject)
-    if not episodes:
-        raise ConfigError("no episode could be played; see the log for the reason")
     if out is not None:
         write_episodes(episodes, Path(out))
     return episodes
@@ -126,14 +125,20 @@ def evaluate_model(
             if warning := describe_tip_overlap({tip.namespace for tip in memory.store.load_tips()}, config):
                 logger.warning("%s", warning)
 
+        errors: list[Trajectory] = []
+
         async def play() -> list[Trajectory]:
             with open_pool(config.env) as pool:
                 return await play_panel(
                     policy, pool, tasks, config, memory=view, seed=config.run.seed,
-                    done=tuple(journal.episodes), progress=journal.append_episode,
+                    done=tuple(journal.episodes), progress=journal.append_episode, on_error=errors.append,
                 )  # fmt: skip
 
         episodes = run_to_end(play())
+        if errors and not episodes:
+            raise ConfigError(
+                f"no episode of split {config.eval.split!r} could be played; the first one: {errors[0].error}"
+            )
         return episodes, describe_tip_use(episodes, tasks, memory, config) if memory else ""
 
 

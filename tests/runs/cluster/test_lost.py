@@ -55,8 +55,8 @@ def test_stopped_memory_service_stops_the_run(
         os.kill(get_pid(memory.actor), signal.SIGSTOP)
         memory.limit = 2.0
 
-    said = "the memory service on node .* did not answer within cluster.timeout = 2 s"
-    with at_find(15, stop), refused(said):
+    text = "the memory service on node .* did not answer within cluster.timeout = 2 s"
+    with at_find(15, stop), refused(text):
         train(spread(two_nodes, start_model), tmp_path)
     saved = checkpoint.find_latest(tmp_path / "checkpoints")
     assert saved is not None

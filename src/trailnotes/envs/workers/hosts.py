@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -29,11 +30,22 @@ from trailnotes.storage.child import STOP_TIMEOUT, describe_exit, kill_group, la
 from trailnotes.types import Observation, Task
 
 Awaited = asyncio.Future[Observation | None]
+logger = logging.getLogger(__name__)
+_logged: set[tuple[str, ...]] = set()  # places of errors
 START_TIMEOUT = 120.0  # seconds for a process to start and import the environment; more if a call may take more
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from trailnotes.envs.workers.main import main; main(int(sys.argv[2]), float(sys.argv[3]))"
 )
+
+
+def log_traceback(error: TrailnotesError) -> None:
+    """Log the traceback of an environment's own code, each place once in this process."""
+    text = getattr(error, "traceback", "")
+    place = tuple(line for line in text.splitlines() if line.startswith("  File "))
+    if place and place not in _logged:
+        _logged.add(place)
+        logger.error("%s\n%s", error, text.rstrip())
 
 
 class Host(ABC):
@@ -99,7 +111,11 @@ class LocalHost(Host):
         self._slots = Slots(name, options)
 
     async def call(self, operation: Operation, slot: int, argument: Task | str | None = None) -> Observation | None:
-        return self._slots.run(operation, slot, argument)
+        try:
+            return self._slots.run(operation, slot, argument)
+        except EnvError as error:
+            log_traceback(error)
+            raise
 
     def drop(self, slot: int) -> None:
         with suppress(TrailnotesError):
@@ -176,7 +192,9 @@ class RemoteHost(Host):
         if status == "ok":
             answer.set_result(None if values[0] is None else unpack_observation(values[0]))
         else:
-            answer.set_exception(unpack_error(*values))
+            error = unpack_error(*values)
+            log_traceback(error)
+            answer.set_exception(error)
 
     def _lose(self, why: str = "") -> None:
         """End the process and fail all pending calls; without `why` it ended by itself."""

@@ -5,7 +5,7 @@ its parent: by the parent-death signal on Linux, by the end of the stream otherw
 
 A frame is four bytes of length, big-endian, and that many bytes of ASCII JSON (so that lone surrogates survive), never
 pickle; an empty frame is a heartbeat. Requests are ``[operation, slot, argument]``, the first ``["start", name,
-options]``; answers are ``["ok", observation | null]`` or ``["error", type, text]``, in order.
+options]``; answers are ``["ok", observation | null]`` or ``["error", type, text, traceback]``, in order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal
 
 from trailnotes.envs import load_env_class, make_env
-from trailnotes.envs.base import Env, wrap_env_errors
+from trailnotes.envs.base import Env, format_location, wrap_env_errors
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, TrailnotesError
 from trailnotes.types import Observation, Task
 
@@ -66,9 +66,12 @@ def unpack_observation(values: list[Any]) -> Observation:
     return Observation(text, reward, terminated, truncated, None if actions is None else tuple(actions), *others)
 
 
-def unpack_error(kind: str, text: str) -> TrailnotesError:
+def unpack_error(kind: str, text: str, traceback: str = "") -> TrailnotesError:
     """Unpack the error to raise on the other side."""
-    return _ERRORS.get(kind, EnvError)(text)
+    error = _ERRORS.get(kind, EnvError)(text)
+    if isinstance(error, EnvError):
+        error.traceback = traceback
+    return error
 
 
 class Slots:
@@ -86,10 +89,10 @@ class Slots:
         match operation, argument:
             case "reset", Task():
                 with wrap_env_errors(f"reset of task {argument.id}"):
-                    return _validate_observation(self._envs[slot].reset(argument))
+                    return _validate_observation(self._envs[slot].reset(argument), self._envs[slot].reset)
             case "step", str():
                 with wrap_env_errors(f"step of {self._name}"):
-                    return _validate_observation(self._envs[slot].step(argument))
+                    return _validate_observation(self._envs[slot].step(argument), self._envs[slot].step)
             case "open", None:
                 with wrap_env_errors(f"making {self._name}"):
                     self._envs[slot] = make_env(self._name, **self._options)
@@ -105,9 +108,11 @@ class Slots:
                 self.run("drop", slot)
 
 
-def _validate_observation(observation: object) -> Observation:
+def _validate_observation(observation: object, method: Callable[..., object]) -> Observation:
     if not isinstance(observation, Observation):
-        raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}")
+        code = getattr(method, "__code__", None)
+        where = f" ({format_location(code.co_filename, code.co_firstlineno)})" if code else ""
+        raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}{where}")
     actions = observation.actions
     if actions is not None and not (isinstance(actions, tuple | list) and all(isinstance(a, str) for a in actions)):
         raise EnvError(f"Observation.actions must be a tuple of texts or None, not {actions!r:.80}")
@@ -131,7 +136,7 @@ class EnvServer:
                 observation = self._slots.run(operation, slot, Task(*argument) if operation == "reset" else argument)
             return encode(["ok", observation])
         except TrailnotesError as error:
-            return encode(["error", type(error).__name__, str(error)])
+            return encode(["error", type(error).__name__, str(error), getattr(error, "traceback", "")])
         except (TypeError, ValueError) as error:
             return encode(["error", "EnvError", f"an observation does not fit JSON: {error}"])
 
