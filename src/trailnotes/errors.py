@@ -42,7 +42,7 @@ class MissingExtraError(TrailnotesError, ImportError):
 class EnvError(TrailnotesError):
     """An environment failed. The episode is recorded with `outcome = "error"` and never trained on."""
 
-    traceback: str = ""  # of the environment's own code, if that raised something else
+    traceback = ""  # of the environment's own code, where that raised
 
 
 class SessionOver(TrailnotesError):  # noqa: N818 (it is no fault)

@@ -54,15 +54,14 @@ def test_environment_that_always_fails_stops_the_run_and_is_located(
     start_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     workers: int, env: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("trailnotes.envs.workers.hosts._logged", set())
+    monkeypatch.setattr("trailnotes.reporting.episodes._logged", set())
     config = tiny_config(start_model, env={"name": f"test_training:{env}", "num_workers": workers})
     with pytest.raises(RunError, match=r"no episode of iteration 0 .*\(test_training\.py:\d+\)"):
         train(config, tmp_path)
     assert diagnose(tmp_path).startswith("all ")
     assert "test_training.py:" in diagnose(tmp_path).splitlines()[0]
-    log = (tmp_path / "run.log").read_text() if (tmp_path / "run.log").exists() else ""
-    for text in (caplog.text, log):
-        assert text.count("# the line of the traceback") == (env == "Raising")
+    assert caplog.text.count("# the line of the traceback") == (env == "Raising"), "once in the terminal"
+    assert ("# the line of the traceback" in (tmp_path / "trajectories.jsonl").read_text()) == (env == "Raising")
 
 
 @pytest.mark.parametrize(("threshold", "warns"), [(1.0, True), (-1.0, False)])

@@ -23,6 +23,7 @@ from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
+from trailnotes.reporting.episodes import log_traceback
 from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.rollout.episode import MakeActor, Pool
 from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
@@ -147,6 +148,7 @@ class AdaptationRun:
             nonlocal ended
             append_jsonl(journal, [trajectory_to_json(trajectory)], sync=True)
             ended += trajectory.outcome != "error"
+            log_traceback(trajectory)
             self._update_progress(phase, ended, len(tasks) * num_samples, "episodes")
 
         groups = await run_groups(

@@ -10,7 +10,6 @@
     memory.start.db      those that training began with
     rehearsal/           recording of the initial model before training, with rehearsal.split
     checkpoints/         step-000010/ ... as `checkpoint` writes them
-    run.log              warnings, and tracebacks of the environment's code
     tensorboard/         drawn from metrics.jsonl, if run.trackers has it
     trackers/            ids and files of the other trackers
     lock                 locked by the process that trains
@@ -21,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import logging
 import os
 import platform
 import socket
@@ -65,9 +63,6 @@ class RunDir:
         self.trajectories_path = path / TRAJECTORIES
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
-        self._log = logging.FileHandler(path / "run.log", encoding="utf-8", delay=True)  # made at the first warning
-        self._log.setLevel(logging.WARNING)
-        self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._trackers: Any = None  # with `notify()` and `close(finished=)`
 
     @classmethod
@@ -104,7 +99,6 @@ class RunDir:
         return run
 
     def __enter__(self) -> Self:
-        logging.getLogger("trailnotes").addHandler(self._log)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -135,8 +129,6 @@ class RunDir:
             if self._trackers is not None:
                 self._trackers.close(finished=finished)
         finally:
-            logging.getLogger("trailnotes").removeHandler(self._log)
-            self._log.close()
             self._lock.release()
 
     def _notify_trackers(self) -> None:

@@ -20,6 +20,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
+from trailnotes.reporting.episodes import log_traceback
 from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.runs.directory import RunLock
 from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
@@ -127,11 +128,15 @@ def evaluate_model(
 
         errors: list[Trajectory] = []
 
+        def record(trajectory: Trajectory) -> None:
+            errors.append(trajectory)
+            log_traceback(trajectory)
+
         async def play() -> list[Trajectory]:
             with open_pool(config.env) as pool:
                 return await play_panel(
                     policy, pool, tasks, config, memory=view, seed=config.run.seed,
-                    done=tuple(journal.episodes), progress=journal.append_episode, on_error=errors.append,
+                    done=tuple(journal.episodes), progress=journal.append_episode, on_error=record,
                 )  # fmt: skip
 
         episodes = run_to_end(play())

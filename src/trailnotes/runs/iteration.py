@@ -22,6 +22,7 @@ from trailnotes.errors import RunError
 from trailnotes.learner.credit.episodes import Scores, compute_valid_share, score_group
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
+from trailnotes.reporting.episodes import log_traceback
 from trailnotes.reporting.terminal import Activity
 from trailnotes.rollout.groups import (
     OnTrajectory,
@@ -150,9 +151,13 @@ class Iteration:
             pool = ReturningPool(pool, archive)
         groups = await run_groups(
             self.policy, pool, tasks, modes, self.prompt_memory, self.config, seed=self.seed(phase),
-            progress=record, on_error=self._errors.append, memory_of=memory_of,
+            progress=record, on_error=self._record_error, memory_of=memory_of,
         )  # fmt: skip
         return archive.regroup(groups) if archive else groups
+
+    def _record_error(self, trajectory: Trajectory) -> None:
+        self._errors.append(trajectory)
+        log_traceback(trajectory)
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup], purpose: str = "tips") -> list[WrittenTip]:
         """Have the policy write about every episode; the memory of the run gets what it wrote when learning begins.

@@ -21,7 +21,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal
 
 from trailnotes.envs import load_env_class, make_env
-from trailnotes.envs.base import Env, format_location, wrap_env_errors
+from trailnotes.envs.base import Env, wrap_env_errors
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, TrailnotesError
 from trailnotes.types import Observation, Task
 
@@ -89,10 +89,10 @@ class Slots:
         match operation, argument:
             case "reset", Task():
                 with wrap_env_errors(f"reset of task {argument.id}"):
-                    return _validate_observation(self._envs[slot].reset(argument), self._envs[slot].reset)
+                    return _validate_observation(self._envs[slot].reset(argument))
             case "step", str():
                 with wrap_env_errors(f"step of {self._name}"):
-                    return _validate_observation(self._envs[slot].step(argument), self._envs[slot].step)
+                    return _validate_observation(self._envs[slot].step(argument))
             case "open", None:
                 with wrap_env_errors(f"making {self._name}"):
                     self._envs[slot] = make_env(self._name, **self._options)
@@ -108,11 +108,9 @@ class Slots:
                 self.run("drop", slot)
 
 
-def _validate_observation(observation: object, method: Callable[..., object]) -> Observation:
+def _validate_observation(observation: object) -> Observation:
     if not isinstance(observation, Observation):
-        code = getattr(method, "__code__", None)
-        where = f" ({format_location(code.co_filename, code.co_firstlineno)})" if code else ""
-        raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}{where}")
+        raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}")
     actions = observation.actions
     if actions is not None and not (isinstance(actions, tuple | list) and all(isinstance(a, str) for a in actions)):
         raise EnvError(f"Observation.actions must be a tuple of texts or None, not {actions!r:.80}")

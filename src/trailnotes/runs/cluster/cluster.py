@@ -11,7 +11,7 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from trailnotes.config.schema import Config
-from trailnotes.envs.workers.hosts import Host
+from trailnotes.envs.workers.pool import Host
 from trailnotes.errors import ClusterError, ConfigError
 from trailnotes.learner.process_group import resolve_device_type
 from trailnotes.learner.ranks import RankMonitor

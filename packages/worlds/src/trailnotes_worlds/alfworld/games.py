@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from trailnotes.envs.options import require_choice, require_int
+from trailnotes.envs.base import require_choice, require_int
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_json
 from trailnotes.types import Task

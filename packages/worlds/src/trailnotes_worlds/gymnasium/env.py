@@ -9,8 +9,7 @@ from itertools import compress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from trailnotes.envs.base import format_error
-from trailnotes.envs.options import require_int, require_text_list, require_type
+from trailnotes.envs.base import format_error, require_int, require_text_list, require_type
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.gymnasium.words import (

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from trailnotes.envs.base import match_offered
-from trailnotes.envs.options import require_choice, require_int
+from trailnotes.envs.base import match_offered, require_choice, require_int
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.java.simulator import find_jars, find_java

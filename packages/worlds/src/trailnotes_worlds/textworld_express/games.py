@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from trailnotes.envs.options import require_choice, require_int, suggest_nearest
+from trailnotes.envs.base import require_choice, require_int, suggest_nearest
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 from trailnotes_worlds.third_party import resolve_names
