@@ -17,7 +17,6 @@ from tinyrun import (
     differences,
     distance,
     episodes,
-    equal_weights,
     metrics,
     run_command,
     tiny_config,
@@ -330,8 +329,6 @@ def test_workers_that_are_killed_cost_episodes_not_the_run(start_model: Path, tm
     well = [episode for episode in played if episode["outcome"] != "error"]
     assert sum(line["update/rows"] for line in lines) == len(well)  # one row an episode: errors are not among them
     assert lines[-1]["env_steps"] == sum(len(episode["steps"]) for episode in played)
-
-
 
 
 def test_an_environment_that_never_works_ends_the_run(
