@@ -47,7 +47,6 @@ def test_quantiles_of_the_tables() -> None:
 def test_sample_interval_of_rates() -> None:
     values, weights = np.array([1.0, 0, 1, 0, 1, 0, 1, 0, 1, 0]), np.full(10, 0.1)
     result = compute_sample_interval(values, weights, RATE_BOUNDS, 0.95)
-    assert result is not None
     assert (result.mean, result.low, result.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
 
 

@@ -35,7 +35,7 @@ def test_escape_unprintable() -> None:
 
 def test_printable_stream_and_console() -> None:
     plain, coloured = io.StringIO(), io.StringIO()
-    coloured.isatty = lambda: True  # type: ignore[method-assign]
+    coloured.isatty = lambda: True
     print(f"one\n{HOSTILE}", file=PrintableStream(plain))
     assert plain.getvalue() == f"one\n{SHOWN}\n"
     open_console(PrintableStream(coloured), 200).print(f"[bold]{HOSTILE}", highlight=False)
@@ -121,11 +121,11 @@ def test_closed_terminal_is_ignored() -> None:
         def write(self, text: str) -> int:
             raise OSError(errno.EIO, "Input/output error")
 
-        flush = close = lambda self: self.write("")  # type: ignore[assignment]
+        flush = close = lambda self: self.write("")
 
     for is_terminal in (True, False):
         stream = Gone()
-        stream.isatty = lambda value=is_terminal: value  # type: ignore[method-assign]
+        stream.isatty = lambda value=is_terminal: value
         with ProgressBar(2, "train", stream=stream) as bar:
             bar.update(1)
             bar.note("stopping after this iteration")

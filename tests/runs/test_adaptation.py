@@ -22,7 +22,6 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import BudgetError, ConfigError, RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.rollout.tips import CompletionRequest
-from trailnotes.runs.__main__ import render_metrics_page
 from trailnotes.runs.adapt import adapt
 from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.runs.directory import RunDir
@@ -31,7 +30,7 @@ from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.panels import PanelResult
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
-from trailnotes.types import MODES, Message, Sampling
+from trailnotes.types import Message, Sampling
 
 METHODS = ("naive", "reflexion", "empo2-tips")
 
@@ -282,7 +281,7 @@ def test_adapt_on_the_command_line_with_a_model(start_model: Path, tmp_path: Pat
 
 def test_method_from_settings(tmp_path: Path) -> None:
     for name, wanted in (("reflexion", "reflexion"), ("grpo", "empo2-tips")):
-        adapt_by(Guesser(), None, tmp_path / name, algorithm={"name": name}, eval={"trials": 0})  # type: ignore[arg-type]
+        adapt_by(Guesser(), None, tmp_path / name, algorithm={"name": name}, eval={"trials": 0})
         assert load_config(tmp_path / name / "config.toml").algorithm.name == wanted
 
 
@@ -314,16 +313,3 @@ def test_naive_adaptation_equals_evaluation(start_model: Path, tmp_path: Path) -
 
 
 # -- what the pages say
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_pages_explain_every_metric(method: str, tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    adapt_by(Guesser(), method, tmp_path, eval={"trials": 1})
-    pages = render_metrics_page() + (root / "docs" / "adapting.md").read_text()
-    names = {
-        re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name)
-        for line in lines(tmp_path / "metrics.jsonl")
-        for name in line
-    }
-    assert not {name for name in names if f"| `{name}` |" not in pages}

@@ -55,7 +55,7 @@ def test_stale_tokens_are_weighted_by_hand() -> None:
     (row,) = build_samples([group], [[2.0]])
     assert row.token_ids == (1, 3, 7, 8), "trained without the tip"
     learner = Now(math.log(0.6), math.log(0.75))  # 1.2 and 3 times as probable as then
-    (weighed,), result = correct_samples([row], [group], learner, rows="auto", correction=Correction(2.0))  # type: ignore[arg-type]
+    (weighed,), result = correct_samples([row], [group], learner, rows="auto", correction=Correction(2.0))
     assert [sample.token_ids for sample in learner.asked] == [(1, 2, 3, 7, 8)], "asked with the tip"
     assert weighed.token_ids == row.token_ids
     assert weighed.advantages == pytest.approx((0, 0, 2.0 * 1.2, 2.0 * 2.0)), "the second is truncated at 2"
@@ -81,7 +81,7 @@ def test_mismatch_bound_by_token_or_episode(correction: Correction, weights: Seq
     group, learner = with_a_tip(), Now(math.log(0.6), math.log(0.75))
     (weighed,), _ = correct_samples(
         build_samples([group], [[1.0]]), [group], learner, rows="auto", correction=correction
-    )  # type: ignore[arg-type]
+    )
     assert weighed.advantages[-2:] == pytest.approx(weights)
 
 
@@ -92,7 +92,7 @@ def test_rows_of_steps_take_their_own_tokens() -> None:
     rows = build_samples([group], [[1.0]], rows="step")
     weighed, _ = correct_samples(
         rows, [group], Now(math.log(0.25), math.log(0.75)), rows="step", correction=Correction(2.0)
-    )  # type: ignore[arg-type]
+    )
     assert [row.advantages[-1] for row in weighed] == pytest.approx([0.5, 1.5])
 
 

@@ -97,7 +97,6 @@ def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watc
 
     async def rollout(self: Iteration, *arguments: Any) -> list[TrajectoryGroup]:
         memory = self.run.memory
-        assert memory is not None
         before = memory.store.load_tips()
         groups = await play(self, *arguments)
         assert memory.store.load_tips() == before

@@ -162,29 +162,6 @@ def test_recording_has_the_sampled_ids(start_model: Path, tmp_path: Path, monkey
     )
 
 
-def test_tips_stay_with_their_episodes_where_one_failed(start_model: Path, recorded: Path, tmp_path: Path) -> None:
-    """The episode of a game failed for good: no tip was asked for about it, so all later ones move up."""
-    config = build_recording_config(rehearsing(start_model))
-    policy_counts = ChatFormat(load_tokenizer(config.model)).count_tokens
-    (tmp_path / "phases").mkdir()
-    first = next(iter(task.id for task in load_rehearsal_tasks(rehearsing(start_model))))
-    for trial in (0, 1):
-        episodes = [*read_jsonl(recorded / f"phases/trial-{trial}.episodes.jsonl")]
-        left = [e for e in episodes if e["task"]["id"] != first]
-        notes = sorted(read_jsonl(recorded / f"phases/trial-{trial}.notes.jsonl"), key=lambda note: note["index"])
-        moved = [{**note, "index": note["index"] - 1} for note in notes[1:]]
-        for name, lines in (("episodes", left), ("notes", moved)):
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            (tmp_path / f"phases/trial-{trial}.{name}.jsonl").write_text(text)
-    whole = [
-        each
-        for each in iter_recorded_demonstrations(config, recorded, policy_counts)
-        if each.task and each.task.id != first
-    ]
-    assert [*iter_recorded_demonstrations(config, tmp_path, policy_counts)] == whole
-    assert len(whole) == 4
-
-
 @pytest.mark.parametrize(
     ("earned", "won", "episodes", "tips"),
     [

@@ -19,8 +19,14 @@ from trailnotes.envs.tasks import has_other_env_code, load_identity, load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
-from trailnotes.reporting.crossed import CONFIDENCE, MIN_FAMILIES, estimate
-from trailnotes.reporting.intervals import RATE_BOUNDS, Interval, compute_sample_interval
+from trailnotes.reporting.intervals import (
+    CONFIDENCE,
+    MIN_FAMILIES,
+    RATE_BOUNDS,
+    Interval,
+    compute_sample_interval,
+    estimate,
+)
 from trailnotes.reporting.tables import Table
 from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import OnTrajectory, run_groups

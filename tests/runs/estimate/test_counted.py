@@ -115,7 +115,6 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
         counted.most = 0
         learner.update(rows(architecture.vocab_size, config.has_anchor_rows))
     shape = infer_model_shape(config.model)
-    assert shape is not None
     (device,) = estimate_for_shape(config, shape).devices
     for_acting = sum(estimate_weight_copies(config, shape).values())  # nobody acts here
     assert device.peak_without_overhead - for_acting == pytest.approx(counted.most, rel=0.15)

@@ -29,13 +29,11 @@ FULL = {"dtype": "bfloat16", "gradient_checkpointing": True}
 
 def settings(path: str = SEVEN, **sections: dict[str, Any]) -> Config:
     model = {"path": path, "dtype": "bfloat16", "device": "auto"} | sections.pop("model", {})
-    return Config(**{"model": model, **sections})  # type: ignore[arg-type]
+    return Config(**{"model": model, **sections})
 
 
 def estimated(config: Config) -> Footprint:
-    result = estimate_footprint(config)
-    assert result is not None
-    return result
+    return estimate_footprint(config)
 
 
 def alone(config: Config) -> DeviceMemory:
@@ -45,9 +43,7 @@ def alone(config: Config) -> DeviceMemory:
 
 
 def seven() -> ModelShape:
-    result = infer_model_shape(settings().model)
-    assert result is not None
-    return result
+    return infer_model_shape(settings().model)
 
 
 @pytest.mark.parametrize(("size", "billions"), [("0.5", 0.494), ("1.5", 1.544), ("3", 3.086), ("7", 7.616)])
@@ -195,8 +191,6 @@ def test_weight_copies_on_the_host(sections: dict[str, Any], copies: int) -> Non
 def test_the_table_of_what_fits_is_current() -> None:
     root = Path(__file__).parents[3]
     spec = importlib.util.spec_from_file_location("memory_table", root / "docs" / "memory.py")
-    assert spec is not None
-    assert spec.loader is not None
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
     *head, last = page.table(sizes=(0.5, 7)).splitlines()

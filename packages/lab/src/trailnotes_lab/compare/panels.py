@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trailnotes.errors import RunError
-from trailnotes.reporting.crossed import Values, find_common_games
-from trailnotes.reporting.intervals import Estimate
+from trailnotes.reporting.intervals import Estimate, Values, find_common_games
 from trailnotes.runs.panels import get_family
 from trailnotes_lab.compare.evaluations import EVAL_DIR, Evaluation, load_evaluation
 from trailnotes_lab.compare.results import GameValues, RunResult, average_trials, read_trial_records

@@ -1,6 +1,6 @@
 """Intervals of methods that were played with a few seeds each, and the differences between methods that they allow.
 
-The two intervals are those of `reporting/crossed.py`. The interquartile mean is that of "Deep Reinforcement Learning at
+The two intervals are those of `reporting/intervals.py`. The interquartile mean is that of "Deep Reinforcement Learning at
 the Edge of the Statistical Precipice" (Agarwal et al. 2021, arXiv 2108.13264), without an interval: its stratified
 bootstrap draws seeds anew in each family, as if a run were another run in each of them, and from two or three seeds.
 """
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from trailnotes.reporting import crossed
-from trailnotes.reporting.crossed import Values
-from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval
+from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval, Values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

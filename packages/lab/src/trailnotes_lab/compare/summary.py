@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 from trailnotes.errors import RunError
-from trailnotes.reporting.crossed import MIN_FAMILIES, NO_VARIATION, SEEDS_ALIKE, Values, find_common_games
-from trailnotes.reporting.intervals import Estimate
+from trailnotes.reporting.intervals import MIN_FAMILIES, NO_VARIATION, SEEDS_ALIKE, Estimate, Values, find_common_games
 from trailnotes.runs.usage import COMPARISON_FIELDS
 from trailnotes_lab.compare import statistics
 from trailnotes_lab.compare.panels import PanelOptions, PanelSummary, PanelTrials, summarise_panel
