@@ -98,8 +98,16 @@ class Activity:
             parts.append(f"{self.done:,}/{self.total:,} {self.unit}")
         if self.tokens and seconds:
             parts.append(f"{self.tokens / seconds:.0f} tokens/s")
-        left = f"{format_duration(seconds / self.done * (self.total - self.done))} left" if self.done else ""
-        return "  ".join([*parts, left if self.done and self.done <= self.total else f"for {format_duration(seconds)}"])
+        if 0 < self.done <= self.total:
+            return "  ".join([*parts, f"{format_duration(seconds / self.done * (self.total - self.done))} left"])
+        return "  ".join([*parts, f"for {format_duration(seconds)}"])
+
+
+def begin_activity(
+    progress: ProgressBar | None, name: str, total: int = 0, unit: str = ""
+) -> contextlib.AbstractContextManager[Activity]:
+    """Begin an activity of `progress`, or one that nothing displays."""
+    return progress.activity(name, total, unit) if progress else contextlib.nullcontext(Activity(name, total, unit))
 
 
 class ProgressBar:

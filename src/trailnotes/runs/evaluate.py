@@ -21,7 +21,7 @@ from trailnotes.gateway.pool import open_pool
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.reporting.episodes import log_traceback
-from trailnotes.reporting.terminal import ProgressBar
+from trailnotes.reporting.terminal import ProgressBar, begin_activity
 from trailnotes.runs.directory import RunLock
 from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
@@ -114,7 +114,8 @@ def evaluate_model(
     journal = EpisodeJournal(directory, len(tasks) * config.eval.num_samples, progress)
     with ExitStack() as opened:
         opened.enter_context(journal.resume(_build_fingerprint(config, subject, use_memory)))
-        policy = opened.enter_context(open_policy(config, subject, directory))
+        with begin_activity(progress, "loading the model"):
+            policy = opened.enter_context(open_policy(config, subject, directory))
         memory: TipMemory | None = None
         view = None
         if use_memory and subject.memory is not None:
@@ -128,6 +129,10 @@ def evaluate_model(
 
         errors: list[Trajectory] = []
 
+        def keep(trajectory: Trajectory) -> None:
+            journal.append_episode(trajectory)
+            activity.step(trajectory.num_tokens)
+
         def record(trajectory: Trajectory) -> None:
             errors.append(trajectory)
             log_traceback(trajectory)
@@ -136,10 +141,12 @@ def evaluate_model(
             with open_pool(config.env) as pool:
                 return await play_panel(
                     policy, pool, tasks, config, memory=view, seed=config.run.seed,
-                    done=tuple(journal.episodes), progress=journal.append_episode, on_error=record,
+                    done=tuple(journal.episodes), progress=keep, on_error=record,
                 )  # fmt: skip
 
-        episodes = run_to_end(play())
+        with begin_activity(progress, "playing", len(tasks) * config.eval.num_samples, "episodes") as activity:
+            activity.done = len(journal.episodes)
+            episodes = run_to_end(play())
         if errors and not episodes:
             raise ConfigError(
                 f"no episode of split {config.eval.split!r} could be played; the first one: {errors[0].error}"

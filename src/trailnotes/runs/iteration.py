@@ -165,17 +165,11 @@ class Iteration:
         Episodes from a state of the archive get none: it would tell only the last part of the way.
         """
         written: list[WrittenTip] = []
-        num_episodes = sum(len(group.trajectories) for group in groups)
-        with self._time_section("write_tips", num_episodes, "episodes") as activity:
-
-            def record(tip: WrittenTip) -> None:
-                written.append(tip)
-                activity.step(tip.completion.num_tokens)
-
+        with self._time_section("write_tips"):
             async with self.run.weights.use_author() as author:
                 tips, num_tokens = await write_tips(
                     author, select_from_start(groups), self.config, seed=self.seed(purpose), step=self.number,
-                    on_tip=record,
+                    on_tip=written.append,
                 )  # fmt: skip
         self._tips += tips
         self._metrics |= getattr(author, "metrics", dict)()  # of an endpoint
@@ -275,7 +269,7 @@ class Iteration:
         """Update the learner once on the samples and on rehearsed ones; return its metrics."""
         if not self._learning:
             raise RunError("a method updates inside `async with iteration.learning():` alone: put the call there")
-        with self._time_section("update", 1, "mini-batches") as activity:
+        with self._time_section("update", unit="mini-batches") as activity:
             if self.config.loss.observations:
                 samples = [*samples, *build_observation_samples(samples, self.config.loss.observations)]
             if self.run.rehearsal is not None:
@@ -359,7 +353,9 @@ class Iteration:
     def _time_section(self, name: str, total: int = 0, unit: str = "") -> Iterator[Activity]:
         started = time.monotonic()
         try:
-            with self.run.progress.activity(f"iteration {self.number + 1}: {name}", total, unit) as activity:
+            with self.run.progress.activity(
+                f"iteration {self.number + 1}: {name.replace('_', ' ')}", total, unit
+            ) as activity:
                 yield activity
         finally:
             self._timings[name] = self._timings.get(name, 0.0) + time.monotonic() - started
