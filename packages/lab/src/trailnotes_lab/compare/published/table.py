@@ -151,14 +151,16 @@ def _estimate_mean(rows: Sequence[Estimate], numbers: Mapping[str, _RunReturns])
     variations = _sum_parts([part.families.scale(1 / len(rows)) for part in of_tasks])
     number = sum(part.num_families for part in of_tasks)
     alone = min(part.num_families for part in of_tasks) == 1  # its variations have no spread to be seen
-    lonely = [intervals.explain_no_panel_interval(part, len(runs)) for part, runs in zip(of_blocks, blocks, strict=True)]
+    pairs = zip(of_blocks, blocks, strict=True)
+    lonely = [intervals.explain_no_panel_interval(part, len(runs)) for part, runs in pairs]
     moments = CrossedMoments(mean, np.min([part.num_seeds for part in of_blocks]), seeds, variations, number)
     return intervals.build_estimate(
         mean,
         intervals.compute_panel_limits(mean, seeds, RETURN_BOUNDS),
         intervals.compute_population_limits(moments, RETURN_BOUNDS),
         next(filter(None, lonely), ""),
-        intervals.explain_too_few(1 if alone else number, UNIT) or intervals.explain_no_variation(moments, RETURN_BOUNDS),
+        intervals.explain_too_few(1 if alone else number, UNIT)
+        or intervals.explain_no_variation(moments, RETURN_BOUNDS),
     )
 
 
