@@ -360,6 +360,14 @@ DROPPING = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32,
         "dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5,
     },
+    "seed_oss": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
+        "num_key_value_heads": 2, "residual_dropout": 0.5, "attention_dropout": 0.5,
+    },
+    "falcon": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_dropout": 0.5,
+        "attention_dropout": 0.5,
+    },
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from trailnotes.envs.workers.pool import Host
 from trailnotes.errors import ClusterError, ConfigError
 from trailnotes.learner.ranks import RankMonitor, resolve_device_type
 from trailnotes.policies.hf.policy import resolve_device
-from trailnotes.policies.vllm.replica import Connect
+from trailnotes.policies.vllm.engine import Connect
 from trailnotes.runs.cluster.engines import place_engines
 from trailnotes.runs.cluster.envs import ActorHost
 from trailnotes.runs.cluster.memory import ServedMemory
