@@ -165,7 +165,7 @@ ECHO = {"name": "tinyrun:Echo"}
         ("grpo", "counts", "trajectory"),
         ("empo2", "states", "trajectory"),
         pytest.param("empo2", "rnd", "trajectory", marks=pytest.mark.long),
-        ("empo2", "tips", "iteration"),
+        pytest.param("empo2", "tips", "iteration", marks=pytest.mark.long),
     ],
 )
 def test_novelty_teaches_where_returns_are_equal(

@@ -24,6 +24,7 @@ from tinyrun import (
     tip_rows,
     train_in_process,
     trained,
+    trained_once,
 )
 from trailnotes.algorithms.opsd import (
     OpsdConfig,
@@ -149,7 +150,7 @@ def test_metrics_by_hand() -> None:
 @pytest.mark.parametrize("form", ["sdpo", pytest.param("opcd", marks=pytest.mark.long)])
 def test_without_weight_it_is_grpo(start_model: Path, tmp_path: Path, form: str) -> None:
     opsd = trained(start_model, tmp_path / "opsd", algorithm=OPSD, opsd={"form": form, "coefficient": 0.0})
-    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"})
+    grpo = trained_once(start_model, algorithm={"name": "grpo"})
     assert equal_weights(opsd, grpo)
     assert distance(opsd, start_model) > 1e-3, "nothing was learned: the test shows nothing"
     assert metrics(opsd)[-1]["opsd/taught"] > 0.5, "there was a teacher all the same"
@@ -160,7 +161,7 @@ def test_without_weight_it_is_grpo(start_model: Path, tmp_path: Path, form: str)
 @pytest.mark.parametrize("form", ["sdar", pytest.param("opcd", marks=pytest.mark.long)])
 def test_on_an_empty_memory_it_is_grpo(start_model: Path, tmp_path: Path, form: str) -> None:
     opsd = trained(start_model, tmp_path / "opsd", algorithm=OPSD, opsd={"form": form}, memory={"top_k": 0})
-    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"})
+    grpo = trained_once(start_model, algorithm={"name": "grpo"})
     assert equal_weights(opsd, grpo)
     assert {line["opsd/taught"] for line in metrics(opsd)} == {0.0}
     assert {line["opsd/teacher_tokens"] for line in metrics(opsd)} == {0.0}
@@ -208,6 +209,7 @@ def test_staleness_weights_apply_to_the_teacher_signal(
 # --- the start model as teacher
 
 
+@pytest.mark.long
 def test_the_start_model_stays_what_it_was(start_model: Path, tmp_path: Path) -> None:
     """opcd asks the weights that training began with, whatever has been learned since."""
     config = tiny_config(start_model, algorithm=OPSD, opsd={"form": "opcd"}, loss={"kl": 0.0})

@@ -263,6 +263,7 @@ def test_a_number_that_is_not_finite_stops_before_the_step(what: str, tmp_path: 
 
 def test_the_tasks_of_a_batch_that_is_not_finite_are_named(start_model: Path, tmp_path: Path) -> None:
     async def body(iteration: Iteration) -> None:
+        await iteration.begin()
         groups = await iteration.rollout(iteration.tasks())
         advantages = [[math.inf] * len(group.trajectories) for group in groups]
         async with iteration.learning():

@@ -10,7 +10,7 @@ import pytest
 from tiny import group, step, trajectory
 from tinyrun import distance, metrics, tiny_config, train_in_process
 from trailnotes.learner.samples import build_observation_samples, build_samples
-from trailnotes.types import Tip
+from trailnotes.types import Mode, Tip
 
 TOLD = (Tip("task", "left", "", 1.0),)
 
@@ -37,11 +37,12 @@ def test_contexts_with_tips_and_single_decisions_have_no_observation_rows() -> N
 def test_a_row_shows_tips_where_its_own_context_has_them() -> None:
     """An agent that begins a second conversation in one episode: the first one was given a tip, the other none."""
     first = replace(step([1, 9], [3], plain=[1]), tips=TOLD)
-    episode = trajectory([first, step([1, 9, 3, 4], [6], plain=[1, 3, 4]), step([7, 8], [5]), step([7, 8, 5, 2], [6])])
-    for mode, flags in (("on_policy_tips", [True, False]), ("off_policy", [False, False])):
-        rows = build_samples([group(replace(episode, mode=mode))], [[1.0]])
+    steps = [first, step([1, 9, 3, 4], [6], plain=[1, 3, 4]), step([7, 8], [5]), step([7, 8, 5, 2], [6])]
+    cases: list[tuple[Mode, list[bool]]] = [("on_policy_tips", [True, False]), ("off_policy", [False, False])]
+    for mode, flags in cases:
+        rows = build_samples([group(trajectory(steps, mode))], [[1.0]])
         assert [row.shows_tips for row in rows] == flags
-    rows = build_samples([group(replace(episode, mode="on_policy_tips"))], [[1.0]])
+    rows = build_samples([group(trajectory(steps, "on_policy_tips"))], [[1.0]])
     assert [row.token_ids for row in build_observation_samples(rows, 0.1)] == [(7, 8, 5, 2, 6)]
 
 

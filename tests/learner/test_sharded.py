@@ -218,7 +218,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(start_model: Path, m
     with pytest.raises(ConfigError, match=r"learner\.world_size = 4 needs 4 GPUs here, and there are 2"):
         make_learner(cuda, None, None, None)
     one = cuda.model_copy(update={"model": cuda.model.model_copy(update={"device": "cuda:1"})})
-    with pytest.raises(ConfigError, match=r"set model\.device = 'cuda'"):
+    with pytest.raises(ConfigError, match=r"model\.device = 'cuda:1'"):
         validate_world_size(one)
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)

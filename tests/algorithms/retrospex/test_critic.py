@@ -159,6 +159,7 @@ def fast_learning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fast_learning")
+@pytest.mark.long
 @pytest.mark.parametrize("end_of_first", ["walked on", "was cut off"])
 def test_values_of_a_chain_are_those_computed_by_hand(end_of_first: str) -> None:
     # Two equally frequent actions worth x and 0: the expectile m solves 0.7 (x - m) = 0.3 m, so m = 0.7 x.
