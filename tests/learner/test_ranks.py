@@ -163,6 +163,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return torch.load(path / "one"), torch.load(path / "two")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_learn_what_one_does(both: tuple[Any, Any], name: str) -> None:
     one, two = (found[name] for found in both)

@@ -113,6 +113,7 @@ def cut(config: Any, tokens: int) -> Any:
     return config.model_copy(update={"optim": config.optim.model_copy(update={"microbatch_tokens": tokens})})
 
 
+@pytest.mark.long
 def test_micro_batches_bound_tokens_and_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     whole = module.collate

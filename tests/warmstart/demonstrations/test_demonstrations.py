@@ -302,6 +302,7 @@ def test_no_advice_completes_a_rule_of_a_panel(monkeypatch: pytest.MonkeyPatch) 
     assert not shown & held
 
 
+@pytest.mark.long
 def test_every_demonstration_fits_the_context_of_the_small_model() -> None:
     config = load_config("demo-warmstart")
     chat = ChatFormat(AutoTokenizer.from_pretrained(resolve_model_path("builtin:waymarks-start")))
