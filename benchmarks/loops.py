@@ -92,7 +92,7 @@ class Gymnasium:
 
     def told(self, text: str) -> str:
         """As `Player.told`."""
-        from trailnotes_worlds.gymnasium.words import render_plain
+        from trailnotes_worlds.gymnasium.env import render_plain
 
         return render_plain(text)
 
@@ -192,7 +192,7 @@ def relay(
 
 def gymnasium(game: str, quick: bool) -> dict[str, Any]:
     """The row of one of Gymnasium's toy texts."""
-    from trailnotes_worlds.gymnasium.words import TOY_TEXTS
+    from trailnotes_worlds.gymnasium.env import TOY_TEXTS
 
     options = {"id": game, "num_train": 4 if quick else 64}
     ours = partial(Ours, "gymnasium", TOY_TEXTS[game.partition("-v")[0]].actions, **options)

@@ -32,12 +32,11 @@ if sys.path[0] == str(Path(__file__).parent):  # this file would be found in pla
     del sys.path[0]
 
 from trailnotes.types import Task
-from trailnotes_worlds.webshop.catalogue import Catalogue
+from trailnotes_worlds.webshop.catalogue import Catalogue, write_catalogue
 from trailnotes_worlds.webshop.env import WebShopEnv
 from trailnotes_worlds.webshop.goals import NO_LIMIT, Goal
 from trailnotes_worlds.webshop.products import Product
 from trailnotes_worlds.webshop.synthetic import make_products, open_catalogue
-from trailnotes_worlds.webshop.writing import write_catalogue
 
 SMALL = 10_000  # products: up to here the small limits hold
 CEILINGS = {"query_ms": 2.0, "open_ms": 1000.0, "rss_second_worker_mb": 60.0}

@@ -30,8 +30,12 @@ from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes_worlds.demonstrations.webshop import Attempt, WebShopDemonstrator
-from trailnotes_worlds.demonstrations.webshop_buyers import BUY, extract_purchase_path
-from trailnotes_worlds.demonstrations.webshop_words import parse_tip_actions, unspace_brackets
+from trailnotes_worlds.demonstrations.webshop_buyers import (
+    BUY,
+    extract_purchase_path,
+    parse_tip_actions,
+    unspace_brackets,
+)
 
 SETTINGS = "webshop/small"
 LABELS = (

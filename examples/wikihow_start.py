@@ -28,8 +28,7 @@ from trailnotes.policies.base import Policy
 from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import Task, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script
-from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator
-from trailnotes_worlds.demonstrations.wikihow_readers import Reader, space_arguments
+from trailnotes_worlds.demonstrations.wikihow import Reader, WikiHowDemonstrator, space_arguments
 
 if TYPE_CHECKING:
     from trailnotes_worlds.wikihow.env import WikiHowEnv

@@ -46,7 +46,7 @@ NOT_CHECKED = {
 }
 NOT_RUN = {
     "demo": "two trainings: packages/lab/tests/commands/test_demo.py plays a small one",
-    "view": "serves until it is interrupted: packages/lab/tests/view/test_view_browser.py",
+    "view": "serves until it is interrupted: packages/lab/tests/view/test_view_site.py",
     "memory serve": "serves until its client is gone: tests/memory/mcp/test_mcp_server.py",
     "engine serve": "serves until it is interrupted: tests/policies/vllm/test_served.py",
     "models": "asks a server: tests/tinker/test_tinker_learner.py",
@@ -238,12 +238,6 @@ def test_commands_named_in_prose_exist(page: Path) -> None:
         known = {name for item in COMMANDS[name].arguments for name in item.names}
         options = {word.rstrip(",") for word in words if re.fullmatch(r"--[a-z-]+,?", word)}
         assert options - {"--help", "--debug", "--preset"} <= known, f"{named(page)}: `trailnotes {code}`"
-
-
-def outputs(line: str) -> set[str]:
-    """Directories that a command line makes; a script makes all that it is given."""
-    before = "" if first_word(line) == "python" else "(?:--run-dir|--out|(?:webshop|wikihow) import) "
-    return {*re.findall(rf"{before}(runs/[\w./-]+)", line)}
 
 
 # -- running them

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shelves import DOZEN
+from small_shop import DOZEN
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import describe_training_overlap, load_panel
 from trailnotes.errors import RunError
@@ -17,8 +17,8 @@ from trailnotes.runs.directory import RunDir
 from trailnotes.runs.panels import EvaluatedModel, build_panel_result, write_evaluation
 from trailnotes.types import Completion, Observation, Step, Trajectory
 from trailnotes_lab.compare import compare_evaluations
+from trailnotes_worlds.webshop.catalogue import write_catalogue
 from trailnotes_worlds.webshop.env import open_cached_catalogue
-from trailnotes_worlds.webshop.writing import write_catalogue
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from children import alive, wait_for
 from small import small_config
 from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.hf.policy import load_model, load_tokenizer
-from trailnotes.policies.vllm.replica import Replica
-from trailnotes.policies.vllm.weights import write_weights
+from trailnotes.policies.vllm.engine import Replica
+from trailnotes.policies.vllm.policy import write_weights
 from trailnotes.runs.cluster.connection import connect_cluster
 from trailnotes.runs.cluster.engines import place_engines
 from trailnotes.types import Completion, Sampling
@@ -117,7 +117,8 @@ def test_killed_engine_restarts_with_its_weights(
     here = ray.util.get_node_ip_address()
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.254")  # the run is on another machine
     with closing(start()) as replica:
-        assert replica.server.url.startswith(f"http://{here}:")
+        assert replica.client is not None
+        assert replica.client.server.url.startswith(f"http://{here}:")
         before = ask(replica)
         assert len(before.token_ids) == TOKENS
         assert ask_and_lose(replica, faults, kill(find_engine(faults))) == before

@@ -25,7 +25,7 @@ class RunEpisodes(NamedTuple):
 class DecisiveTip(NamedTuple):
     """A decisive tip: the episode that it was written after, its text, an episode that won with it."""
 
-    author: Record | None  # None: not to be found in this run, e.g. an imported tip
+    author: Record | None  # None: not of this run, e.g. of an imported tip
     text: str
     reader: Record
 
@@ -33,7 +33,7 @@ class DecisiveTip(NamedTuple):
 def render_before_and_after(runs: Iterable[RunEpisodes]) -> str:
     """Render an unseen game that the start model lost and the trained agent wins without tips.
 
-    Between them stands the training of the same family: an episode that found out, its tip, and one that won with it.
+    Between them stands the training of the same family: an episode, its tip, and one that won with it.
     Episodes of an unpacked record, which has no steps, are left out.
     """
     untold = ""
@@ -69,7 +69,7 @@ def find_decisive_tip(training: Callable[[], Iterable[Record]], family: str) -> 
 
 
 def find_followed_tip(record: Record) -> Record | None:
-    """Find the shown tip with most words of the actions that followed; None if none has any."""
+    """Find the tip of an episode with most words of the actions that followed; None if none has any."""
     tips = [tip for step in record["steps"] for tip in step["tips"]]
     done = " ".join(step["action"] for step in record["steps"]).split()
     agreeing = {i: sum(word in done for word in tip["text"].split()) for i, tip in enumerate(tips)}
@@ -90,7 +90,6 @@ def _render_story(before: Record, lesson: DecisiveTip | None, after: Record) -> 
 
 
 def _format_episode(title: str, record: Mapping[str, Any], tip: str = "") -> list[str]:
-    """An episode in one line a step: observation and action."""
     steps = record["steps"]
     goal = steps[0]["observation"].get("instruction") if steps else None
     lines = [title, f"  {record['task']['id']}" + (f": {goal}" if goal else "")]

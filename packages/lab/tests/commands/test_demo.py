@@ -8,15 +8,14 @@ import pytest
 
 from small import SETTINGS as SMALL
 from small import small_config
-from trailnotes.config.builtin import find_config
 from trailnotes.config.toml import to_toml
 from trailnotes.storage.files import read_jsonl
-from trailnotes_lab.commands.demo import SEEDS, build_demo_spec, run_demo
+from trailnotes_lab.commands.demo import run_demo
 from trailnotes_lab.compare import recompute
-from trailnotes_lab.compare.spec import parse_spec
 from trailnotes_lab.compare.summary import Summary
 
 SETTINGS = ["--eval.num_tasks", "2"]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
@@ -73,13 +72,3 @@ def test_three_panels_are_examined(finished_demo: Any) -> None:
     played = list(read_jsonl(out / "runs/empo2-0/panels/new/trajectories.jsonl"))
     assert {record["task"]["id"].split("/")[2] for record in played} == {"birch", "hazel"}
     assert [record["mode"] for record in played] == ["plain", "plain", "on_policy_tips", "on_policy_tips"]
-
-
-def test_the_plan_is_that_of_the_repository() -> None:
-    path = find_config("demo")
-    plan = parse_spec(build_demo_spec(path, SEEDS, (3, 4), ["--optim.lr", "0.5"]), path)
-    assert plan.labels() == {"start": "start model", "grpo": "GRPO", "empo2": "EMPO²"}
-    assert (plan.compare.seeds, plan.budget.env_steps, plan.settings) == ((3, 4, 5), 32000, {"optim": {"lr": 0.5}})
-    assert {name: (panel.trials, plan.list_panel_methods(name)) for name, panel in plan.panels.items()} == {
-        "with tips": (3, ["start", "empo2"]), "new": (4, ["start", "grpo", "empo2"]),
-    }  # fmt: skip

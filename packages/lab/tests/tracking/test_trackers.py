@@ -12,13 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odd_trackers import calls, damage
-from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.errors import ConfigError
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import append_jsonl, split_after
 from trailnotes.storage.records import trajectory_to_json
-from trailnotes_lab.tracking.base import REDACTED, Table, redact_secrets, render_plain_text, render_table_markdown
+from trailnotes_lab.tracking.base import REDACTED, redact_secrets
 from trailnotes_lab.tracking.reporter import TrackerReporter
 from viewed import HOSTILE, episode, make_run
 
@@ -62,22 +60,6 @@ def test_a_tracker_that_fails_harms_neither_the_run_nor_another(
     assert "it needs the package wandb: " in by_name["wandb"]
     assert "[wandb]'" in by_name["wandb"]
     assert all("The run continues, and its own files are complete" in text for text in said)
-
-
-def test_a_run_that_is_stopped_and_resumed_is_one_tracked_run(tmp_path: Path) -> None:
-    name = "odd_trackers:Recorder"
-
-    def stop() -> None:
-        with RunDir.open(tmp_path, load_config(None, ["--run.trackers", f'["{name}"]'])) as run:
-            run.append_metrics({"iteration": 0, "value": 1.0})
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stop()
-    again(tmp_path, name, iterations=2)
-    assert [known for known, *_ in calls(tmp_path, "made")] == ["", "known"]
-    assert [iteration for iteration, _ in calls(tmp_path, "curves")] == [0, 1, 2]
-    assert calls(tmp_path, "close") == [[False], [True]]
 
 
 PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
@@ -183,23 +165,9 @@ def test_a_run_is_shown_whole(tmp_path: Path) -> None:
     assert calls(run, "close") == [[True]]
 
 
-def test_the_best_and_the_worst_episode_are_shown_and_no_failed_one(tmp_path: Path) -> None:
-    with RunDir.open(tmp_path, Config()) as run:
-        run.append_trajectories(0, [episode(won=False), episode(), episode("off_policy", won=False)])
-        run.append_trajectories(1, [episode()])
-        run.append_trajectories(2, [])
-        for iteration in range(3):
-            run.append_metrics({"iteration": iteration})
-    append_jsonl(run.trajectories_path, [{"iteration": 3, "outcome": "error"}])
-    append_jsonl(run.metrics_path, [{"iteration": 3}])
-    show(tmp_path)
-    found = [(i, what, "== success" in text) for i, what, text in calls(tmp_path, "text")]
-    assert found == [(0, "episode/best", True), (0, "episode/worst", False), (1, "episode/best", True)]
-
-
 @settings(deadline=None, max_examples=10)
 @given(starts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans()), min_size=1, max_size=5))
-def test_each_iteration_is_shown_once_however_often_a_run_is_resumed(
+def test_each_iteration_is_reported_once(
     tmp_path_factory: pytest.TempPathFactory, starts: list[tuple[int, int, bool]]
 ) -> None:
     """Each start goes back by some iterations, plays some, and ends well or is killed before it shows anything."""
@@ -248,20 +216,3 @@ def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch, tmp
     )
     show(run)
     assert not any(secret in (run / "Recorder.jsonl").read_text() for secret in ("abcabcabc", "sesame"))
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.text("a |`*<\\\n\r\x0b\x85\u2028", max_size=20))
-def test_no_text_gets_out_of_its_block(text: str) -> None:
-    assert all(line.startswith("    ") for line in render_plain_text(text).splitlines())
-    assert [line[4:] for line in render_plain_text(text).splitlines()] == text.splitlines()
-    lines = render_table_markdown(Table(["a", "b"], [[text, 1.0], [text, None]])).splitlines()
-    assert len(lines) == 4
-    assert all(line.count("|") == 3 for line in lines)
-
-
-@pytest.mark.parametrize(("value", "said"), [('["wandbb"]', "choose of tensorboard, wandb"),
-                                             ('["mlflow", "mlflow"]', "name each once")])  # fmt: skip
-def test_trackers_that_there_are_not_are_refused(value: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        load_config(None, ["--run.trackers", value])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,12 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Task
 from trailnotes_worlds.alfworld import rooms
 from trailnotes_worlds.alfworld.engine import AlfworldEngine, read_game, translate_game
-from trailnotes_worlds.alfworld.env import AlfworldEnv
-from trailnotes_worlds.alfworld.games import alfworld_tasks
+from trailnotes_worlds.alfworld.env import AlfworldEnv, alfworld_tasks
 from trailnotes_worlds.alfworld.rooms import (
     TASK_TYPES,
     FurnishedRoom,
     HouseholdGoal,
     build_expert_plan,
-    escape_pddl_name,
     list_floor_plans,
 )
 
@@ -113,6 +110,7 @@ def test_a_game_of_each_kind_is_won_by_its_expert(kind: str) -> None:
     env.close()
 
 
+@pytest.mark.long
 @played
 @pytest.mark.parametrize("kind", TASK_TYPES)
 def test_every_floor_plan_allows_its_kinds_of_task(kind: str) -> None:
@@ -130,7 +128,7 @@ def test_it_keeps_the_contract() -> None:
 
 
 @played
-def test_it_says_and_offers_what_the_package_does() -> None:
+def test_equal_to_the_package() -> None:
     import textworld
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
@@ -157,7 +155,7 @@ def test_it_says_and_offers_what_the_package_does() -> None:
 
 
 @played
-def test_engines_share_no_game_and_leave_their_library_to_the_next() -> None:
+def test_engines_share_no_game() -> None:
     task = small()
     made = rooms.generate_game(task.options["plan"], task.options["type"], task.seed)
     game, engines = translate_game(made.problem), [AlfworldEngine(), AlfworldEngine()]
@@ -176,17 +174,3 @@ def test_engines_share_no_game_and_leave_their_library_to_the_next() -> None:
     assert not third.won
     for engine in (third, engines[1]):
         engine.close()
-
-
-@played
-def test_a_task_of_another_environment_and_a_broken_game_are_refused(tmp_path: Path) -> None:
-    arguments = list(sys.argv)
-    env = AlfworldEnv(data=str(tmp_path))
-    with pytest.raises(ConfigError, match="neither a game nor a plan"):
-        env.reset(Task("x", "alfworld"))
-    with pytest.raises(EnvError, match="cannot be read"):
-        env.reset(Task("x", "alfworld", options={"game": "gone"}))
-    with pytest.raises(EnvError, match="translator refuses"):
-        translate_game("(define (problem made)")
-    assert sys.argv == arguments
-    assert escape_pddl_name("Sink|-01.9|+0,5") == "Sink_bar__minus_01_dot_9_bar__plus_0_comma_5"

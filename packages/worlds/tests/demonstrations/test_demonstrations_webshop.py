@@ -7,7 +7,6 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -19,36 +18,29 @@ from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
 from trailnotes.envs import list_env_tasks
-from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import quoted
 from trailnotes.warmstart.demonstrations import load_demonstrator
-from trailnotes.warmstart.demonstrations.episodes import get_actions, replay_actions
 from trailnotes_worlds.demonstrations.webshop import WebShopDemonstrator
 from trailnotes_worlds.demonstrations.webshop_buyers import (
+    Fault,
+    FaultKind,
     Listing,
     ShopPage,
     ShoppingGoal,
-    extract_purchase_path,
     find_faults,
-)
-from trailnotes_worlds.demonstrations.webshop_words import (
-    Fault,
-    FaultKind,
     format_english_tip,
     format_terse_tip,
     parse_tip_actions,
     unspace_brackets,
 )
+from trailnotes_worlds.webshop.catalogue import write_catalogue
 from trailnotes_worlds.webshop.products import Instruction, Product, format_price
-from trailnotes_worlds.webshop.writing import write_catalogue
 
 INSTRUCTION = "Find me a washable wool rug with color: red, and size: big, and price lower than 40.00 dollars"
 TITLES = [
     " ".join(pair) for pair in itertools.product(("wool", "felt", "linen", "jute", "silk"), ("rug", "cap", "bag"))
 ]
 ITEM = ShopPage((), "wool rug", (("color", ("blue", "red")), ("size", ("big", "small"))), 25.0)
-WAY = ("search[oak lamp 2.5 inch]", "click[next >]", "click[b00lamp]", "click[dark red, matt]", "click[buy now]")
-TERSE = "search oak lamp 2.5 inch ; click next ; click b00lamp ; click dark red, matt ; click buy now"
 STYLES = pytest.mark.parametrize("style", ["terse", "full"])
 PHRASES = st.from_regex(r"[a-z0-9]+( [a-z0-9.]*[a-z0-9]){0,4}", fullmatch=True)
 
@@ -59,47 +51,12 @@ PHRASES = st.from_regex(r"[a-z0-9]+( [a-z0-9.]*[a-z0-9]){0,4}", fullmatch=True)
     kinds=st.lists(st.sampled_from(get_args(FaultKind)), max_size=3, unique=True),
     seed=st.integers(0, 2**32),
 )
-def test_the_way_is_read_back_out_of_every_wording(
-    query: str, clicked: list[str], kinds: list[FaultKind], seed: int
-) -> None:
+def test_every_wording_can_be_parsed(query: str, clicked: list[str], kinds: list[FaultKind], seed: int) -> None:
     way = (f"search[{query}]", *(f"click[{what}]" for what in clicked))
     faults = [Fault(kind, "size") for kind in kinds]
     for text in (format_terse_tip(way, faults), format_english_tip(way, faults, 0.25, random.Random(seed))):
         assert parse_tip_actions(text) == way, text
         assert parse_tip_actions(quoted(text)) == way, "as a prompt shows it"
-
-
-@pytest.mark.parametrize(
-    ("text", "way"),
-    [
-        (format_terse_tip(WAY, [Fault("option", "size"), Fault("price", "20")]), WAY),
-        (f"{TERSE} . no size , too dear", WAY),
-        (quoted(TERSE), WAY),
-        *((format_english_tip(WAY, (), 1.0, random.Random(seed)), WAY) for seed in range(9)),
-        ("nothing . not bought", ()),
-        ("What I did: nothing. Score 0, since nothing was bought.", ()),
-        ("I would search elsewhere.", ()),
-        ("Try: search lamp, click b00lamp.", ("search[lamp]", "click[b00lamp]")),
-        ("", ()),
-    ],
-)
-def test_tips_tell_what_they_list(text: str, way: tuple[str, ...]) -> None:
-    assert parse_tip_actions(text) == way
-
-
-@pytest.mark.parametrize(
-    ("actions", "way"),
-    [
-        ("search[a] click[b0] click[red] click[buy now]", "search[a] click[b0] click[red] click[buy now]"),
-        ("search[a] click[b0] click[features] click[< prev] click[red]", "search[a] click[b0] click[red]"),
-        ("search[a] click[b0] click[red] click[< prev] click[b1]", "search[a] click[b1]"),
-        ("search[a] click[next >] click[b0] click[< prev] click[b1]", "search[a] click[next >] click[b1]"),
-        ("search[a] click[next >] click[< prev] click[b1]", "search[a] click[b1]"),
-        ("search[a] click[b0] click[back to search] search[c]", "search[c]"),
-    ],
-)
-def test_dead_ends_are_no_part_of_the_way(actions: str, way: str) -> None:
-    assert extract_purchase_path(re.findall(r"\w+\[.*?\]", actions)) == tuple(re.findall(r"\w+\[.*?\]", way))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +129,7 @@ def list_asins(catalogue: Path, split: str) -> set[str]:
 
 
 @STYLES
-def test_no_product_of_an_examined_goal_is_shown_bought_or_told(make: Make, catalogue: Path, style: str) -> None:
+def test_no_product_of_an_evaluation_goal_occurs(make: Make, catalogue: Path, style: str) -> None:
     demos = itertools.islice(make(style, advice=0.2, write=0.1), 250)
     text = "\n".join(message.content for demo in demos for message in demo.messages)
     shown, trained = set(re.findall(r"[ab]00t\d{3}", text.lower())), list_asins(catalogue, "train")
@@ -180,27 +137,6 @@ def test_no_product_of_an_examined_goal_is_shown_bought_or_told(make: Make, cata
     assert shown <= trained | {*map(twin_of, trained)}
     assert shown - trained
     assert len(shown) > len(trained)
-
-
-def test_rehearsals_leave_out_what_is_trained_or_examined(make: Make, catalogue: Path) -> None:
-    """They have other prices of the training products."""
-    made = make(apart=True)
-    asins = {task.options["asin"].lower() for task in made.tasks}
-    assert asins
-    assert asins <= list_asins(catalogue, "train") - list_asins(catalogue, "test")
-    with pytest.raises(ConfigError, match=r"rehearsal\.options"):
-        made.build_held_out(made.config.model_copy(update={"rehearsal": RehearsalConfig()}), made.count_tokens, 0)
-
-
-@STYLES
-def test_what_is_said_does_what_the_script_did(make: Make, style: str) -> None:
-    made = make(style)
-    for task in made.tasks[:6]:
-        if attempt := made.play_buyer(task, "good"):
-            texts = [made.format_action(action) for action in get_actions(attempt.trajectory)]
-            again = made.play(task, partial(replay_actions, texts))
-            assert again
-            assert again.trajectory.final_observation == attempt.trajectory.final_observation
 
 
 def list_told_and_done(made: WebShopDemonstrator, num: int) -> Iterator[tuple[list[tuple[str, ...]], tuple[str, ...]]]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
-import howto
+import small_wikihow
 from small import small_config
 from trailnotes.algorithms.rememberer.advice import parse_advice
-from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config
 from trailnotes.types import Task
-from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator, collect_eval_titles, extract_titles
+from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator, collect_eval_titles
 from trailnotes_worlds.wikihow.app import parse_action
 from trailnotes_worlds.wikihow.library import write_library
 from trailnotes_worlds.wikihow.protocols import TaskSelection, _make_task, make_goal
@@ -27,10 +25,13 @@ def words(text: str) -> int:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The small library, but that its first article is one to train on."""
-    peel = replace(howto.BOIL, title="Peel an Egg")
-    lists = [replace(page, articles=(peel.path, *page.articles[1:])) for page in (howto.ANN, howto.EGGS, howto.FOOD)]
+    peel = replace(small_wikihow.BOIL, title="Peel an Egg")
+    lists = [
+        replace(page, articles=(peel.path, *page.articles[1:]))
+        for page in (small_wikihow.ANN, small_wikihow.EGGS, small_wikihow.FOOD)
+    ]
     folder = tmp_path_factory.mktemp("libraries") / "small"
-    write_library(folder, [peel, howto.FRY, howto.FRY_TWO, *howto.MORE, *lists]).close()
+    write_library(folder, [peel, small_wikihow.FRY, small_wikihow.FRY_TWO, *small_wikihow.MORE, *lists]).close()
     return str(folder)
 
 
@@ -72,7 +73,7 @@ def test_what_a_tip_tells_is_what_is_done(library: str) -> None:
         assert praised.score == praised.max_score > max((tip.score for tip in others), default=0)
 
 
-def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
+def test_no_article_of_an_evaluation_goal_occurs(library: str) -> None:
     config = a_config(library, p_follow_tip=0.4, p_explore=0.7, advice=0.3)
     subject = WikiHowDemonstrator(config, words, 4)
     examined = collect_eval_titles(config.env.options)
@@ -82,27 +83,7 @@ def test_no_article_of_an_examined_goal_is_ever_shown(library: str) -> None:
     assert [title for title in examined if title in shown] == []
 
 
-def test_what_task_files_examine_is_shown_by_no_goal_of_another_source(library: str, tmp_path: Path) -> None:
-    """The goals that are rehearsed are ours, those that are examined come from files, which only their folder has."""
-    pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
-    for split, title in (("train", "Peel an Egg"), ("test", "Paint 1 Eggs")):
-        (tmp_path / split).mkdir()
-        file = tmp_path / split / "goal-8.textproto"
-        file.write_text(howto.render_task_file(make_goal("article", title, "")), encoding="utf-8")
-    rehearsed = a_config(library)
-    before = WikiHowDemonstrator(rehearsed, words, 0)
-    assert "paint 1 eggs" in extract_titles(before.env, before.tasks)
-    env = rehearsed.env.model_copy(update={"options": {**rehearsed.env.options, "tasks": str(tmp_path)}})
-    config = rehearsed.model_copy(update={"env": env, "rehearsal": RehearsalConfig(options={"tasks": ""})})
-    subject = WikiHowDemonstrator.build_held_out(config, words, 0)
-    assert subject.tasks
-    assert "paint 1 eggs" not in extract_titles(subject.env, subject.tasks)
-    assert "Paint-1-Eggs" in subject.env.library
-    shown = subject.env.app.step(subject.env.app_state, parse_action("INPUT(2, paint 1 eggs)"))
-    assert "Paint 1 Eggs" not in str(subject.env.app.leaves(shown.state))
-
-
-def test_a_step_that_is_advised_is_answered_in_the_form_that_rememberer_reads(library: str) -> None:
+def test_advice_is_in_the_form_of_rememberer(library: str) -> None:
     subject = WikiHowDemonstrator(a_config(library, advice=1.0), words, 6)
     for demo in islice(subject, 40):
         *_, asked, answer = demo.messages

@@ -7,7 +7,6 @@ tips lead nowhere.
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import runpy
 from collections.abc import Sequence
@@ -20,9 +19,7 @@ from trailnotes.config.toml import load_config
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.types import Message
 from trailnotes_worlds.demonstrations.coin import TAKE, parse_room
-from trailnotes_worlds.demonstrations.scienceworld_english import format_attempt_tip, parse_listed_actions
-from trailnotes_worlds.demonstrations.webshop_buyers import extract_purchase_path
-from trailnotes_worlds.demonstrations.webshop_words import format_terse_tip, parse_tip_actions
+from trailnotes_worlds.demonstrations.webshop_buyers import extract_purchase_path, format_terse_tip, parse_tip_actions
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 WIDE = ["--rollout.max_context_tokens", "50000", "--rollout.max_observation_tokens", "9000"]
@@ -69,22 +66,7 @@ def shop(messages: Sequence[Message]) -> str:
     return follow(parse_tip_actions(find_right_tip(messages)), done)
 
 
-def read_articles(messages: Sequence[Message]) -> str:
-    done = list_own_actions(messages)
-    if messages[-1].content.endswith("note ?"):
-        return " ; ".join(done)
-    tip = find_right_tip(messages)
-    return follow(tip.split(" ; ") if tip else [], done)
-
-
-def do_science(messages: Sequence[Message]) -> str:
-    done = list_own_actions(messages)
-    if ended := re.search(r"ended with a score of (\S+) of", messages[-1].content):
-        return format_attempt_tip(done, float(ended[1]), random.Random(0))
-    tip = re.search(r'"(.*)" \(score 100 of 100\)', messages[1].content)
-    return follow(parse_listed_actions(tip[1]) if tip else (), done)
-
-
+@pytest.mark.long
 def test_coin() -> None:
     pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
     example, config = load_example("coin")
@@ -101,22 +83,3 @@ def test_webshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     column = fill_column(example, examined)
     assert int(column.pop("goals")) == len(examined.right) > 4
     assert list(column.values()) == [*["0.00"] * 4, *["1.00"] * 5, "0.00"]
-
-
-def test_wikihow() -> None:
-    example, config = load_example("wikihow")
-    read = example["Read"](ScriptedPolicy(read_articles), config, 8)
-    rows = dict(asyncio.run(read.rows()))
-    assert int(rows.pop("goals")) == len(read.reached) > 4
-    assert {rows.pop(label) for label in [*rows] if "the right one" in label} == {"0.00, 1.00"}
-    assert list(rows.values()) == ["0.00", "0.00", "0.00", "1.00", "1.00", "1.00", "0.00"]
-
-
-@pytest.mark.long
-def test_scienceworld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
-    task = ["--env.options", '{task = "lifespan-shortest-lived"}', "--env.max_envs", "1", "--rollout.max_steps", "4"]
-    example, config = load_example("scienceworld", "--warmstart.variations", "1", *task)
-    column = fill_column(example, example["Examined"](ScriptedPolicy(do_science), config))
-    wanted = ["1", "0.00", "0", "0.00", "100", "1.00", "1.00", "100", "1.00", "1.00", "1.00", "0", "1.00"]
-    assert list(column.values()) == wanted

@@ -28,11 +28,9 @@ from trailnotes.commands import main
 from trailnotes.config.schema import EnvConfig
 from trailnotes.envs import check_env, make_env
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.errors import EnvError
 from trailnotes.types import Task
 from trailnotes_worlds.openenv.env import OpenEnvClient
-from trailnotes_worlds.openenv.reading import parse_observation
-from trailnotes_worlds.openenv.sessions import ServedTasks, ServerSession
+from trailnotes_worlds.openenv.server import ServedTasks, ServerSession
 
 pytest.importorskip("websockets", reason="the extra openenv is not installed")
 pytest.importorskip("uvicorn", reason="the extra openenv is not installed")
@@ -94,19 +92,13 @@ def test_no_seed_of_one_split_is_a_game_of_another() -> None:
     ("message", "code"),
     [
         ("garbage", "INVALID_JSON"),
-        ("", "INVALID_JSON"),
         (None, "INVALID_JSON"),
-        ("[" * 100_000, "INVALID_JSON"),
         ("[1]", "UNKNOWN_TYPE"),
-        ('{"type": ["reset"]}', "UNKNOWN_TYPE"),
         ({"type": "mcp", "data": {}}, "UNKNOWN_TYPE"),
         ({"type": "reset", "data": []}, "VALIDATION_ERROR"),
         ({"type": "reset", "data": {"seed": -1}}, "VALIDATION_ERROR"),
-        ({"type": "reset", "data": {"seed": True}}, "VALIDATION_ERROR"),
         ({"type": "reset", "data": {"task": "no such"}}, "VALIDATION_ERROR"),
-        ({"type": "reset", "data": {"task": ["train-1"]}}, "VALIDATION_ERROR"),
         ({"type": "step", "data": {"message": "hi"}}, "VALIDATION_ERROR"),
-        ({"type": "step", "data": {"action": 3}}, "VALIDATION_ERROR"),
         ({"type": "step", "data": {"action": "hi", "more": 1}}, "VALIDATION_ERROR"),
     ],
 )
@@ -116,7 +108,7 @@ def test_what_is_no_request_is_answered_and_the_episode_goes_on(message: Any, co
     assert on["data"]["observation"]["text"] == "hello"
 
 
-def test_an_environment_that_fails_costs_the_episode_and_not_the_session() -> None:
+def test_a_session_outlives_a_failed_environment() -> None:
     _, failed, on, again, hello = talk([RESET, step("raise it"), step("hello"), RESET, step("hello")])
     assert failed["data"]["code"] == "EXECUTION_ERROR"
     assert "ValueError: two lines it" in failed["data"]["message"]
@@ -213,23 +205,10 @@ def test_pages_of_other_sites_and_other_names_are_not_let_in(address: str) -> No
         urllib.request.urlopen(request, timeout=60)
 
 
-def test_its_pages_say_what_it_is(address: str) -> None:
-    def page(path: str) -> Any:
-        with urllib.request.urlopen(f"{address}{path}", timeout=60) as answer:
-            return json.load(answer)
-
-    assert page("/health") == {"status": "healthy"}
-    assert (page("/metadata")["name"], page("/metadata")["num_tasks"]) == (NAME, 120)
-    assert page("/metadata")["splits"] == ["train", "validation", "test"]
-    assert page("/schema")["action"]["required"] == ["action"]
-    assert set(page("/openapi.json")["paths"]) == {"/health", "/metadata", "/schema", "/mcp"}
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([NAME, "--host", "0.0.0.0"], "--host 0.0.0.0 would let other machines in, without passwords"),
-        ([NAME, "--sessions", "0"], "--sessions 0 and --idle 600 must both be above 0"),
         ([NAME, "--split", "summer"], "unknown split 'summer'"),
         (["no-such-env"], "env.name = 'no-such-env' is unknown"),
     ],
@@ -249,27 +228,10 @@ def mostly(**known: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries({}, optional={name: each | JSON for name, each in known.items()})
 
 
-OBSERVATION = mostly(
-    text=WORDS, instruction=WORDS, actions=st.lists(WORDS, max_size=2), success=st.booleans(), score=st.floats(),
-    max_score=st.floats(), truncated=st.booleans(), board=WORDS,
-)  # fmt: skip
 MESSAGE = mostly(
     type=st.sampled_from(["reset", "step", "state", "close"]),
     data=mostly(seed=st.integers(), task=WORDS, action=WORDS, episode_id=WORDS),
 )
-
-
-@given(mostly(observation=OBSERVATION, reward=st.floats(), done=st.booleans()), st.sampled_from(["auto", "board"]))
-@settings(max_examples=30, deadline=None)
-def test_an_answer_is_read_or_refused(data: dict[str, Any], field: str) -> None:
-    try:
-        answer = parse_observation(data, "server", field, "auto")
-    except EnvError:
-        return
-    json.dumps([answer.reward, answer.score], allow_nan=False)
-    answer.text.encode()
-    assert answer.actions is None or all(answer.actions)
-    assert answer.score is None or answer.score[0] <= answer.score[1]
 
 
 @given(st.lists((MESSAGE | JSON).map(json.dumps) | WORDS | st.none(), max_size=4))

@@ -21,10 +21,9 @@ from trailnotes.config.schema import EnvConfig
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.java.gateway import JavaGateway, SimulatorLostError, decode_value, encode_value
-from trailnotes_worlds.scienceworld.client import ScienceWorldClient, ScienceWorldSimulator
+from trailnotes_worlds.java.gateway import decode_value, encode_value
+from trailnotes_worlds.scienceworld.client import FaultTolerantGame, ScienceWorldClient, ScienceWorldSimulator
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
-from trailnotes_worlds.scienceworld.game import FaultTolerantGame
 
 TASK = Task("scienceworld/boil/0", "scienceworld", options={"task": "boil", "variation": 0})
 ACTIONS = ["teleport to kitchen", "open cupboard", "pick up orange", "0", "wait1", "look around", "inventory"]
@@ -68,6 +67,7 @@ def without_restarts(observation: Observation) -> tuple[object, ...]:
     return (observation.text, observation.reward, observation.score, observation.actions, info)
 
 
+@pytest.mark.long
 def test_an_episode_goes_on_after_its_simulator_was_killed(
     env: ScienceWorldEnv, undisturbed: list[Observation]
 ) -> None:
@@ -80,22 +80,7 @@ def test_an_episode_goes_on_after_its_simulator_was_killed(
     assert [without_restarts(o) for o in again] == [without_restarts(o) for o in undisturbed]
 
 
-def test_a_replay_lists_the_admissible_actions_as_often_as_they_were_listed(env: ScienceWorldEnv) -> None:
-    game = env._game
-
-    def last_list(*, killed: bool) -> tuple[str, ...]:
-        game.begin("find-animal", 1, "teleportAction,openDoors")
-        first = game.valid_actions()
-        assert game.valid_actions() != first  # each time it draws other names for the same objects
-        game.step("wait1")
-        game.valid_actions()
-        if killed:
-            os.kill(pid_of(env), signal.SIGKILL)
-        return game.valid_actions()
-
-    assert last_list(killed=True) == last_list(killed=False)
-
-
+@pytest.mark.long
 def test_an_interrupted_call_is_not_answered_by_the_next_one(
     env: ScienceWorldEnv, undisturbed: list[Observation]
 ) -> None:
@@ -137,14 +122,16 @@ assert client.simulator.call("getTaskNames")  # neither the thread's end nor the
 """
 
 
-def test_it_outlives_threads_and_forks_but_not_the_interpreter_and_ends_without_a_word() -> None:
+@pytest.mark.long
+def test_a_simulator_ends_with_its_interpreter() -> None:
     command = [sys.executable, "-W", "error", "-X", "dev", "-c", HOST]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert gone(int(ended.stdout))
 
 
-def test_a_worker_that_is_killed_takes_its_simulator_along_though_that_is_stopped() -> None:
+@pytest.mark.long
+def test_a_killed_worker_takes_its_stopped_simulator_along() -> None:
     found: list[int] = []
 
     async def play() -> None:
@@ -170,6 +157,7 @@ def children_of(parent: int, word: str) -> list[int]:
     return [pid for pid in pids if word in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
+@pytest.mark.long
 def test_games_of_one_process_know_nothing_of_each_other() -> None:
     """Interleaved, each gives the text of a process of its own, and lists actions in one."""
     setups = [("boil", 0), ("find-animal", 1), ("find-animal", 1), ("power-component", 2)]
@@ -229,9 +217,7 @@ def simulator() -> Iterator[ScienceWorldSimulator]:
         ("sleep 60", "it said nothing within 0.2 s"),
     ],
 )
-def test_what_is_no_java_is_refused_with_its_last_words_and_leaves_no_process(
-    tmp_path: Path, script: str, words: str
-) -> None:
+def test_a_program_that_is_no_java(tmp_path: Path, script: str, words: str) -> None:
     numbers = tmp_path / "pid"
     java = program(tmp_path / "java", f"echo $$ > {numbers}\n{script}")
     limit = 0.2 if "0.2" in words else 30.0
@@ -260,6 +246,7 @@ def test_text_is_read_as_py4j_reads_it(text: str) -> None:
     assert decode_value(line) == text == (unescape_new_line(escape_new_line(text)) or "")
 
 
+@pytest.mark.long
 def test_calls_carry_values_both_ways(simulator: ScienceWorldSimulator) -> None:
     word = 'ö \\n "\u2028\n\r\t\x00 \U0001f6aa'
     assert simulator.call("join", "-", simulator.call("getTaskNames"), of="java.lang.String").count("boil") == 1
@@ -270,25 +257,3 @@ def test_calls_carry_values_both_ways(simulator: ScienceWorldSimulator) -> None:
     simulator.release(builder)
     with pytest.raises(EnvError, match=builder.id):
         simulator.call("toString", of=builder)
-
-
-def test_an_exception_in_java_is_one_line_and_the_connection_goes_on(simulator: ScienceWorldSimulator) -> None:
-    with pytest.raises(EnvError, match=r"failed in parseInt: java.lang.NumberFormatException: .*\"x\"$") as caught:
-        simulator.call("parseInt", "x", of="java.lang.Integer")
-    assert not isinstance(caught.value, SimulatorLostError)
-    with pytest.raises(EnvError, match="failed in noSuchThing: "):
-        simulator.call("noSuchThing")
-    assert simulator.call("parseInt", "3", of="java.lang.Integer") == 3
-
-
-def test_it_inherits_no_file_and_its_own_group(simulator: ScienceWorldSimulator) -> None:
-    held = [path.resolve().name for path in Path(f"/proc/{simulator.pid}/fd").iterdir()]
-    assert "scienceworld.jar" in held
-    assert Path(__file__).name not in held
-    assert os.getpgid(simulator.pid) == simulator.pid
-
-
-def test_the_connection_needs_the_token(simulator: ScienceWorldSimulator) -> None:
-    port = simulator._gateway._socket.getpeername()[1]
-    with pytest.raises(SimulatorLostError, match="belongs to another program"):
-        JavaGateway(port, "guess", 5.0)

@@ -15,8 +15,7 @@ from trailnotes.envs import check_env
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.textworld_express.client import TextWorldExpressClient
-from trailnotes_worlds.textworld_express.env import TextWorldExpressEnv
-from trailnotes_worlds.textworld_express.games import GAMES, textworld_express_tasks
+from trailnotes_worlds.textworld_express.env import GAMES, TextWorldExpressEnv, textworld_express_tasks
 
 
 def test_folds_are_the_splits_and_share_no_game() -> None:
@@ -67,7 +66,9 @@ def test_it_keeps_the_contract(client: TextWorldExpressClient) -> None:
 
 
 @pytest.mark.parametrize("game", GAMES)
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize(
+    "split", ["test", *(pytest.param(split, marks=pytest.mark.long) for split in ("train", "validation"))]
+)
 def test_each_game_is_won_by_its_own_solution(client: TextWorldExpressClient, game: str, split: str) -> None:
     env = Shared(client, max_steps=500)
     task = textworld_express_tasks(split, game, num_games=2)[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,35 +78,6 @@ def test_four_files_become_one_catalogue(files: SourceFiles, tmp_path: Path) -> 
     assert seen[-1] == ("index", catalogue.meta["files"]["products.jsonl"], catalogue.meta["files"]["products.jsonl"])
 
 
-@pytest.mark.parametrize(
-    ("option", "given", "wanted"),
-    [
-        ("human", "attributes", "items_human_ins.json"),
-        ("attributes", "human", "items_ins_v2.json"),
-        ("attributes", "products", "items_ins_v2.json"),
-        ("human", "products", "items_human_ins.json"),
-        ("attributes", "order", "items_ins_v2.json"),
-    ],
-)
-def test_a_source_of_another_kind_is_refused(
-    files: SourceFiles, tmp_path: Path, option: str, given: str, wanted: str
-) -> None:
-    """An object of items_ins would make a human instruction, too, if nobody looked."""
-    swapped = replace(files, **{option: getattr(files, given)})
-    with pytest.raises(ConfigError, match=rf"no entry of .*/{given}\.json is one of {wanted}: .* --{option}"):
-        import_catalogue(tmp_path / "shop", swapped)
-    assert not (tmp_path / "shop").exists()
-
-
-def test_lists_lines_and_gzip_are_the_same_catalogue(files: SourceFiles, tmp_path: Path) -> None:
-    lines = tmp_path / "products.jsonl.gz"
-    with gzip.open(lines, "wt") as file:
-        file.writelines(json.dumps(item) + "\n" for item in RECORDS)
-    plain = import_catalogue(tmp_path / "a", SourceFiles(files.products))
-    assert import_catalogue(tmp_path / "b", SourceFiles(lines)).name == plain.name
-    assert len(import_catalogue(tmp_path / "c", SourceFiles(lines), limit=7)) == 7
-
-
 def test_what_is_no_product_is_counted_and_named(tmp_path: Path) -> None:
     bad = [record(1), record(1, name="again"), record(2, pricing="much"), 7, record(3, asin="nan"), record(4)]
     (tmp_path / "bad.json").write_text(json.dumps(bad))
@@ -133,17 +103,6 @@ def test_a_file_that_is_cut_off_is_named(files: SourceFiles, tmp_path: Path, cut
     packed.write_bytes(whole[: -min(cut, len(whole) // 2)])
     with pytest.raises(ConfigError, match=r"x\.json\.gz is cut off"):
         list(read_entries(packed))
-
-
-BROKEN = ('[{"a": 1} {"b": 2}]', "[1, ]", '{"a": {} "b"}', "[" * 5000, '["\x00"]')
-LONGER = ("[1] x", "[1][2]", '{"a": {}}}', "[1]\x00", "[]" + " " * 9000 + "x")
-
-
-@pytest.mark.parametrize("text", BROKEN + LONGER)
-def test_what_is_no_json_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"x\.json is (cut off|no JSON)"):
-        list(read_entries(tmp_path / "x.json"))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trailnotes_worlds.webshop.catalogue import encode_product
 from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules
 from trailnotes_worlds.webshop.products import (
     Instruction,
@@ -19,7 +20,6 @@ from trailnotes_worlds.webshop.products import (
     parse_prices,
     parse_product,
 )
-from trailnotes_worlds.webshop.writing import encode_product
 
 RECORD: dict[str, Any] = {
     "asin": "B000000001",
@@ -88,28 +88,17 @@ def test_prices(listed: Any, prices: tuple[float, ...], tag: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"asin": None}, "bad asin"),
-        ({"asin": "nan"}, "bad asin"),
         ({"asin": "B0000000001"}, "bad asin"),
         ({"asin": "../../etc"}, "bad asin"),
-        ({"name": 7}, "bad name"),
         *(({"pricing": each}, "bad pricing") for each in ("9.99", "$1.2.3", [float("nan")], [-1.0], 7, [10**400])),
         ({"full_description": ["x"]}, "bad full_description"),
-        ({"small_description": [1]}, "bad small_description"),
         ({"customization_options": "yes"}, "bad customization_options"),
         ({"customization_options": {"a": [{"image": "x"}]}}, "bad customization_options"),
-        ({"customization_options": {"a": 3}}, "bad customization_options"),
-        ({"query": None}, "bad query"),
-        ({"Reviews": [1]}, "bad Reviews"),
         ({"Attributes": "soft"}, "bad attributes"),
         ({"instructions": [{"instruction": 1}]}, "bad instruction"),
-        ({"instructions": {}}, None),
     ],
 )
-def test_what_is_no_product_says_why(changes: dict[str, Any], reason: str | None) -> None:
-    if reason is None:
-        parsed(**changes)
-        return
+def test_what_is_no_product_says_why(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ProductError) as caught:
         parsed(**changes)
     assert caught.value.reason == reason

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shelves import MUG, Shelves, product
+from small_shop import MUG, ListCatalogue, product
 from trailnotes.errors import ConfigError
 from trailnotes_worlds.webshop.goals import NO_LIMIT, iter_goals
 from trailnotes_worlds.webshop.products import Instruction, Product
@@ -36,10 +36,10 @@ def human(number: int, order: int | None = None) -> Product:
     )
 
 
-PENS = Shelves(tuple(human(number) for number in range(1600)))
+PENS = ListCatalogue(tuple(human(number) for number in range(1600)))
 
 
-def test_a_synthetic_instruction_makes_a_goal_of_each_combination_with_one_limit() -> None:
+def test_a_synthetic_instruction_makes_a_goal_of_each_combination() -> None:
     goals = [goal for goal, _ in iter_goals(MUG, "synthetic", 0)]
     assert [goal.options for goal in goals] == [
         (("color", "blue"), ("size", "small")), (("color", "blue"), ("size", "large")),
@@ -79,7 +79,7 @@ def test_the_limit_is_the_higher_of_two_of_the_next_four(price: float, limits: s
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_split_is_the_same_whenever_it_is_asked_for_and_shares_no_task_id(name: str) -> None:
+def test_splits_are_pure_and_share_no_task(name: str) -> None:
     choice = GoalSelection(name)
     first = compute_splits(PENS, choice)
     random.seed(1)
@@ -98,9 +98,9 @@ def test_original_splits_by_the_place_in_the_shuffle_of_seed_233() -> None:
     assert splits["train"][0].number == 1500
 
 
-def test_original_keeps_the_official_order_where_the_catalogue_has_it() -> None:
+def test_original_keeps_the_official_order() -> None:
     """A part of the catalogue then has its part of each split, and nothing moves; what has no place is in none."""
-    few = Shelves((human(0, 499), human(1, 12_000), human(2, 0), human(3, 1499), human(4, 1500), human(5)))
+    few = ListCatalogue((human(0, 499), human(1, 12_000), human(2, 0), human(3, 1499), human(4, 1500), human(5)))
     numbers = {
         split: [p.number for p in placed] for split, placed in compute_splits(few, GoalSelection("original")).items()
     }
@@ -115,7 +115,7 @@ def test_rememberer_trains_on_ten_goals() -> None:
         assert not {p.goal for p in splits["validation"]} & {p.goal for p in (*splits["train"], *splits["test"])}
 
 
-def test_verl_agent_small_leaks_and_is_refused_for_tests_unless_that_is_allowed() -> None:
+def test_verl_agent_small_leaks() -> None:
     splits = compute_splits(PENS, GoalSelection("verl-agent-small"))
     trained = {(placed.goal.asin, placed.goal.options) for placed in splits["train"]}
     tested = {(placed.goal.asin, placed.goal.options) for placed in splits["test"]}
@@ -143,7 +143,7 @@ kinds = st.sampled_from(["both", "human", "synthetic"])
 @given(st.lists(titles, min_size=1, max_size=30), st.integers(0, 5), kinds)
 def test_by_product_has_no_product_on_two_sides(listed: list[str], seed: int, kind: str) -> None:
     """Neither by asin nor by title, however the catalogue looks."""
-    shelves = Shelves(
+    shelves = ListCatalogue(
         tuple(product(f"B0{n:08}", title=title, instructions=told(str(n))) for n, title in enumerate(listed))
     )
     splits = compute_splits(shelves, GoalSelection("by-product", kind, seed))
@@ -163,7 +163,7 @@ def test_by_product_trains_on_no_instruction_that_it_examines(seed: int) -> None
     """Products of many titles share one; above the highest limit of price, nothing tells their instructions apart."""
     told_alike = [product(f"B0{n:08}", title=f"pen {n}", prices=(2000.0,), instructions=told("a")) for n in range(30)]
     own = [product(f"B1{n:08}", title=f"pot {n}", prices=(2000.0,), instructions=told(str(n))) for n in range(30)]
-    splits = compute_splits(Shelves((*told_alike, *own)), GoalSelection("by-product", "human", seed))
+    splits = compute_splits(ListCatalogue((*told_alike, *own)), GoalSelection("by-product", "human", seed))
     said = {split: {placed.goal.instruction for placed in splits[split]} for split in SPLITS}
     assert "find me a" in said["test"]
     assert not said["train"] & (said["test"] | said["validation"])
@@ -179,7 +179,7 @@ def told(what: str) -> tuple[Instruction, ...]:
 @settings(deadline=None, max_examples=30)
 @given(st.lists(titles, min_size=1, max_size=30), st.integers(0), st.integers(0), kinds)
 def test_what_one_seed_trains_on_no_other_examines(listed: list[str], one: int, other: int, kind: str) -> None:
-    shelves = Shelves(tuple(product(f"B0{n:08}", title=title) for n, title in enumerate(listed)))
+    shelves = ListCatalogue(tuple(product(f"B0{n:08}", title=title) for n, title in enumerate(listed)))
     trained, examined = (compute_splits(shelves, GoalSelection("by-product", kind, seed)) for seed in (one, other))
     products = {p.goal.asin for p in trained["train"]}
     assert not products & {p.goal.asin for split in ("validation", "test") for p in examined[split]}

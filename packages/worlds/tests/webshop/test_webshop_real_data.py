@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trailnotes_worlds.search.analyzer import analyze
+from trailnotes_worlds.search.terms import analyze
 from trailnotes_worlds.webshop.catalogue import Catalogue
 from trailnotes_worlds.webshop.goals import draw_price, iter_goals
 from trailnotes_worlds.webshop.importing import SourceFiles, import_catalogue
@@ -71,7 +71,7 @@ def test_rankings_are_those_of_lucene(catalogue: Catalogue) -> None:
         assert catalogue.search(line["q"]) == [asin for asin, _ in line["hits"]]
 
 
-def test_of_the_exact_purchases_of_the_original_as_many_earn_all_as_were_measured(catalogue: Catalogue) -> None:
+def test_full_rewards_of_exact_purchases(catalogue: Catalogue) -> None:
     """6,452 of 6,910. The others all miss an option, whose value hides the name of a colour that it is not."""
     num_goals = num_full = 0
     for each in catalogue:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shelves import LAMP, MUG
+from small_shop import LAMP, MUG
 from trailnotes_worlds.webshop.goals import Goal
 from trailnotes_worlds.webshop.products import Product
 from trailnotes_worlds.webshop.reward import COLORS, compute_reward, compute_similarity, extract_color
@@ -41,9 +41,7 @@ def test_each_part_that_is_missed_costs_its_share_of_four() -> None:
         (("lamp",), "cups", (), 0.0),
     ],
 )
-def test_the_type_is_told_by_nouns_query_and_categories(
-    nouns: tuple[str, ...], query: str, categories: tuple[str, ...], factor: float
-) -> None:
+def test_the_type_factor(nouns: tuple[str, ...], query: str, categories: tuple[str, ...], factor: float) -> None:
     bought = replace(MUG, nouns=nouns, query=query, categories=categories)
     assert compute_reward(GOAL, MUG, bought, ["blue", "small"], 0.0).total == factor
 
@@ -81,7 +79,7 @@ def test_options_match_as_in_the_original(chosen: str, wanted: tuple[str, str], 
     assert compute_reward(goal, MUG, MUG, [chosen], 0.0).num_options == matched
 
 
-def test_colors_are_found_anywhere_and_the_first_of_the_list_counts() -> None:
+def test_the_first_color_of_the_list_counts() -> None:
     assert len(COLORS) == len(set(COLORS)) == 102
     assert list(COLORS) == sorted(COLORS)
     assert [extract_color(word) for word in ("washed", "dark grey", "xl", "white | wine")] == [

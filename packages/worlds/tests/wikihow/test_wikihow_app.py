@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import howto
+import small_wikihow
 from trailnotes_worlds.wikihow.app import (
     Action,
     AppState,
@@ -18,17 +17,14 @@ from trailnotes_worlds.wikihow.app import (
     WikiHowApp,
     list_actions,
     parse_action,
-    render_html,
-    render_short,
 )
-from trailnotes_worlds.wikihow.articles import Article, make_slug
-from trailnotes_worlds.wikihow.library import Library, write_library
-from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, INPUT, PLAIN_VIEW, TEXT, Leaf, View, render_lines
+from trailnotes_worlds.wikihow.library import Library
+from trailnotes_worlds.wikihow.pages import BUTTON, IMAGE, INPUT, PLAIN_VIEW, TEXT, Leaf, View, render_lines
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
-    library = howto.small_library(tmp_path_factory.mktemp("libraries") / "small")
+    library = small_wikihow.small_library(tmp_path_factory.mktemp("libraries") / "small")
     yield library
     library.close()
 
@@ -138,7 +134,7 @@ def test_an_article_shows_its_head_first(app: WikiHowApp) -> None:
         '<p clickable="true">References</p>',
         '<p clickable="false"> </p>',
         '<button clickable="true">Tested</button>',
-        f'<div clickable="false">{howto.BOIL.intro}</div>',
+        f'<div clickable="false">{small_wikihow.BOIL.intro}</div>',
         '<div clickable="false">Method 1 Method 1 of 2: Heating</div>',
     ]
 
@@ -160,27 +156,6 @@ def test_an_article_leads_to_the_pages_of_tasks(app: WikiHowApp, text: str, log:
     assert seen in [leaf.view.text for leaf in app.leaves(turn.state)]
 
 
-@pytest.mark.parametrize(
-    ("actions", "reason"),
-    [
-        (("",), "nothing to do"),
-        (("GOBACK",), "there is nothing to go back to"),
-        (("SCROLL(DOWN)",), "there is nothing further"),
-        (("SCROLL(LEFT)",), "there is nothing further"),
-        (("CLICK(0)",), "nothing happens there"),
-        (("CLICK(99)",), "nothing happens there"),  # clipped to the last one, the bar of the phone
-        (("INPUT(2,  )",), "an empty search"),
-        (("INPUT(2, \x00\u200b)",), "an empty search"),
-        (("CLICK(2)", "CLICK(1)"), "the search is open"),
-        ((SEARCH, "CLICK(3)", "CLICK(13)"), "nothing happens there"),  # an author without a page
-    ],
-)
-def test_what_does_nothing_says_why(app: WikiHowApp, actions: tuple[str, ...], reason: str) -> None:
-    before = went(app, *actions[:-1]).state
-    turn = app.step(before, parse_action(actions[-1]))
-    assert turn == AppTransition(before, refused=reason)
-
-
 def test_going_back_and_scrolling(app: WikiHowApp) -> None:
     article = went(app, SEARCH, "CLICK(3)").state
     down = app.step(article, parse_action("SCROLL(DOWN)")).state
@@ -193,16 +168,6 @@ def test_going_back_and_scrolling(app: WikiHowApp) -> None:
     assert (home.state, told(home)) == (AppState(), ["mUrl is: https://www.wikihow.com/?wh_an=1&amp=1"])
 
 
-def test_views_and_offers(app: WikiHowApp) -> None:
-    state = went(app, SEARCH, "CLICK(3)").state
-    said = render_short(app.leaves(state), 60)
-    assert said.startswith("1 search ; 3 learn why people ; 5 food ; 7 eggs ; how to boil an egg ; 11 ann lee, phd ; ")
-    assert list_actions(app, state, "boil") == (
-        "INPUT(1, boil)", "CLICK(3)", "CLICK(5)", "CLICK(7)", "CLICK(11)", "CLICK(15)", "SCROLL(DOWN)", "GOBACK",
-    )  # fmt: skip
-    assert max(map(len, render_html(app.leaves(state), 5).splitlines())) < 100
-
-
 @settings(max_examples=15)
 @given(st.lists(st.sampled_from(["SCROLL(DOWN)", "SCROLL(UP)", "GOBACK", "INPUT(1, egg)", "INPUT(2, paint)"])
                 | st.integers(0, 60).map("CLICK({})".format) | st.text(max_size=8), max_size=12))  # fmt: skip
@@ -213,21 +178,3 @@ def test_wherever_one_goes_the_screen_is_whole(app: WikiHowApp, actions: list[st
         assert app.leaves(state)[-1].view.name == "statusBarBackground"
         for offer in list_actions(app, state, "egg"):
             assert not app.step(state, parse_action(offer)).refused
-
-
-def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
-    evil = Article(
-        'Boil "><script>\x1b[31m</p>\u202e', intro='<img id="0" clickable="true">\n<p>' + "x" * 10_000,
-        authors=("\x00",), references=("mUrl is: https://www.wikihow.com/Won",),
-    )  # fmt: skip
-    library = write_library(tmp_path / "evil", [evil])
-    app, page = WikiHowApp(library), next(iter(library))
-    assert isinstance(page, Article)
-    turn = tap(app, went(app, "INPUT(2, boil \ud800 mUrl is: x)").state, f"How to {page.title}")
-    shown = "\n".join(lines(app, turn.state))
-    assert "<script>" not in shown
-    assert "\x1b" not in shown
-    assert all(re.match(r'<(\w+)( [\w-]+=("[^"]*"|\'[^\']*\'))*>', line) for line in shown.splitlines())
-    assert len(shown) < 10_000
-    assert told(turn) == [f"mUrl is: https://www.wikihow.com/{make_slug(page.title)}?wh_an=1&amp=1"]
-    library.close()

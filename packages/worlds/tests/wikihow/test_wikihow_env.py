@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-import howto
+import small_wikihow
 from trailnotes.config.toml import load_config
-from trailnotes.envs import check_env, get_env_identity, list_env_tasks
+from trailnotes.envs import check_env, list_env_tasks
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.runs.adapt import adapt
 from trailnotes.types import Message, Observation, Task
 from trailnotes_worlds.wikihow import env as wh
-from trailnotes_worlds.wikihow.articles import Article, Category
-from trailnotes_worlds.wikihow.goals import Goal, read_goal
-from trailnotes_worlds.wikihow.library import Library, write_library
+from trailnotes_worlds.wikihow.articles import Category
+from trailnotes_worlds.wikihow.goals import read_goal
+from trailnotes_worlds.wikihow.library import Library
 from trailnotes_worlds.wikihow.protocols import TEMPLATE_NUMBERS, WikiHowGoal
 
 
@@ -37,7 +37,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("libraries") / "small"
-    howto.small_library(folder).close()
+    small_wikihow.small_library(folder).close()
     return str(folder)
 
 
@@ -48,7 +48,7 @@ def files(tmp_path: Path) -> Path:
         for name in names:
             path = tmp_path / split / f"{name}.textproto"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(howto.TASK)
+            path.write_text(small_wikihow.TASK)
     return tmp_path
 
 
@@ -170,47 +170,18 @@ def test_files_are_split_by_their_folders_or_by_their_articles(small: str, files
         listed("train", protocol="rememberer", train_set="S0", **options)
 
 
-def test_identity_tells_libraries_and_files_apart(small: str, files: Path) -> None:
-    ours = get_env_identity("wikihow", {"library": small})
-    assert ours == get_env_identity("wikihow", {"library": small, "view": "short"})
-    assert ours["library"] != get_env_identity("wikihow", {})["library"]
-    before = get_env_identity("wikihow", {"library": small, "tasks": str(files)})
-    wh._load_splits.cache_clear()
-    (files / "test/boil_two-4.textproto").write_text(howto.TASK + "# another one")
-    after = get_env_identity("wikihow", {"library": small, "tasks": str(files)})
-    assert before["splits"]["train"] == after["splits"]["train"]
-    assert before["splits"]["test"] != after["splits"]["test"]
-
-
-@pytest.mark.parametrize(
-    ("pages", "said"),
-    [
-        ([howto.ANN], "there is no article among the pages"),
-        ([howto.FRY, howto.FRY], "two pages have the path Fry-an-Egg"),
-        ([Article("x" * 100 + "\u00e9" * 50)], "longer than 250 characters"),
-        ([Article("")], "without a title"),
-    ],
-)
-def test_libraries_that_cannot_be_are_refused_and_leave_nothing(
-    tmp_path: Path, pages: Sequence[Article], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        write_library(tmp_path / "l", pages)
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_is_hidden_is_nowhere(small: str) -> None:
     whole = Library.open(small)
-    rest = whole.without([howto.FRY.path, "No-Such-Page"])
+    rest = whole.without([small_wikihow.FRY.path, "No-Such-Page"])
     assert len(rest) == len(whole) - 1 == len([*rest])
-    assert (howto.FRY.path in rest, rest.get(howto.FRY.path)) == (False, None)
-    assert [page.title for page in rest.articles([howto.FRY.path, howto.BOIL.path])] == ["Boil an Egg"]
-    eggs = rest[howto.EGGS.path]
+    assert (small_wikihow.FRY.path in rest, rest.get(small_wikihow.FRY.path)) == (False, None)
+    assert [page.title for page in rest.articles([small_wikihow.FRY.path, small_wikihow.BOIL.path])] == ["Boil an Egg"]
+    eggs = rest[small_wikihow.EGGS.path]
     assert isinstance(eggs, Category)
     assert [text for text, _ in eggs.about] == ["All about ", ", and more."]
-    assert rest.search("fry egg", 1) == [howto.FRY_TWO.path]
-    assert whole.search("fry egg", 3)[0] == howto.FRY.path
-    assert len(whole[howto.EGGS.path].about) == 3
+    assert rest.search("fry egg", 1) == [small_wikihow.FRY_TWO.path]
+    assert whole.search("fry egg", 3)[0] == small_wikihow.FRY.path
+    assert len(whole[small_wikihow.EGGS.path].about) == 3
 
 
 def adviser() -> ScriptedPolicy:
@@ -227,10 +198,10 @@ def adviser() -> ScriptedPolicy:
 
 def test_a_scripted_player_fills_the_table_and_reaches_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
-    howto.small_library(tmp_path / "library").close()
+    small_wikihow.small_library(tmp_path / "library").close()
     for split in ("train", "test"):
         (tmp_path / "tasks" / split).mkdir(parents=True)
-        (tmp_path / "tasks" / split / f"{split}_boil-4.textproto").write_text(howto.TASK)
+        (tmp_path / "tasks" / split / f"{split}_boil-4.textproto").write_text(small_wikihow.TASK)
     monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", lambda *_: adviser())
     config = load_config("wikihow/rememberer")
     options = {**config.env.options, "library": str(tmp_path / "library"), "tasks": str(tmp_path / "tasks")}
@@ -252,7 +223,7 @@ HOST = "mUrl is: https://www.wikihow.com"
 def file(tmp_path: Path) -> Path:
     pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
     path = tmp_path / "boil-4.textproto"
-    path.write_text(howto.TASK)
+    path.write_text(small_wikihow.TASK)
     return path
 
 
@@ -271,18 +242,6 @@ def test_a_task_file_lists_its_pages_and_instructions(file: Path) -> None:
     assert goal.find_reached([]) == []
 
 
-def test_a_goal_of_ours_reaches_the_article_itself() -> None:
-    goal = WikiHowGoal("category", "Fry an Egg", "Fry-an-Egg", "Eggs", "Category:Eggs", "Boil It", "Boil-It").to_pages()
-    lines = ["wikiHowTo?search=eggs+&wh_an=1", "wikiHowTo?search=my+egg+&wh_an=1", "Fry-an-Egg-Twice?wh_an=1&amp=1"]
-    lines += ["Fry-an-Egg?wh_an=1&amp=1", "Category:Eggs?wh_an=1&amp=1", "Boil-It?wh_an=1&amp=1"]
-    assert [goal.find_reached([f"{HOST}/{line}"]) for line in lines] == [[], [0], [], [1], [2], [3]]
-    assert [page.instruction for page in goal.pages] == [
-        'Access the article "How to Fry an Egg"', "Access the page of category Eggs",
-        'Access the article "How to Boil It"', "",
-    ]  # fmt: skip
-    assert isinstance(goal, Goal)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -295,9 +254,9 @@ def test_a_goal_of_ours_reaches_the_article_itself() -> None:
         ("log_event: {", "log_event: 3 {", "cannot be read as a task file"),
     ],
 )
-def test_files_of_other_kinds_are_refused(file: Path, old: str, new: str, message: str) -> None:
-    assert old in howto.TASK
-    file.write_text(howto.TASK.replace(old, new))
+def test_refused_task_files(file: Path, old: str, new: str, message: str) -> None:
+    assert old in small_wikihow.TASK
+    file.write_text(small_wikihow.TASK.replace(old, new))
     with pytest.raises(ConfigError, match=re.escape(message)):
         read_goal(file)
     assert not Path("pwned").exists()

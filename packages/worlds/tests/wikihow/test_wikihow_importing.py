@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from trailnotes.commands import main
-from trailnotes.errors import ConfigError
 from trailnotes_worlds.wikihow.articles import Article, Author, Category
 from trailnotes_worlds.wikihow.importing import PageLink, import_library, parse_page
 
@@ -62,48 +61,6 @@ def test_recorded_pages_become_a_library(dumps: Path, tmp_path: Path) -> None:
     assert library["Category:Food"] == Category("Food", articles=("Boil-an-Egg",), slug="Category:Food")
     assert library.search("eggs that boil", 5)[0] == "Boil-an-Egg"
     library.close()
-
-
-def test_what_is_no_page_is_counted_and_named(dumps: Path, tmp_path: Path) -> None:
-    damaged = {
-        "a": response(EGG, "404 Not Found"),
-        "b": response(EGG)[:-9],
-        "c": b"\x1f\x8bnot gzip",
-        "d": b"HTTP/1.1 200 OK",
-        "e": b"<![no[",
-        "g": b"",
-        "h": "\u20ac \x00 <h1 id=section_0>".encode("utf-16"),
-        "Boil-an-Egg": response(EGG),
-    }
-    for name, content in damaged.items():
-        (dumps / name).write_bytes(content)
-    library = import_library(tmp_path / "pages", dumps)
-    assert library.meta["left_out"] == {
-        "answered with an error": 1, "cannot be read": 2, "its markup is damaged": 1, "no title, so no article": 3,
-        "its path comes twice": 1,
-    }  # fmt: skip
-    report = [json.loads(line) for line in (tmp_path / "pages/report.jsonl").read_text().splitlines()]
-    assert {line["file"] for line in report} - {"%2fBoil-an-Egg?wh_an=1&amp=1", "Boil-an-Egg"} == set("abcdegh")
-    library.close()
-
-
-@pytest.mark.parametrize(
-    ("pages", "meta", "said"),
-    [
-        ("nowhere", None, "holds no files"),
-        ("empty", None, "holds no files"),
-        ("bad", None, "there is no article among the pages"),
-        ("bad", "bad/x", "cannot be read as the archive.s doc_meta.csv: .doc_id."),
-        ("bad", "nowhere", "cannot be read as the archive.s doc_meta.csv"),
-    ],
-)
-def test_sources_that_cannot_be_are_refused(tmp_path: Path, pages: str, meta: str | None, said: str) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad/x").write_text("x\ny\n")
-    with pytest.raises(ConfigError, match=said):
-        import_library(tmp_path / "pages", tmp_path / pages, tmp_path / meta if meta else None)
-    assert not (tmp_path / "pages").exists()
 
 
 def test_markup_is_read_as_browsers_read_it() -> None:

@@ -13,8 +13,8 @@ from trailnotes.storage.files import write_text_atomic
 from trailnotes.types import StrPath
 from trailnotes_lab.compare.comparison import is_comparison, recompute, run_comparison, write_summary
 from trailnotes_lab.compare.evaluations import find_evaluations, load_evaluation, load_evaluations, split_label
-from trailnotes_lab.compare.published.figures import PUBLISHED_PANELS
 from trailnotes_lab.compare.published.page import to_json, to_markdown
+from trailnotes_lab.compare.published.protocol import PUBLISHED_PANELS
 from trailnotes_lab.compare.published.table import Comparison, build_comparison
 from trailnotes_lab.compare.results import read_result
 from trailnotes_lab.compare.summary import Summary, SummaryOptions, summarise

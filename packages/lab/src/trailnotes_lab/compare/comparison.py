@@ -18,17 +18,16 @@ from trailnotes.runs.preflight import require_dependencies
 from trailnotes.runs.signals import interrupt_on_signals
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.types import StrPath
-from trailnotes_lab.compare import stages
+from trailnotes_lab.compare import running
 from trailnotes_lab.compare.cost import EVAL_STAGE
 from trailnotes_lab.compare.evaluations import EVAL_DIR
 from trailnotes_lab.compare.expand import expand_runs, flatten_settings
 from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
-from trailnotes_lab.compare.panels import PanelOptions, read_trials
 from trailnotes_lab.compare.picture import draw_summary
 from trailnotes_lab.compare.results import read_result
 from trailnotes_lab.compare.running import run_stages
 from trailnotes_lab.compare.spec import INITIAL_MODEL_METHOD, ComparisonSpec, RunLocation, load_spec, slugify
-from trailnotes_lab.compare.summary import Summary, SummaryOptions, summarise
+from trailnotes_lab.compare.summary import PanelOptions, Summary, SummaryOptions, read_trials, summarise
 from trailnotes_lab.story import RunEpisodes, render_before_and_after
 
 logger = logging.getLogger(__name__)
@@ -67,16 +66,16 @@ def run_comparison_spec(spec: ComparisonSpec, path: Path, out: Path, *, text: st
     `recompute`.
     """
     runs = expand_runs(spec, path, out)
-    stages.validate_unchanged_settings(runs)
+    running.validate_unchanged_settings(runs)
     out.mkdir(parents=True, exist_ok=True)
     lock = RunLock(out / "lock")
     try:
         write_text_atomic(out / SPEC_FILE, text)
-        left = stages.list_unfinished_stages(runs)
+        left = running.list_unfinished_stages(runs)
         missing: dict[str, str] = {}
         if left:
             _require_prerequisites(left)
-            stages.compile_games(stage.run for stage in left)
+            running.compile_games(stage.run for stage in left)
             with interrupt_on_signals():
                 failures = run_stages(left, at_once or spec.compare.jobs)
             for stage in reversed(left):  # of several stages of one result, the first that failed says why
@@ -90,7 +89,7 @@ def run_comparison_spec(spec: ComparisonSpec, path: Path, out: Path, *, text: st
         lock.release()
 
 
-def _require_prerequisites(left: Sequence[stages.RunStage]) -> None:
+def _require_prerequisites(left: Sequence[running.RunStage]) -> None:
     """Check packages and models before the first run; without stages left nothing is needed."""
     for stage in left:
         require_dependencies(stage.settings[1])
@@ -127,7 +126,7 @@ def _summarise_runs(spec: ComparisonSpec, missing: dict[str, str], directory: Pa
             try:
                 trials.append(read_trials(place, panel, labels[run.method], run.seed))
             except RunError as error:
-                missing.setdefault(stages.panel_result_name(run.name, panel), str(error))
+                missing.setdefault(running.panel_result_name(run.name, panel), str(error))
     question = SummaryOptions(
         labels=list(labels.values()),
         title=spec.compare.title,
@@ -149,21 +148,21 @@ def _load_story_episodes(spec: ComparisonSpec, runs: Sequence[RunLocation]) -> l
     runs_by_key, models = {(run.method, run.seed): run.directory for run in runs}, spec.list_evaluable_methods()
     start = next((name for name in models if spec.get_algorithm(name) == INITIAL_MODEL_METHOD), "")
     taught = next((name for name in models if find_method(spec.get_algorithm(name)).shows_tips), "")
-    told = []
+    episodes = []
     for seed in spec.compare.seeds:
         if {(start, seed), (taught, seed)} <= runs_by_key.keys():
             own = [runs_by_key[name, seed] for name in (start, taught)]
             played = [read_jsonl(run / EVAL_DIR / "episodes.jsonl") for run in own]
             before, after = ({record["task"]["id"]: record for record in records} for records in played)
-            told.append(RunEpisodes(before, after, partial(read_jsonl, own[1] / "trajectories.jsonl")))
-    return told
+            episodes.append(RunEpisodes(before, after, partial(read_jsonl, own[1] / "trajectories.jsonl")))
+    return episodes
 
 
 def _make_panel_options(
     spec: ComparisonSpec, name: str, runs: Sequence[RunLocation], missing: Mapping[str, str]
 ) -> PanelOptions:
     labels = spec.labels()
-    lost = [(run, missing.get(stages.panel_result_name(run.name, name))) for run in runs if name in run.panels]
+    lost = [(run, missing.get(running.panel_result_name(run.name, name))) for run in runs if name in run.panels]
     return PanelOptions(
         name=name,
         label=spec.panel_labels()[name],
@@ -200,8 +199,8 @@ def describe_comparison(path: Path, out: Path | None) -> str:
     spec = load_spec(path)
     out = comparison_directory(spec, out)
     runs = expand_runs(spec, path, out)
-    stages.validate_unchanged_settings(runs)
-    left = stages.list_unfinished_stages(runs)
+    running.validate_unchanged_settings(runs)
+    left = running.list_unfinished_stages(runs)
     _require_prerequisites(left)
     lines = [f"{len(runs)} runs, {spec.compare.jobs} side by side, in {out}", ""]
     for name, label in spec.labels().items():

@@ -37,7 +37,7 @@ class Evaluation:
     label: str  # given on the command line; "" = named after its method
     player: str  # as its own table calls the model
     metric: str  # that its own table shows
-    memory: bool  # whether tips were shown
+    memory: bool  # whether it played with tips
     costs: Mapping[str, float]  # of the training, by the names of `TABLE_FIELDS`
     model: str  # that played: a checkpoint's directory, a model directory, a hub name
     settings: Config  # that it was played with
@@ -84,20 +84,20 @@ def get_variation(task_id: str) -> str:
 
 def load_evaluations(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]]:
     """Load the evaluations that the words ``DIR`` or ``DIR=LABEL`` stand for, each once, and remarks about them."""
-    found: dict[Path, Evaluation] = {}
+    evaluations: dict[Path, Evaluation] = {}
     notes: list[str] = []
     for word in words:
         place, label = split_label(word)
         for path in find_evaluations(place):
-            if path.resolve() in found:
+            if path.resolve() in evaluations:
                 notes.append(f"{path} was given twice and is counted once.")
                 continue
             evaluation = load_evaluation(path, label)
             if evaluation.settings.env.name != env:
                 raise RunError(f"{path} was played in {evaluation.settings.env.name}, but the panel is one of {env}: "
                                "leave it out")  # fmt: skip
-            found[path.resolve()] = evaluation
-    return list(found.values()), notes
+            evaluations[path.resolve()] = evaluation
+    return list(evaluations.values()), notes
 
 
 def validate_same_protocol(evaluations: Sequence[Evaluation], place: str) -> None:
@@ -140,7 +140,6 @@ def find_evaluations(path: Path) -> list[Path]:
 
 
 def load_evaluation(path: Path, label: str = "") -> Evaluation:
-    """Load one evaluation from its directory."""
     again = "evaluate again, by the same `trailnotes eval --out` command"
     for name in ("table.json", "eval.toml", "episodes.jsonl"):
         if not (path / name).is_file():

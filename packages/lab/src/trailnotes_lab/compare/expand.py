@@ -168,8 +168,8 @@ def _load_layered_config(
         if trains:
             config.validate_training()
     except ConfigError as error:
-        said = str(error).replace("command line", f"{source[0]}", 1)
-        raise ConfigError(said if str(base) in said else f"{said} ({source[1]})") from None
+        message = str(error).replace("command line", f"{source[0]}", 1)
+        raise ConfigError(message if str(base) in message else f"{message} ({source[1]})") from None
     return config
 
 

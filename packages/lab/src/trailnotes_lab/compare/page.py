@@ -11,9 +11,8 @@ from trailnotes.reporting.intervals import Estimate
 from trailnotes.reporting.tables import MISSING_CELL, Table, format_table, print_table, print_text
 from trailnotes.reporting.terminal import format_megabytes
 from trailnotes.runs.usage import COMPARISON_FIELDS, SPENDING
-from trailnotes_lab.compare.panels import PanelMethodSummary, PanelSummary
 from trailnotes_lab.compare.statistics import BEYOND, LEGEND, ON_PANEL
-from trailnotes_lab.compare.summary import MethodSummary, Summary
+from trailnotes_lab.compare.summary import MethodSummary, PanelMethodSummary, PanelSummary, Summary
 
 COST_HEADINGS = {
     "env_steps": "env steps", "tokens_read": "tokens read", "tokens_generated": "tokens generated",
@@ -80,7 +79,6 @@ def _build_difference_table(baseline: str, lines: Sequence[MethodSummary | Panel
 
 
 def _build_trial_table(panel: PanelSummary) -> Table:
-    """The mean of each trial of each method, and both intervals of the last."""
     trials = [f"trial {number}" for number in range(panel.num_trials + 1)]
     rows = []
     for line in panel.lines:
@@ -136,12 +134,12 @@ def _build_legend(summary: Summary) -> list[str]:
     lines += [LEGEND["panels"]] if summary.panels else []
     for panel in summary.panels:
         last = "differences are of the last trial less"
-        said = "other games; no start model plays them, so there are no differences"
+        legend = "other games; no start model plays them, so there are no differences"
         if panel.same_games:
-            said = f"the games of the first table; {last} the same run without tips there"
+            legend = f"the games of the first table; {last} the same run without tips there"
         elif panel.start:
-            said = f"other games; {last} the last trial of {panel.start}"
-        lines.append(f"{panel.label}: {said}.")
+            legend = f"other games; {last} the last trial of {panel.start}"
+        lines.append(f"{panel.label}: {legend}.")
     lines += [LEGEND["attempts"]] if any(line.num_attempts > 1 for line in summary.lines) else []
     lines += [LEGEND["efficiency"]] if any(line.trains for line in summary.lines) else []
     return [*lines, LEGEND["cost"], *summary.notes]
@@ -149,14 +147,14 @@ def _build_legend(summary: Summary) -> list[str]:
 
 def format_panel_sentence(panel: PanelSummary, summary: Summary) -> str:
     """Write a panel as a sentence: ``.85 with its tips, .83 without``, or all trials of each method."""
-    finals, said = {line.label: line.final for line in summary.lines if panel.same_games}, []
+    finals, clauses = {line.label: line.final for line in summary.lines if panel.same_games}, []
     for line in [line for line in panel.lines if line.trials]:
         means, without = [_format_mean(trial.mean, panel.metric) for trial in line.trials], finals.get(line.label)
         call = f" ({line.difference.call})" if line.difference and line.difference.call else ""
         one = f"{means[-1]} with its tips, {_format_mean(without.mean, panel.metric)} without" if without else ""
-        said.append(f"{line.label} {one or ' '.join(means)}{call}")
+        clauses.append(f"{line.label} {one or ' '.join(means)}{call}")
     how = f"after {panel.num_trials} trial{'s' * (panel.num_trials > 1)}" if panel.same_games else "trial by trial"
-    return f"{panel.label}, {how}: {'; '.join(said) or 'no result'}."
+    return f"{panel.label}, {how}: {'; '.join(clauses) or 'no result'}."
 
 
 def _format_mean(mean: float, metric: str) -> str:
@@ -177,7 +175,6 @@ def print_summary(summary: Summary) -> None:
 
 
 def print_brief(summary: Summary) -> None:
-    """Print results and differences, and the notes; heads have two lines."""
     head = ["", "mean", ON_PANEL, BEYOND, *(COST_HEADINGS[name] for name in BRIEF_COSTS)]
     rows = []
     for line in summary.lines:

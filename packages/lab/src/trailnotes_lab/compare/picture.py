@@ -14,9 +14,8 @@ from typing import Any
 from trailnotes.config.methods import get_colours
 from trailnotes.reporting.intervals import Estimate
 from trailnotes.reporting.plots import INITIAL_MODEL_COLOUR, Curve, compute_seed_band, load_pyplot
-from trailnotes_lab.compare.panels import PanelSummary
 from trailnotes_lab.compare.statistics import BEYOND, ON_PANEL
-from trailnotes_lab.compare.summary import Summary
+from trailnotes_lab.compare.summary import PanelSummary, Summary
 
 INK, FAINT, RULE = "#222222", "#8a8a8a", "#e4e4e4"
 SPARE_COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#56b4e9", "#a08a00", "#d55e00", "#009e73")
@@ -39,7 +38,6 @@ class PlotRow:
 
 
 def draw_summary(summary: Summary, path: Path) -> None:
-    """Draw curves and final figures of the main panel, and below them each panel of other games."""
     plt = load_pyplot()
     others = [panel for panel in summary.panels if not panel.same_games and any(line.by_seed for line in panel.lines)]
     rows = [_make_main_row(summary), *map(_make_panel_row, others)]
@@ -122,7 +120,6 @@ def _draw_curves(axes: Any, row: PlotRow, colours: Mapping[str, str]) -> None:
 
 
 def _draw_finals(axes: Any, row: PlotRow, colours: Mapping[str, str]) -> None:
-    """A line each: dot and interval, all of one kind, and the number next to it."""
     beyond = any(final.beyond for final in row.finals.values() if final)
     places = 2 if row.metric == "success" else 1
     for index, (label, final) in enumerate(row.finals.items()):

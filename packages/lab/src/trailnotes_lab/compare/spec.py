@@ -48,7 +48,7 @@ class CompareSection(Section):
 
 
 class Budget(Section):
-    """The table [budget], the same for all methods: limits that are not named are not held equal."""
+    """The table [budget], the same for all methods: other limits may differ."""
 
     env_steps: int = key(0, "environment steps of each training run; 0 = not what is counted", ge=0)
     tokens: int = key(0, "generated tokens of each training run", ge=0)
@@ -143,7 +143,6 @@ class ComparisonSpec(Section):
         return [name for name in self.methods if name in start or find_method(algorithms[name]).trains]
 
     def list_panel_methods(self, panel: str) -> list[str]:
-        """List the methods whose models play a panel, in the order of the table."""
         chosen = self.panels[panel].methods
         return [name for name in self.list_evaluable_methods() if not chosen or name in chosen]
 
@@ -169,7 +168,6 @@ class ComparisonSpec(Section):
         return self.methods[name].algorithm or name
 
     def labels(self) -> dict[str, str]:
-        """Map each method to its name in table and picture."""
         return {
             name: method.label or (find_method(name).label if method.algorithm in {"", name} else name)
             for name, method in self.methods.items()

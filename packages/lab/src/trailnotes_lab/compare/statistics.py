@@ -84,10 +84,10 @@ def estimate_paired_difference(
     values: Values, baseline: Values, families: Mapping[str, str], metric: str
 ) -> Difference | None:
     """Estimate the difference to the baseline, paired by seed and game; None where they have nothing in common."""
-    found = intervals.estimate_difference(values, baseline, families, rates=metric == "success")
-    if found is None:
+    difference = intervals.estimate_difference(values, baseline, families, rates=metric == "success")
+    if difference is None:
         return None
     seeds, games = intervals.find_pairs(values, baseline)
     own, others = (intervals.build_matrix({seed: each[seed] for seed in seeds}, games) for each in (values, baseline))
     num_unlike = int(intervals.find_distinct_seeds(own - others).sum())
-    return Difference(found, len(seeds), len(seeds) * len(games), num_unlike)
+    return Difference(difference, len(seeds), len(seeds) * len(games), num_unlike)

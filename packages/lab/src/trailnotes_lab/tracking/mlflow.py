@@ -46,8 +46,8 @@ class MLflow:
         file = f"{name}.json"
         self._client.log_dict(self.id, {"columns": table.columns, "data": table.rows}, file)
         tables = parse_json(self._client.get_run(self.id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
-        if (told := {"path": file, "type": "table"}) not in tables:
-            self._client.set_tag(self.id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([*tables, told]))
+        if (entry := {"path": file, "type": "table"}) not in tables:
+            self._client.set_tag(self.id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([*tables, entry]))
 
     def close(self, *, finished: bool) -> None:
         ended = RunStatus.FINISHED if finished else RunStatus.KILLED

@@ -73,7 +73,6 @@ class TrackerReporter:
         self._last = -1  # the newest iteration that this process has reported
 
     def catch_up(self) -> None:
-        """Report the iterations that have ended since the last call."""
         for line in read_lines_from(self._directory / "metrics.jsonl", self._offset):
             self._offset += len(line)
             values = parse_json(line, "drop")
@@ -90,7 +89,6 @@ class TrackerReporter:
                 write_text_atomic(self._file, json.dumps(state) + "\n")
 
     def finish(self, *, finished: bool) -> None:
-        """Report the last episodes, the table and the tips, and close the tracker."""
         self.catch_up()
         if self._last >= 0 and self._last & (self._last - 1):
             self._report_episodes(self._last)
@@ -111,7 +109,7 @@ class TrackerReporter:
 
 
 def _load_state(file: Path) -> tuple[str, int]:
-    """The tracker's id for the run, and the number of iterations that were shown."""
+    """The tracker's id for the run, and the number of iterations that were reported."""
     if not file.is_file():
         return "", 0
     try:

@@ -31,7 +31,6 @@ class TensorBoard:
         self._add_text("config", render_plain_text(settings), 0)
 
     def curves(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Add a point to the curve of each name."""
         self._last = iteration
         for name, value in values.items():
             self._add_event(name, make_tensor_proto(value, dtype="float32"), scalar_metadata("", ""), iteration)

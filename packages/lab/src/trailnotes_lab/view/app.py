@@ -17,8 +17,7 @@ from trailnotes.errors import TrailnotesError
 from trailnotes.web.guard import CONTENT_SECURITY_POLICY, LOOPBACK_NAMES, SecurityMiddleware
 from trailnotes_lab.view.drawing import ASSETS, render_template
 from trailnotes_lab.view.pages import render_page
-from trailnotes_lab.view.places import MAX_FOLDERS
-from trailnotes_lab.view.window import PageNotFound, Query, Window
+from trailnotes_lab.view.window import MAX_FOLDERS, PageNotFound, Query, Window
 
 if TYPE_CHECKING:
     from starlette.requests import Request

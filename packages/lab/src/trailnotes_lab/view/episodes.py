@@ -1,7 +1,7 @@
 """Prepare one recorded episode for its page: both contexts turn by turn, and the figures of each action.
 
 Contexts are worded again by the run's own settings, as while the episode was played. No tokenizer is loaded for that:
-texts that the run cut at its token limits are shown whole.
+texts that the run cut at its token limits are whole here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TurnView:
     heading: str  # the line over the tips
     after: str
     plain: str  # the same turn without tips
-    said: str  # text of the policy
+    answer: str  # text of the policy
     action: str  # sent to the environment
     reward: float
     novelty: float
@@ -55,7 +55,6 @@ class EpisodeView:
 
 
 def build_episode_view(record: Mapping[str, Any], config: Config | None) -> EpisodeView:
-    """Build the turns of an episode."""
     try:
         trajectory = trajectory_from_json(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -84,7 +83,6 @@ def describe_contexts(mode: str) -> tuple[str, str]:
 
 
 def truncate_text(text: str) -> str:
-    """Cut a text that is too long for a page."""
     if len(text) <= MAX_CHARS:
         return text
     return f"{text[:MAX_CHARS]}\n[{len(text) - MAX_CHARS:,} more characters are in trajectories.jsonl]"
@@ -108,7 +106,7 @@ def _build_turn(number: int, step: Step, contexts: tuple[str, str], conversation
         heading=heading,
         after=truncate_text(after.lstrip("\n")),
         plain=truncate_text(plain),
-        said=truncate_text(step.completion.text),
+        answer=truncate_text(step.completion.text),
         action=truncate_text(step.action),
         reward=step.reward,
         novelty=step.reward_intrinsic,

@@ -83,7 +83,7 @@ class EpisodeRow(NamedTuple):
     max_score: float = 0.0
     earned: float = 0.0  # sum of the rewards
     steps: int = 0
-    tips: int = 0  # shown in all
+    tips: int = 0  # in all its prompts
     tip_ids: frozenset[int] = frozenset()
     last_action: str = ""
 
@@ -125,7 +125,7 @@ class EpisodeFilter:
     mode: str = ""
     success: str = ""  # yes | no
     iteration: int | None = None
-    tip: int | None = None  # shown this one
+    tip: int | None = None  # read this one
 
     def matches(self, row: EpisodeRow) -> bool:
         return (

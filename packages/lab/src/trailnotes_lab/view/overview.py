@@ -14,14 +14,15 @@ from trailnotes.errors import RunError
 from trailnotes.storage.files import open_regular, parse_json
 from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
 from trailnotes_lab.view.lines import MetricsLine, extract_series, is_number
-from trailnotes_lab.view.places import (
+from trailnotes_lab.view.window import (
     COMPARISON_FILE,
+    Query,
     ViewEntry,
+    Window,
     estimate_progress,
     find_differing_settings,
     find_running_process,
 )
-from trailnotes_lab.view.window import Query, Window
 
 DEFAULT_CURVES: Final = 8  # curves over each other by default
 _CHARTS: Final = tomllib.loads(Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"))
@@ -29,10 +30,9 @@ COST_METRICS: Final = ("env_steps", "tokens_generated", "tokens_trained", "secon
 
 
 def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
-    """Load all runs as a table, some of their curves over each other, and the comparisons."""
     places = window.list_entries()
-    found = [place for place in places if place.kind == "run"]
-    known = [(place, *window.get_settings(place), *_load_metrics(window, place)) for place in found]
+    runs = [place for place in places if place.kind == "run"]
+    known = [(place, *window.get_settings(place), *_load_metrics(window, place)) for place in runs]
     differing = find_differing_settings([(place.path.parent, config) for place, config, *_ in known])
     names = sorted({name for *_, lines, _, _ in known for line in lines[-1:] for name in line
                     if is_number(line[name])})  # fmt: skip
@@ -63,7 +63,6 @@ def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
 
 
 def load_run_page(window: Window, place: ViewEntry) -> dict[str, Any]:
-    """Load one run: its progress, curves, settings and starts."""
     config, trouble = window.get_settings(place)
     lines, damaged, unread = _load_metrics(window, place)
     series = {title: [(label, extract_series(lines, name), "") for name, label in wanted]
@@ -85,7 +84,6 @@ def load_run_page(window: Window, place: ViewEntry) -> dict[str, Any]:
 
 
 def load_comparison_page(window: Window, place: ViewEntry) -> dict[str, Any]:
-    """Load the table and the curves that `trailnotes compare` has written."""
     file = place.path / COMPARISON_FILE
     try:
         record = parse_json(file.read_bytes(), "drop")

@@ -12,21 +12,14 @@ from trailnotes.types import MODES, Tip
 from trailnotes_lab.view import overview
 from trailnotes_lab.view.drawing import render_template
 from trailnotes_lab.view.episodes import build_episode_view, describe_contexts
-from trailnotes_lab.view.lines import (
-    EpisodeFilter,
-    EpisodeRow,
-    list_group,
-    read_episode,
-)
-from trailnotes_lab.view.places import ViewEntry, find_running_process
+from trailnotes_lab.view.lines import EpisodeFilter, EpisodeRow, list_group, read_episode
 from trailnotes_lab.view.tips import PAGE_SIZE, SORT_ORDERS, TipsFile
-from trailnotes_lab.view.window import PageNotFound, Query, Window
+from trailnotes_lab.view.window import PageNotFound, Query, ViewEntry, Window, find_running_process
 
 NO_PAGE: Final = "there is no page of this address"
 
 
 def render_page(window: Window, path: str, query: Query) -> str:
-    """Render the page of an address."""
     match [part for part in path.split("/") if part]:
         case []:
             return render_template("runs", way=[], **overview.load_runs_page(window, query))
@@ -74,7 +67,7 @@ def _load_episodes_page(window: Window, place: ViewEntry, query: Query) -> dict[
         "rows": matches[(page - 1) * PAGE_SIZE : page * PAGE_SIZE], "total": len(matches), "wanted": wanted,
         "page": page, "pages": max(1, -(-len(matches) // PAGE_SIZE)), "modes": MODES,
         "span": (min(iterations), max(iterations)) if rows else None,
-        "asked": _select_params(query, "task", "mode", "success", "iteration", "tip"),
+        "query": _select_params(query, "task", "mode", "success", "iteration", "tip"),
     }  # fmt: skip
 
 
@@ -99,7 +92,7 @@ def _load_tips_page(place: ViewEntry, query: Query) -> dict[str, Any]:
     return {
         "task": task, "orders": list(SORT_ORDERS), "order": order, "page": page, "rows": rows, "total": total,
         "pages": max(1, -(-total // PAGE_SIZE)), "tasks": file.list_tasks(),
-        "asked": _select_params(query, "task", "order"),
+        "query": _select_params(query, "task", "order"),
     }  # fmt: skip
 
 

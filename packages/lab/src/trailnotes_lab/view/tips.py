@@ -51,7 +51,6 @@ class TipsFile:
             return self._load_rows(connection, f"{where} {ending}", [*values, PAGE_SIZE, first]), int(total)
 
     def get_tip(self, tip_id: int) -> TipRow:
-        """Load one tip."""
         with self._open_connection() as connection:
             rows = self._load_rows(connection, "id = ?", [tip_id])
         if not rows:

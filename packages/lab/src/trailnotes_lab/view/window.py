@@ -1,17 +1,132 @@
-"""The runs below a directory as the pages of `trailnotes view` read them."""
+"""The runs and comparisons below a directory as the pages of `trailnotes view` read them, each with a name."""
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+from trailnotes.config.methods import find_method
 from trailnotes.config.schema import Config
-from trailnotes.errors import RunError
-from trailnotes_lab.view.lines import EpisodeRow, LineReader, MetricsLine, parse_episode_row, parse_metrics
-from trailnotes_lab.view.places import ViewEntry, find_entries, load_settings
+from trailnotes.config.toml import flatten_config
+from trailnotes.errors import RunError, TrailnotesError
+from trailnotes.runs.directory import load_run_config
+from trailnotes_lab.view.lines import EpisodeRow, LineReader, MetricsLine, is_number, parse_episode_row, parse_metrics
+
+MAX_DEPTH: Final = 4  # folders below the one that is viewed
+MAX_FOLDERS: Final = 5_000  # folders that are looked into
+SKIPPED_FOLDERS: Final = frozenset({
+    "checkpoints", "tensorboard", "trackers", "phases", "rehearsal", "logs", "settings", "eval", "roles"
+})  # fmt: skip
+RUN_FILES: Final = ("metrics.jsonl", "trajectories.jsonl", "memory.db", "run.json")  # any of them beside config.toml
+COMPARISON_FILE: Final = "table.json"
+HIDDEN_KEYS: Final = ("run.name", "run.seed", "algorithm.name")  # keys that have a place of their own
+
+Kind = Literal["run", "comparison"]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewEntry:
+    """One run or comparison; `slug` names it in addresses, and is the same as long as it is not moved."""
+
+    slug: str
+    name: str  # its path below the directory that is viewed
+    path: Path
+    kind: Kind
+
+
+def find_entries(root: Path) -> list[ViewEntry]:
+    if not root.is_dir():
+        raise RunError(f"{root} is no directory: name one that holds runs")
+    entries: list[ViewEntry] = []
+    for path in _walk_folders(root):
+        relative = path.relative_to(root)
+        name = relative.as_posix() if relative.parts else root.resolve().name
+        if (path / "config.toml").is_file() and any((path / sign).is_file() for sign in RUN_FILES):
+            entries.append(ViewEntry(_make_slug(relative), name, path, "run"))
+        elif (path / COMPARISON_FILE).is_file() and (path / "runs").is_dir():
+            entries.append(ViewEntry(_make_slug(relative), name, path, "comparison"))
+    return sorted(entries, key=lambda place: [_natural_sort_key(part) for part in Path(place.name).parts])
+
+
+def _make_slug(relative: Path) -> str:
+    """Letters, digits, ``-._``, ``~`` between folders, and codes of all others, so that no two paths share a slug."""
+    words = [re.sub(r"[^A-Za-z0-9._-]", lambda match: f"!{ord(match[0]):x}.", part) for part in relative.parts]
+    return "~".join(words) or "here"
+
+
+def find_running_process(run: Path) -> str:
+    """Find the process that trains in a run directory, as its lock names it; "" where it is known to have ended."""
+    file = run / "lock"
+    words = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    match = re.match(r"process (\d+) on (\S+)", words)
+    if not match or match[2] != socket.gethostname():
+        return ""
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:  # of another user: it lives
+        pass
+    return f"process {match[1]}"
+
+
+def load_settings(run: Path) -> tuple[Config | None, str]:
+    """Load the settings of a run, or None and why they cannot be read."""
+    try:
+        return load_run_config(run), ""
+    except (TrailnotesError, OSError, UnicodeDecodeError) as error:
+        return None, str(error)
+
+
+def find_differing_settings(runs: Sequence[tuple[Path, Config | None]]) -> list[dict[str, str]]:
+    """Find for each run, given with its folder, the settings that differ in this folder; {} if they are unreadable."""
+    flat = [{} if config is None else {name: str(value) for name, value in flatten_config(config).items()}
+            for _, config in runs]  # fmt: skip
+    varying: dict[Path, set[str]] = {}
+    first: dict[Path, dict[str, str]] = {}
+    for (folder, config), values in zip(runs, flat, strict=True):
+        if config is not None:
+            common = first.setdefault(folder, values)
+            varying.setdefault(folder, set()).update(name for name in values if values[name] != common[name])
+    return [
+        {name: value for name, value in values.items() if name in varying.get(folder, ()) and name not in HIDDEN_KEYS}
+        for (folder, _), values in zip(runs, flat, strict=True)
+    ]
+
+
+def estimate_progress(config: Config | None, lines: Sequence[MetricsLine]) -> float | None:
+    """Estimate the progress of a training by its own limits, 0 to 1; None for other runs, or where it is unknown."""
+    if config is None or not lines or not find_method(config.algorithm.name).trains:
+        return None
+    numbers = {name: value for name, value in lines[-1].items() if is_number(value)}
+    return min(1.0, config.train.compute_progress({**numbers, "iteration": numbers.get("iteration", 0) + 1}))
+
+
+def _walk_folders(root: Path) -> Iterator[Path]:
+    waiting, seen = [root], 0
+    while waiting and seen < MAX_FOLDERS:
+        path = waiting.pop()
+        seen += 1
+        yield path
+        if len(path.relative_to(root).parts) < MAX_DEPTH:
+            try:
+                inside = [entry for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+            except OSError:  # gone, or closed to us
+                continue
+            kept = [each for each in inside if each.name not in SKIPPED_FOLDERS and not each.name.startswith(".")]
+            waiting += [Path(each.path) for each in kept]
+
+
+def _natural_sort_key(name: str) -> list[str]:
+    return [part.zfill(20) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
 
 ENTRIES_TTL_S: Final = 2.0  # seconds until the directory is searched again
 
@@ -42,7 +157,6 @@ class Window:
         return places
 
     def get_entry(self, kind: str, slug: str) -> ViewEntry:
-        """Get one of them, or raise `PageNotFound`."""
         entry = next((place for place in self.list_entries() if (place.kind, place.slug) == (kind, slug)), None)
         if entry is None or not entry.path.is_dir():
             raise PageNotFound(f"there is no {kind} of this name below {self.root.resolve().name} (any more)")

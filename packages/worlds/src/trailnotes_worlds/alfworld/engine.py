@@ -55,12 +55,12 @@ def read_game(text: str) -> tuple[str, str]:
     """Read problem and task of a ``game.tw-pddl``. Raises `EnvError` for any other text."""
     try:
         facts = parse_json(text)
-        problem, found = facts["pddl_problem"], _TASK_PATTERN.search(facts["grammar"])
+        problem, match = facts["pddl_problem"], _TASK_PATTERN.search(facts["grammar"])
     except (ValueError, KeyError, TypeError) as error:
         raise EnvError(f"that is no game of ALFWorld: {type(error).__name__} {error}") from error
-    if not isinstance(problem, str) or not found:
+    if not isinstance(problem, str) or not match:
         raise EnvError("that is no game of ALFWorld: it has no problem, or its grammar names no task")
-    return problem, found[1]
+    return problem, match[1]
 
 
 @cache
@@ -144,8 +144,8 @@ class AlfworldEngine:
         self._state.downward_lib = self._library
         self._state.add_facts([fact for fact in facts if not fact.is_negation])
         self._moves = self._list_moves()
-        said: str = _load_logic().grammar.derive("#intro#", self._build_context({}, {}))
-        return said.removeprefix(_INTRO).replace(_UNKNOWN, f"{task}.")
+        text: str = _load_logic().grammar.derive("#intro#", self._build_context({}, {}))
+        return text.removeprefix(_INTRO).replace(_UNKNOWN, f"{task}.")
 
     def step(self, command: str) -> str:
         move = self._moves.get(command)
@@ -161,8 +161,8 @@ class AlfworldEngine:
         variables = {key: self.game.infos[argument] for (key, _), argument in pairs}
         mapping = {Placeholder(key, type_): Variable(argument, type_) for (key, type_), argument in pairs}
         rule, context = _load_logic().actions[name].feedback_rule, self._build_context(variables, mapping)
-        said: str = _load_logic().grammar.derive(rule, context)
-        return said
+        text: str = _load_logic().grammar.derive(rule, context)
+        return text
 
     def format_plan(self, plan: Sequence[Sequence[str]]) -> tuple[str, ...]:
         """Format the commands of the game's plan with the displayed names."""
@@ -179,11 +179,11 @@ class AlfworldEngine:
         self._library = None
 
     def _list_moves(self) -> dict[str, Move]:
-        found = (self._operator * self._library.get_applicable_operators_count())()
-        self._library.get_applicable_operators(found)
-        self._state._operators = {operator.id: operator for operator in found}  # noqa: SLF001 (as its own method does)
+        operators = (self._operator * self._library.get_applicable_operators_count())()
+        self._library.get_applicable_operators(operators)
+        self._state._operators = {operator.id: operator for operator in operators}  # noqa: SLF001 (as its own method does)
         moves: dict[str, Move] = {}
-        for operator in found:
+        for operator in operators:
             name = operator.name
             moves.setdefault(self._format_command(name), Move(operator.id, name))
         return dict(sorted(moves.items()))

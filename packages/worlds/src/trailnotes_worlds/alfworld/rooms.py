@@ -269,10 +269,10 @@ def _format_pddl_goal(goal: HouseholdGoal) -> str:
     template = _load_goal_library(goal.type)["pddl"]
     text = template.format(obj=goal.thing, recep=goal.place, toggle=goal.lamp).replace("#", "-")
     depth = 0
-    for found in re.finditer(r"[()]", text):
-        depth += 1 if found[0] == "(" else -1
+    for match in re.finditer(r"[()]", text):
+        depth += 1 if match[0] == "(" else -1
         if not depth:
-            return str(text[: found.end()]).strip()
+            return str(text[: match.end()]).strip()
     raise AssertionError(f"the package's goal of {goal.type} never ends")
 
 

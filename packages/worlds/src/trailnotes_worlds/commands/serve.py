@@ -36,8 +36,7 @@ def _serve(args: Namespace) -> None:
     from trailnotes.envs.workers.pool import EnvPool
     from trailnotes.web import guard
     from trailnotes.web.serving import format_host, format_url, open_listener, serve
-    from trailnotes_worlds.openenv.server import MAX_MESSAGE_BYTES, ServerSettings, make_app
-    from trailnotes_worlds.openenv.sessions import ServedTasks
+    from trailnotes_worlds.openenv.server import MAX_MESSAGE_BYTES, ServedTasks, ServerSettings, make_app
 
     about = (load_env_class(args.name).__doc__ or args.name).strip().partition("\n")[0]
     refusal = "" if args.public else PUBLIC_HOST_WARNING

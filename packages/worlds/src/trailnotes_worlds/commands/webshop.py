@@ -44,8 +44,8 @@ def _import(args: Namespace) -> None:
 
 
 def _show(args: Namespace) -> None:
+    from trailnotes_worlds.webshop.shop import sanitize_text
     from trailnotes_worlds.webshop.synthetic import open_catalogue
-    from trailnotes_worlds.webshop.texts import sanitize_text
 
     if args.asin is not None and args.search is not None:
         raise ConfigError("--asin and --search ask for two things: give one of them")

@@ -17,11 +17,7 @@ from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
 from trailnotes.types import Tip
-from trailnotes.warmstart.demonstrations.episodes import (
-    build_demonstrations,
-    play_script,
-    replay_actions,
-)
+from trailnotes.warmstart.demonstrations.episodes import build_demonstrations, play_script, replay_actions
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator
 
 if TYPE_CHECKING:
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
 
 TAKE: Final = "take coin"
 MAX_SEARCH_STEPS: Final = 100  # of the search for a right tip
-PATIENCE: Final = 200  # episodes in a row without a demonstration
+MAX_TRIES: Final = 200  # episodes in a row without a demonstration
 _ROOM: Final = re.compile(r"You are in the ([^.]+)\.")
 _WAY_ON: Final = re.compile(r"To the (\w+) you see the ([^.]+)\.")
 
@@ -108,15 +104,15 @@ class CoinDemonstrator(ExpertDemonstrator):
             yield from super().__iter__()
         in_vain = 0
         try:
-            while in_vain < PATIENCE:
+            while in_vain < MAX_TRIES:
                 made = self.demonstrate_search(self.rng.choice(self.coins))
                 in_vain = 0 if made else in_vain + 1
                 yield from made
         finally:
             self.env.close()
         raise ConfigError(
-            f"the coin was further away than rollout.max_steps = {self.config.rollout.max_steps} in each of {PATIENCE} "
-            "games: raise it, or set warmstart.p_follow_tip below 1"
+            f"the coin was further away than rollout.max_steps = {self.config.rollout.max_steps} in each of "
+            f"{MAX_TRIES} games: raise it, or set warmstart.p_follow_tip below 1"
         )
 
     def demonstrate_search(self, task: Task) -> list[Demonstration]:
@@ -124,10 +120,10 @@ class CoinDemonstrator(ExpertDemonstrator):
         warm = self.config.warmstart
         tips: tuple[Tip, ...] = ()
         if self.rng.random() < warm.p_follow_tip:
-            told = self.play_with_tip(task)
-            if told is None:
+            played = self.play_with_tip(task)
+            if played is None:
                 return []
-            trajectory, tips = told
+            trajectory, tips = played
         elif self.rng.random() < warm.p_explore:
             trajectory = self.play(task, "wander")
         else:
@@ -138,13 +134,13 @@ class CoinDemonstrator(ExpertDemonstrator):
 
     def play_with_tip(self, task: Task) -> tuple[Trajectory, tuple[Tip, ...]] | None:
         """Play the way of a right tip; return the episode and its tips, or None if the way is too long."""
-        found = play_script(self.env, task, partial(Searcher(self.rng).search, MAX_SEARCH_STEPS))
-        way = extract_path(found)
-        if not found.success or len(way) >= self.config.rollout.max_steps:
+        search = play_script(self.env, task, partial(Searcher(self.rng).search, MAX_SEARCH_STEPS))
+        way = extract_path(search)
+        if not search.success or len(way) >= self.config.rollout.max_steps:
             return None
         actions = [*(f"move {direction}" for _, direction in way), TAKE]
         others = self.build_failed_search_tips(task) if self.rng.random() < 0.4 else ()
-        tips = (self.build_tip(found, found.score), *others)
+        tips = (self.build_tip(search, search.score), *others)
         return play_script(self.env, task, partial(replay_actions, actions)), tips
 
     def build_failed_search_tips(self, task: Task) -> tuple[Tip, ...]:

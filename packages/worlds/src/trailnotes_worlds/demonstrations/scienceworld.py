@@ -72,10 +72,10 @@ def load_recordings(config: Config, folder: Path | None = None) -> list[Recorded
         "variations": config.warmstart.variations,
         "max_steps": config.rollout.max_steps,
     }
-    found = load_or_record("scienceworld", wanted, lambda: _record_episodes(config), folder)
-    if not found:
+    recordings = load_or_record("scienceworld", wanted, lambda: _record_episodes(config), folder)
+    if not recordings:
         raise ConfigError(f"no episode of {config.env.options.get('task')!r} fits rollout.max_steps: raise it")
-    return found
+    return recordings
 
 
 def _record_episodes(config: Config) -> Iterator[Trajectory]:
@@ -142,14 +142,14 @@ def _normalize_names(action: str) -> str:
 def parse_things(listing: str) -> list[str]:
     """Parse the names of things in a listing, with those on and in others, without doors and surroundings."""
     inside = listing.partition("You also see:")[0].partition("\n")[2]
-    found: list[str] = []
+    names: list[str] = []
     for line in inside.splitlines():
         head, _, content = line.strip().partition(": ")
         for item in (head, *content.rstrip(". )").split(", ")):
             name = _REST.split(_ARTICLE.sub("", item.strip()).removeprefix("substance called "))[0]
             if name and name not in IGNORED_THINGS | {"nothing"} and not name.startswith(("which", "currently", "On ")):
-                found.append(_ARTICLE.sub("", name))
-    return list(dict.fromkeys(found))
+                names.append(_ARTICLE.sub("", name))
+    return list(dict.fromkeys(names))
 
 
 def wander(rng: random.Random, first: Observation) -> Script:

@@ -35,15 +35,13 @@ from trailnotes.warmstart.demonstrations.episodes import (
 )
 from trailnotes_worlds.demonstrations.webshop_buyers import (
     BUY,
+    NEXT,
     Buyer,
+    Fault,
     ShopPage,
     ShoppingGoal,
     extract_purchase_path,
     find_faults,
-)
-from trailnotes_worlds.demonstrations.webshop_words import (
-    NEXT,
-    Fault,
     format_english_tip,
     format_terse_tip,
     space_brackets,
@@ -60,7 +58,7 @@ if TYPE_CHECKING:
 
 EVAL_SPLITS = ("validation", "test")
 MAX_RESULT_PAGES = 3  # pages of results that a teacher reads
-PATIENCE = 1000  # failed episodes in a row, after which the search for another one ends
+MAX_TRIES = 1000  # failed episodes in a row, after which the search for another one ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +75,15 @@ class Attempt:
 
 
 class TrackedShop:
-    """Shop environment that records the pages shown since the last reset."""
+    """Shop environment that records the pages since the last reset."""
 
     def __init__(self, **options: object) -> None:
         self.env = cast("WebShopEnv", make_env("webshop", **options))
         self.page = self.item = self.results = ShopPage()  # the newest; that of a product, and of results
-        self.shown: set[str] = set()  # asins
+        self.listed: set[str] = set()  # asins
 
     def reset(self, task: Task) -> Observation:
-        self.item, self.results, self.shown = ShopPage(), ShopPage(), set()
+        self.item, self.results, self.listed = ShopPage(), ShopPage(), set()
         return self._track_page(self.env.reset(task))
 
     def step(self, action: str) -> Observation:
@@ -96,7 +94,7 @@ class TrackedShop:
 
     def _track_page(self, observation: Observation) -> Observation:
         self.page = ShopPage.from_parts(self.env.shop.list_elements(self.env.state))
-        self.shown.update(listing.asin for listing in self.page.listings)
+        self.listed.update(listing.asin for listing in self.page.listings)
         if self.page.title:
             self.item = self.page
         elif self.page.listings:
@@ -136,12 +134,12 @@ class WebShopDemonstrator(Demonstrator):
 
     def __iter__(self) -> Iterator[Demonstration]:
         in_vain = 0
-        while in_vain < PATIENCE:
+        while in_vain < MAX_TRIES:
             made = self.demonstrate_episode(self.rng.choice(self.tasks))
             in_vain = 0 if made else in_vain + 1
             yield from made
         raise ConfigError(
-            f"each of {PATIENCE} episodes showed a product of an evaluation goal: set env.options.products_per_page "
+            f"each of {MAX_TRIES} episodes showed a product of an evaluation goal: set env.options.products_per_page "
             'lower, or env.options.protocol to "by-product"'
         )
 
@@ -165,14 +163,16 @@ class WebShopDemonstrator(Demonstrator):
             tips = tuple(self.build_tip(other, other.worth) for other in others)
         if attempt is None:
             return []
-        said, shown = self.format_trajectory(attempt), self.rank_tips(tips)
-        return build_demonstrations(said, shown, self.write_note(attempt), self.config, self.count_tokens)
+        trajectory, ranked = self.format_trajectory(attempt), self.rank_tips(tips)
+        return build_demonstrations(trajectory, ranked, self.write_note(attempt), self.config, self.count_tokens)
 
     def format_trajectory(self, attempt: Attempt) -> Trajectory:
         steps = attempt.trajectory.steps
         texts = [self.format_action(step.action) for step in steps]
-        said = (replace(x, completion=replace(x.completion, text=text)) for x, text in zip(steps, texts, strict=True))
-        return replace(attempt.trajectory, steps=tuple(said))
+        formatted = (
+            replace(x, completion=replace(x.completion, text=text)) for x, text in zip(steps, texts, strict=True)
+        )
+        return replace(attempt.trajectory, steps=tuple(formatted))
 
     def format_action(self, action: str) -> str:
         return space_brackets(action)
@@ -196,10 +196,10 @@ class WebShopDemonstrator(Demonstrator):
         attempt = self.play_carelessly(task)
         if attempt is None:
             return []
-        config, said = self.config, self.format_trajectory(attempt)
-        asked = build_reflection_messages(said, config.rollout, config.memory, self.count_tokens)
-        messages = (*asked, Message("assistant", self.write_note(attempt)))
-        return [Demonstration(messages, frozenset({len(asked)}), task)]
+        config, trajectory = self.config, self.format_trajectory(attempt)
+        request = build_reflection_messages(trajectory, config.rollout, config.memory, self.count_tokens)
+        messages = (*request, Message("assistant", self.write_note(attempt)))
+        return [Demonstration(messages, frozenset({len(request)}), task)]
 
     def demonstrate_advice(self, task: Task) -> list[Demonstration]:
         """Demonstrate a step with examples of the memory: follow one of the same page, else act as a good buyer.
@@ -271,16 +271,16 @@ class WebShopDemonstrator(Demonstrator):
     def play_carelessly(self, task: Task) -> Attempt | None:
         return self.play_buyer(task, self.rng.choice(("hasty", "wandering")))
 
-    def play_failures(self, task: Task, beside: Attempt | None) -> tuple[Attempt, ...]:
-        """Play up to two episodes without the full score, of other purchases than `beside`."""
-        told = {beside.way} if beside else set()
-        found = []
+    def play_failures(self, task: Task, attempt: Attempt | None) -> tuple[Attempt, ...]:
+        """Play up to two episodes without the full score, of other purchases than `attempt`."""
+        ways = {attempt.way} if attempt else set()
+        failures = []
         for _ in range(self.rng.randint(1, 2)):
             other = self.play_carelessly(task)
-            if other and other.faults and other.way not in told:
-                told.add(other.way)
-                found.append(other)
-        return tuple(found)
+            if other and other.faults and other.way not in ways:
+                ways.add(other.way)
+                failures.append(other)
+        return tuple(failures)
 
     def play_buyer(self, task: Task, manner: str) -> Attempt | None:
         """Play an episode of a scripted buyer: "good", "hasty" or "wandering". Returns None as `play` does."""
@@ -294,7 +294,7 @@ class WebShopDemonstrator(Demonstrator):
     def play(self, task: Task, script: Callable[[Observation], Script]) -> Attempt | None:
         """Play an episode of any script; None if it showed a product of an evaluation goal, or did nothing."""
         trajectory = play_script(self.visit, task, script)
-        if not trajectory.steps or self.visit.shown & self.forbidden:
+        if not trajectory.steps or self.visit.listed & self.forbidden:
             return None
         way = extract_purchase_path(get_actions(trajectory))
         wish = ShoppingGoal.parse(trajectory.steps[0].observation.instruction or "")

@@ -1,15 +1,18 @@
-"""Scripted buyers, good, hasty and wandering, and their reading of pages.
+"""Scripted buyers of WebShop, good, hasty and wandering, and the tips that they write: actions and faults.
 
-They know the instruction, the pages and the shop's actions, and nothing that only the reward knows.
+Buyers know the instruction, the pages and the shop's actions, and nothing that only the reward knows. Tips write an
+action without its brackets, "click red" for ``click[red]``: a prompt that quotes a tip shows other brackets, which a
+reader would copy. They leave out dead ends, so that a tip can be followed from a fresh start.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
 
-from trailnotes_worlds.demonstrations.webshop_words import NEXT, Fault
 from trailnotes_worlds.webshop.goals import split_price_limit
 
 if TYPE_CHECKING:
@@ -19,6 +22,71 @@ if TYPE_CHECKING:
     from trailnotes.types import Observation
     from trailnotes.warmstart.demonstrations.episodes import Script
     from trailnotes_worlds.webshop.shop import PageElement
+
+FaultKind = Literal["option", "value", "price", "other", "unbought"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Fault of an episode that a buyer can see."""
+
+    kind: FaultKind
+    what: str = ""  # the name of the option, the value that was asked for, or the limit in dollars
+
+
+WORDS: Final = tomllib.loads(Path(__file__).with_name("webshop_tips.toml").read_text(encoding="utf-8"))
+SEPARATORS: Final = (", then ", "; ", ", ")
+NEXT: Final = "click[next >]"  # "click next" in a tip, since a quotation has another angle
+_ACTION: Final = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
+_PARTS: Final = re.compile(r"(?:, then|,| ?;) (?=(?:search|click) )")
+_END: Final = re.compile(r"\.(?= [A-Z]|$)| \. ")
+
+
+def format_terse_tip(way: Sequence[str], faults: Sequence[Fault]) -> str:
+    """Write a tip of few words: the actions, and behind a full stop the faults."""
+    actions = " ; ".join(map(strip_brackets, way)) or "nothing"
+    missed = " , ".join(WORDS["terse"][fault.kind].format(what=fault.what) for fault in faults)
+    return f"{actions} . {missed}" if missed else actions
+
+
+def format_english_tip(way: Sequence[str], faults: Sequence[Fault], score: float, rng: random.Random) -> str:
+    right = "wrong" if faults else "right"
+    actions = rng.choice(SEPARATORS).join(map(strip_brackets, way)) or "nothing"
+    missed = " and ".join(rng.choice(WORDS["english"][fault.kind]).format(what=fault.what) for fault in faults)
+    opening = rng.choice(WORDS["openings"][right]).format(num=len(way))
+    ending = rng.choice(WORDS["endings"][right]).format(faults=missed, score=f"{score:.2g}")
+    return f"{opening}{actions}. {ending}"
+
+
+def parse_tip_actions(text: str) -> tuple[str, ...]:
+    """Parse the actions of a tip, in order, as the shop takes them; () if it names none."""
+    begin = re.search(r"(?:^|(?<=: ))(?:search|click) ", text)
+    if begin is None:
+        return ()
+    sentence = _END.split(text[begin.start() :], maxsplit=1)[0]
+    words = (part.strip().partition(" ") for part in _PARTS.split(sentence))
+    actions = (f"{verb}[{what.strip()}]" for verb, _, what in words if what.strip())
+    return tuple(NEXT if action == "click[next]" else action for action in actions)
+
+
+def space_brackets(action: str) -> str:
+    """Put blanks inside the brackets of an action, so that its words are the same tokens as on a page."""
+    match = _ACTION.fullmatch(action)
+    return f"{match[1]}[ {match[2]} ]" if match else action
+
+
+def unspace_brackets(action: str) -> str:
+    match = _ACTION.fullmatch(action)
+    return f"{match[1]}[{match[2].strip()}]" if match else action
+
+
+def strip_brackets(action: str) -> str:
+    """Write an action without its brackets; return any other text as it is."""
+    if action == NEXT:
+        return "click next"
+    match = _ACTION.fullmatch(action)
+    return f"{match[1]} {match[2]}" if match else action
+
 
 BUY: Final = "click[buy now]"
 BACK: Final = "click[< prev]"
@@ -65,8 +133,8 @@ class ShoppingGoal:
         """Whether the instruction names an option with a value that is not among those offered."""
         left = self.text
         for name, values in options:
-            said = [value if value.startswith(f"{name}: ") else f"{name}: {value}" for value in values]
-            for each in sorted(said, key=len, reverse=True):
+            labels = [value if value.startswith(f"{name}: ") else f"{name}: {value}" for value in values]
+            for each in sorted(labels, key=len, reverse=True):
                 left = re.sub(rf"\b{re.escape(each)}(?=, and |$)", "", left)
         return _NAMED.search(left) is not None
 
@@ -80,7 +148,7 @@ class Listing:
     """Product among the results of a search."""
 
     asin: str  # as it is clicked
-    title: str  # as far as it is shown
+    title: str  # possibly cut
     price: float  # dollars; of a range the lower end
 
 
@@ -96,7 +164,7 @@ class ShopPage:
 
     @classmethod
     def from_parts(cls, parts: Sequence[PageElement]) -> ShopPage:
-        """Read the shown texts of a page, and no hidden property of its elements."""
+        """Read the displayed texts of a page, and no hidden property of its elements."""
         listings, options, title, price = [], dict[str, tuple[str, ...]](), "", 0.0
         sells = any(part.target == BUY[len("click[") : -1] for part in parts)  # else other texts begin with "Price: "
         for i, part in enumerate(parts):
@@ -111,8 +179,8 @@ class ShopPage:
 
 
 def parse_price(tag: str) -> float:
-    found = _PRICE.search(tag)
-    return float(found[1]) if found else 0.0
+    match = _PRICE.search(tag)
+    return float(match[1]) if match else 0.0
 
 
 class Buyer:
@@ -201,15 +269,14 @@ def extract_purchase_path(actions: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_faults(way: Sequence[str], page: ShopPage, results: ShopPage, wish: ShoppingGoal) -> tuple[Fault, ...]:
-    """Find the visible faults of a purchase without the full score."""
     if BUY not in way:
         return (Fault("unbought"),)
     chosen = {action[len("click[") : -1] for action in way}
-    asked = [(name, wish.find_requested_value(name, values), values) for name, values in page.options]
-    faults = [Fault("value", value) for _, value, _ in asked if value and value not in chosen]
+    requested = [(name, wish.find_requested_value(name, values), values) for name, values in page.options]
+    faults = [Fault("value", value) for _, value, _ in requested if value and value not in chosen]
     if page.price > wish.limit:
         faults.append(Fault("price", f"{wish.limit:g}"))
     if any(wish.score_title(listing.title) > wish.score_title(page.title) for listing in results.listings):
         faults.append(Fault("other"))
-    left_open = [Fault("option", name) for name, value, values in asked if not value and chosen.isdisjoint(values)]
+    left_open = [Fault("option", name) for name, value, values in requested if not value and chosen.isdisjoint(values)]
     return tuple(faults or left_open or [Fault("other")])

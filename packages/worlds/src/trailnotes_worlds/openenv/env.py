@@ -22,13 +22,7 @@ from trailnotes_worlds.openenv.connection import (
     fetch_page,
 )
 from trailnotes_worlds.openenv.reading import ActionForm, ServerObservation, parse_observation
-from trailnotes_worlds.third_party import (
-    FIRST_SEED,
-    SuccessRule,
-    describe_success,
-    format_game_name,
-    make_seeded_tasks,
-)
+from trailnotes_worlds.third_party import FIRST_SEED, SuccessRule, describe_success, format_game_name, make_seeded_tasks
 
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 _PAGE_TIMEOUT_S: Final = 5.0  # for a page that describes the server, which is optional

@@ -33,7 +33,6 @@ class ActionForm:
 
     @classmethod
     def from_schema(cls, schema: Mapping[str, Any], wish: str, rest: Mapping[str, Any]) -> ActionForm:
-        """Read a server's JSON schema of actions."""
         properties = {
             name: each for name, each in schema.get("properties", {}).items() if name not in {"metadata", *rest}
         }
@@ -85,7 +84,6 @@ class ServerObservation(NamedTuple):
 
 
 def parse_observation(data: Mapping[str, Any], name: str, text_field: str, actions_field: str) -> ServerObservation:
-    """Parse the data of an observation."""
     seen = data.get("observation")
     if not isinstance(seen, dict):
         other = "none" if seen is None else type(seen).__name__
@@ -122,8 +120,8 @@ def _get_text(seen: Mapping[str, Any], name: str, text_field: str) -> str:
     texts = [value for value in fields.values() if isinstance(value, str)]
     if len(texts) == 1:
         return texts[0]
-    shown = ((key, value) for key, value in fields.items() if value not in (None, "", [], {}))
-    return "\n".join(f"{key}: {_format_value(value)}" for key, value in shown)
+    filled = ((key, value) for key, value in fields.items() if value not in (None, "", [], {}))
+    return "\n".join(f"{key}: {_format_value(value)}" for key, value in filled)
 
 
 def _format_value(value: Any) -> str:

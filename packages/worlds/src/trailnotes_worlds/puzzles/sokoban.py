@@ -7,8 +7,19 @@ from typing import Any
 from trailnotes.envs.base import normalize_command, require_choice, require_int
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.puzzles.levels import DIFFICULTIES, SPLIT_BUCKETS, VERSION, SokobanLevel, generate_level
-from trailnotes_worlds.puzzles.rooms import DIRECTIONS, Position, Room, list_cells, move_player, render_rows
+from trailnotes_worlds.puzzles.levels import (
+    DIFFICULTIES,
+    DIRECTIONS,
+    SPLIT_BUCKETS,
+    VERSION,
+    Position,
+    Room,
+    SokobanLevel,
+    generate_level,
+    list_cells,
+    move_player,
+    render_rows,
+)
 
 INSTRUCTION = (
     "Push every box onto a goal. In the picture # is a wall, - floor, @ you, $ a box, . a goal, * a box on a goal, and "
@@ -148,7 +159,6 @@ class SokobanGame:
         return ""
 
     def render(self) -> str:
-        """Render the picture, with coordinates if the view is in words."""
         picture = "\n".join(render_rows(self.room, self.position))
         if not self._in_words:
             return picture

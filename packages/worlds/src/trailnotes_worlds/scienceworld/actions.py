@@ -76,8 +76,8 @@ def parse_question(text: str) -> tuple[str, ...]:
     """Parse the numbered answers to the question in an observation; () without one."""
     if not text.startswith(_QUESTION):
         return ()
-    found = {int(number): answer for number, answer in _ANSWER.findall(text)}
-    return tuple(found[number] for number in range(len(found))) if set(found) == set(range(len(found))) else ()
+    answers = {int(number): answer for number, answer in _ANSWER.findall(text)}
+    return tuple(answers[number] for number in range(len(answers))) if set(answers) == set(range(len(answers))) else ()
 
 
 def _resolve_answer(cleaned: str, mode: str, answers: Sequence[str]) -> str:

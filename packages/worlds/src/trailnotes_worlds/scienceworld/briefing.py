@@ -37,13 +37,13 @@ def parse_focus_objects(task_text: str) -> tuple[str, ...]:
     """
     objects = []
     for sentence in re.split(r"(?<=\.)\s+", " ".join(task_text.split())):
-        found = _FOCUS.search(sentence)
-        if not found:
+        focus = _FOCUS.search(sentence)
+        if not focus:
             continue
-        name = found[1].rstrip(". ")
-        if (meaning := _REFERENTS.get(name)) and (said := meaning.search(task_text)):
-            name += f" ({said[1]})"
-        lead = sentence[: found.start()].strip(" ,")
+        name = focus[1].rstrip(". ")
+        if (meaning := _REFERENTS.get(name)) and (referent := meaning.search(task_text)):
+            name += f" ({referent[1]})"
+        lead = sentence[: focus.start()].strip(" ,")
         is_plain = lead.lower() in _ORDINALS or lead.lower().startswith("your task")
         objects.append(name if is_plain else f"{name} ({lead[0].lower()}{lead[1:]})")
     return tuple(objects)

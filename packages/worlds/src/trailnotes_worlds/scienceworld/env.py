@@ -16,11 +16,11 @@ from trailnotes_worlds.scienceworld.actions import MODES, CorrectedAction, corre
 from trailnotes_worlds.scienceworld.briefing import build_worked_examples, parse_focus_objects
 from trailnotes_worlds.scienceworld.client import (
     GOLD_PATH_FINDER,
+    FaultTolerantGame,
     ScienceWorldClient,
     StepResult,
     find_scienceworld_jars,
 )
-from trailnotes_worlds.scienceworld.game import FaultTolerantGame
 from trailnotes_worlds.scienceworld.tasks import (
     MAX_STEPS,
     resolve_simplifications,
@@ -148,10 +148,10 @@ class ScienceWorldEnv:
             raise EnvError("the episode is over, or it failed, or none has begun: call reset before step")
         left, self._steps_left = self._steps_left - 1, 0  # an error below ends the episode
         restarts = self._game.restarts
-        said = correct_action(
+        corrected = correct_action(
             action[:MAX_ACTION_CHARS], self._correction, self._get_admissible_actions, parse_question(self._seen)
         )
-        result = self._game.step(said.action)
+        result = self._game.step(corrected.action)
         self._seen, self._valid = result.text, None
         raw = _scale_score(result)
         over = result.completed or raw < 0
@@ -171,7 +171,7 @@ class ScienceWorldEnv:
             success=raw == 100 or (self._success_rule == "above70" and ended and raw > 70),
             score=float(self._score),
             max_score=100.0,
-            info=_build_info(result, self._game.restarts - restarts, said),
+            info=_build_info(result, self._game.restarts - restarts, corrected),
         )
         self._steps_left = 0 if over else left
         return observation
@@ -218,10 +218,10 @@ def _build_briefing(client: ScienceWorldClient) -> tuple[str, dict[str, Any]]:
     return instruction, facts
 
 
-def _build_info(result: StepResult, restarts: int, said: CorrectedAction | None = None) -> dict[str, Any]:
+def _build_info(result: StepResult, restarts: int, corrected: CorrectedAction | None = None) -> dict[str, Any]:
     facts: dict[str, Any] = {"moves": result.moves}
-    if said and said.changed:
-        facts |= {"action_changed": True, "action_taken": said.action}
+    if corrected and corrected.changed:
+        facts |= {"action_changed": True, "action_taken": corrected.action}
     if restarts:
         facts["restarts"] = restarts
     return facts

@@ -30,7 +30,6 @@ LENGTHS: NDArray[np.int64] = np.array([_decode_length(byte) for byte in range(25
 
 
 def encode_lengths(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Encode document lengths (tokens, int64) as one byte each."""
     return (np.searchsorted(LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 
 

@@ -15,10 +15,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trailnotes_worlds.search.analyzer import to_term
 from trailnotes_worlds.search.bm25 import MAX_FREQUENCY, encode_lengths
 from trailnotes_worlds.search.mapped import allocate, write_meta
-from trailnotes_worlds.search.words import split_words
+from trailnotes_worlds.search.terms import split_words, to_term
 
 KIND, VERSION = "search index", 1
 FILES = ["ids.npy", "terms.npy", "term_offsets.npy", "posting_offsets.npy", "docs.npy", "codes.npy", "frequent.npy"]
@@ -62,7 +61,7 @@ class IndexBuilder:
         self._numbers = _TermNumbers()
         self._ids: list[bytes] = []
         self._tokens, self._lengths = array("i"), array("q")  # of the run: term numbers; words in each document
-        self._first, self._runs = 0, 0  # first document of the run; runs put aside
+        self._first, self._runs = 0, 0  # first document of the run; runs on disk
         self._total, self._filled = 0, 0  # tokens; documents that have any
         self._frequent: list[tuple[int, int, int]] = []  # (term, document, frequency) above `MAX_FREQUENCY` - 1
 
@@ -105,7 +104,6 @@ class IndexBuilder:
         write_meta(self._folder, KIND, VERSION, FILES, facts)
 
     def _flush_run(self) -> None:
-        """Sort the postings of the run by term and document, and save them."""
         lengths = np.array(self._lengths, np.int64)
         tokens = np.array(self._tokens, np.int64)
         documents = np.repeat(np.arange(len(lengths)), lengths)[tokens >= 0]

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trailnotes_worlds.search import bm25
-from trailnotes_worlds.search.analyzer import analyze
 from trailnotes_worlds.search.building import KIND, VERSION
 from trailnotes_worlds.search.mapped import MappedFolder
+from trailnotes_worlds.search.terms import analyze
 
 MAX_TERMS = 1024  # different terms of a query that count, the first ones: Lucene refuses a query of more
 
@@ -101,8 +101,8 @@ class SearchIndex:
         place = self._find_term(term.encode(errors="surrogatepass"))
         if place is None:
             return []
-        found: list[bytes] = self._ids[self._docs[place.start : place.stop]].tolist()
-        return [name.decode() for name in found]
+        names: list[bytes] = self._ids[self._docs[place.start : place.stop]].tolist()
+        return [name.decode() for name in names]
 
     def _find_term(self, text: bytes, count: int = 1) -> _Term | None:
         offsets, low, high = self._term_offsets, 0, len(self._term_offsets) - 1

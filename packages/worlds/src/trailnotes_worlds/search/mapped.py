@@ -80,7 +80,6 @@ def _close(handles: list[int]) -> None:
 
 
 def read_meta(folder: Path, kind: str, version: int, facts: Mapping[str, type]) -> dict[str, Any]:
-    """Read the ``meta.json`` of a folder."""
     try:
         meta = parse_json((folder / META).read_bytes())
     except OSError as error:
@@ -113,8 +112,8 @@ def write_folder(folder: Path) -> Iterator[Path]:
         raise ConfigError(f"{folder} is there already: name another folder, or delete it first")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
-            made = Path(aside) / "made"  # with the usual permissions: those of `aside` are for its owner alone
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+            made = Path(temporary) / "made"  # with the usual permissions: those of `temporary` are for its owner alone
             made.mkdir()
             yield made
             made.replace(folder)

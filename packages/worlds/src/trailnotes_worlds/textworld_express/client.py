@@ -50,7 +50,6 @@ class TextWorldExpressClient:
         return self.simulator.alive
 
     def begin(self, game: str, params: Mapping[str, int], fold: str, seed: int, *, gold: bool = False) -> GameState:
-        """Begin a game (1 ms)."""
         wanted = (game, ",".join(f"{key}={value}" for key, value in params.items()))
         if wanted != self._loaded:
             self._loaded = ("", "")

@@ -84,9 +84,9 @@ class VerifiersEnv:
         require_choice("split", split, numbers, where="")
         for name, number in numbers.items():
             require_int(f"num_{name}", number)
-        found = _load_taskset(taskset, _serialize_config(config)).load_first(sum(numbers.values()))
-        first = {_serialize_task(task): index for index, task in reversed(list(enumerate(found)))}
-        own = _assign_places(len(found), numbers)[split]
+        tasks = _load_taskset(taskset, _serialize_config(config)).load_first(sum(numbers.values()))
+        first = {_serialize_task(task): index for index, task in reversed(list(enumerate(tasks)))}
+        own = _assign_places(len(tasks), numbers)[split]
         game = format_game_name(taskset, "config", config)
         kept = ((index, {"game": game, "index": index}) for index in sorted(first.values()) if index in own)
         return [Task(f"verifiers/{game}/{index}", "verifiers", 0, split, options) for index, options in kept]
@@ -114,19 +114,19 @@ class VerifiersEnv:
         if task.options.get("game", game) != game or not isinstance(index, int) or index < 0:
             raise ConfigError(f"task {task.id} is none of {game}: env.options must be those of both")
         loaded = _load_taskset(self._name, _serialize_config(self._config))
-        found = loaded.load_first(index + 1)
-        if index >= len(found):
-            raise ConfigError(f"task {task.id} is none of {game}: that has {len(found)}")
+        tasks = loaded.load_first(index + 1)
+        if index >= len(tasks):
+            raise ConfigError(f"task {task.id} is none of {game}: that has {len(tasks)}")
         self._playing = False
-        require_playable(loaded.env, found[index], self._name)
+        require_playable(loaded.env, tasks[index], self._name)
         self._stage = self._stage or EpisodeRunner(loaded.env)
-        shown = self._stage.begin(found[index])
-        if isinstance(shown, EpisodeEnd):
+        text = self._stage.begin(tasks[index])
+        if isinstance(text, EpisodeEnd):
             raise EnvError(f"task {task.id} is over before anything is asked")
         self._playing = True
-        instruction = found[index].data.system_prompt or self._instruction or _INSTRUCTION
+        instruction = tasks[index].data.system_prompt or self._instruction or _INSTRUCTION
         score, max_score = self._success.score(0.0, success=False)
-        return Observation(shown, actions=self._actions, instruction=instruction, score=score, max_score=max_score)
+        return Observation(text, actions=self._actions, instruction=instruction, score=score, max_score=max_score)
 
     def step(self, action: str) -> Observation:
         """Answer a question; the rewards come with the last one."""
@@ -135,17 +135,16 @@ class VerifiersEnv:
         if not self._playing or self._stage is None:
             raise EnvError("the episode is over: call reset first")
         self._playing = False  # an exception below ends the episode
-        shown = self._stage.reply(action)
-        if isinstance(shown, EpisodeEnd):
-            won = self._success.is_won(shown.reward, shown.reward)
-            score, max_score = self._success.score(shown.reward, success=won)
-            return Observation(_END, shown.reward, terminated=True, success=won, score=score, max_score=max_score)
+        text = self._stage.reply(action)
+        if isinstance(text, EpisodeEnd):
+            won = self._success.is_won(text.reward, text.reward)
+            score, max_score = self._success.score(text.reward, success=won)
+            return Observation(_END, text.reward, terminated=True, success=won, score=score, max_score=max_score)
         self._playing = True
         score, max_score = self._success.score(0.0, success=False)
-        return Observation(shown, actions=self._actions, score=score, max_score=max_score)
+        return Observation(text, actions=self._actions, score=score, max_score=max_score)
 
     def close(self) -> None:
-        """End the episode and stop its thread."""
         self._playing = False
         if self._stage:
             self._stage.close()
@@ -157,15 +156,15 @@ def _serialize_task(task: vf.Task[Any, Any, Any]) -> str:
     return json.dumps(task.data.model_dump(mode="json", exclude={"idx"}), sort_keys=True)
 
 
-def _assign_places(found: int, numbers: Mapping[str, int]) -> dict[str, range]:
-    asked = sum(numbers.values())
-    if found < len(_SPLIT_ORDER):
-        raise ConfigError(f"a task set of {found} tasks cannot be split into {', '.join(_SPLIT_ORDER)}")
+def _assign_places(size_of_set: int, numbers: Mapping[str, int]) -> dict[str, range]:
+    requested = sum(numbers.values())
+    if size_of_set < len(_SPLIT_ORDER):
+        raise ConfigError(f"a task set of {size_of_set} tasks cannot be split into {', '.join(_SPLIT_ORDER)}")
     places, start = dict[str, range](), 0
     for name in _SPLIT_ORDER:
-        size = numbers[name] if found >= asked else max(1, found * numbers[name] // asked)
+        size = numbers[name] if size_of_set >= requested else max(1, size_of_set * numbers[name] // requested)
         later = len(_SPLIT_ORDER) - len(places) - 1  # splits that want one, too
-        end = found if not later and found < asked else min(start + size, found - later)
+        end = size_of_set if not later and size_of_set < requested else min(start + size, size_of_set - later)
         places[name] = range(start, end)
         start = end
     return places

@@ -28,7 +28,7 @@ def require_playable(env: vf.Env[Any], task: vf.Task[Any, Any, Any], name: str) 
     """Raise `ConfigError` for a task that needs more of verifiers than turns of text, with the reasons."""
     config, hooks = env.taskset.config, task.hooks("reward") + task.hooks("metric")
     lacking = {
-        f"it has {len(env._agent_specs)} agents": len(env._agent_specs) != 1,  # noqa: SLF001 - told nowhere else
+        f"it has {len(env._agent_specs)} agents": len(env._agent_specs) != 1,  # noqa: SLF001 - no public name has it
         "its tasks run in a container": bool(task.NEEDS_CONTAINER or task.data.image),
         "its tasks have tools": bool(type(task).toolsets(config.task) or type(env.taskset).toolsets(config)),
         "its tasks prepare a machine": any(getattr(type(task), x) is not getattr(vf.Task, x) for x in _MACHINE_HOOKS),

@@ -22,9 +22,8 @@ from trailnotes_worlds.webshop.protocols import (
     require_leak_free_split,
 )
 from trailnotes_worlds.webshop.reward import judge_purchase
-from trailnotes_worlds.webshop.shop import MAX_LABEL_CHARS, Compat, Shop, ShopRules, ShopState
+from trailnotes_worlds.webshop.shop import MAX_LABEL_CHARS, Compat, Shop, ShopRules, ShopState, sanitize_text
 from trailnotes_worlds.webshop.synthetic import open_catalogue
-from trailnotes_worlds.webshop.texts import sanitize_text
 from trailnotes_worlds.webshop.views import REMEMBERER_NUM_PRODUCTS, VIEWS
 
 MAX_STEPS = 15
@@ -144,7 +143,6 @@ class WebShopEnv:
 
     @property
     def shop(self) -> Shop:
-        """Page machine, opened at first use."""
         if self._shop is None:
             self._shop = Shop(open_cached_catalogue(self._catalogue), self._rules)
         return self._shop

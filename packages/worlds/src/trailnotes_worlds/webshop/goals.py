@@ -36,8 +36,8 @@ class Goal:
     price_upper: float  # dollars
 
     def to_json(self) -> dict[str, Any]:
-        said = {"asin": self.asin, "instruction": self.instruction, "attributes": list(self.attributes)}
-        return said | {"options": [list(option) for option in self.options], "price_upper": self.price_upper}
+        record = {"asin": self.asin, "instruction": self.instruction, "attributes": list(self.attributes)}
+        return record | {"options": [list(option) for option in self.options], "price_upper": self.price_upper}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Goal:
@@ -49,8 +49,8 @@ class Goal:
 
 def split_price_limit(instruction: str) -> tuple[str, float]:
     """Split an instruction into the rest and its price limit in dollars, `NO_LIMIT` if it names none."""
-    said = _PRICE_LIMIT_PATTERN.fullmatch(instruction)
-    return (said[1], float(said[2])) if said else (instruction, NO_LIMIT)
+    match = _PRICE_LIMIT_PATTERN.fullmatch(instruction)
+    return (match[1], float(match[2])) if match else (instruction, NO_LIMIT)
 
 
 def draw_price(product: Product, seed: int) -> float:
@@ -82,8 +82,8 @@ def iter_goals(product: Product, kind: GoalKind, seed: int) -> Iterator[tuple[Go
         names = sorted(values)
         for chosen in itertools.islice(itertools.product(*(values[name] for name in names)), _MAX_COMBINATIONS):
             options = tuple(zip(names, chosen, strict=True))
-            said = ", and ".join(f"{name}: {value}" for name, value in options)
-            text = instruction.text + (f" with {said}" if said else "") + tail
+            choices = ", and ".join(f"{name}: {value}" for name, value in options)
+            text = instruction.text + (f" with {choices}" if choices else "") + tail
             yield Goal(product.asin, text, instruction.attributes, options, limit), None
 
 

@@ -14,11 +14,10 @@ from typing import Any, BinaryIO
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import encode_line
 from trailnotes_worlds.search.mapped import write_folder
-from trailnotes_worlds.webshop.catalogue import PRODUCTS, REPORT, Catalogue
+from trailnotes_worlds.webshop.catalogue import PRODUCTS, REPORT, Catalogue, encode_product, finalize_catalogue
 from trailnotes_worlds.webshop.nouns import Tagger, make_noun_tagger
 from trailnotes_worlds.webshop.products import Instruction, ProductError, parse_human, parse_product
 from trailnotes_worlds.webshop.reading import JsonEntry, read_entries
-from trailnotes_worlds.webshop.writing import encode_product, finalize_catalogue
 
 PROGRESS_INTERVAL = 1000  # products between two reports of progress
 
@@ -131,7 +130,6 @@ class _Importer:
         _require_entries(self._sources.human, self._humans, "human", "items_human_ins.json")
 
     def _import_entry(self, entry: JsonEntry) -> None:
-        """Add the product of an entry, or report why it is none."""
         record = entry.value
         asin = record.get("asin") if isinstance(record, dict) else None
         asin = asin if isinstance(asin, str) else None

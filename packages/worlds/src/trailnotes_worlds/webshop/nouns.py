@@ -37,12 +37,12 @@ _NEVER, _SELDOM = frozenset(WORDS["never_nouns"].split()), frozenset(WORDS["seld
 
 def extract_nouns_by_rules(title: str) -> tuple[str, ...]:
     """Extract the noun tokens of a title by rules: in lower case, in order, with repeats."""
-    found = []
+    nouns = []
     for token in _tokenize(title):
         word = token.lower()
         if not _NUMBER.fullmatch(token) and word not in _NEVER and not (token == word and word in _SELDOM):
-            found.append(word)
-    return tuple(found)
+            nouns.append(word)
+    return tuple(nouns)
 
 
 def _tokenize(title: str) -> list[str]:
@@ -57,7 +57,6 @@ def _tokenize(title: str) -> list[str]:
 
 
 def make_noun_tagger(tagger: Tagger) -> Callable[[str], tuple[str, ...]]:
-    """Make a function from a title to its noun tokens."""
     if tagger == "rules":
         return extract_nouns_by_rules
     try:

@@ -55,13 +55,13 @@ class Product:
     title: str
     description: str
     bullets: tuple[str, ...]
-    attributes: tuple[str, ...]  # of items_ins: judged by the reward, and not shown unless asked for
+    attributes: tuple[str, ...]  # of items_ins: judged by the reward, hidden by default
     options: tuple[tuple[str, tuple[str, ...]], ...]  # (name, values), in lower case; a value may be listed twice
     prices: tuple[float, ...]  # dollars: none, one, or the two ends of a range
-    tag: str  # the price as shown: "$10.0", "$10.0 to $20.0"; "$100.0" where none is listed
+    tag: str  # the displayed price: "$10.0", "$10.0 to $20.0"; "$100.0" where none is listed
     category: str  # department: one of `CATEGORIES` in the published files
     categories: tuple[str, ...]  # segments of the product category, the widest first
-    query: str  # the words by which the product was found, in lower case
+    query: str  # the search that listed the product, in lower case
     rating: str = ""  # average, as listed
     reviews: tuple[Review, ...] = ()
     nouns: tuple[str, ...] = ()  # noun tokens of the title, lower case, in order; repeats count in the reward
@@ -139,7 +139,6 @@ def parse_prices(listed: Any) -> tuple[float, ...]:
 
 
 def format_price(prices: Sequence[float]) -> str:
-    """Format prices in dollars as the shop shows them."""
     return " to ".join(f"${price}" for price in prices or (DEFAULT_PRICE,))
 
 
@@ -210,15 +209,15 @@ def _parse_reviews(value: Any) -> tuple[Review, ...]:
 def _parse_instructions(
     record: Mapping[str, Any], extra: Mapping[str, Any], humans: Sequence[Instruction] | None
 ) -> tuple[Instruction, ...]:
-    text, listed, found = extra.get("instruction"), record.get("instructions") or [], list[Instruction]()
+    text, listed, instructions = extra.get("instruction"), record.get("instructions") or [], list[Instruction]()
     if text is not None and not isinstance(text, str):
         raise ProductError("bad instruction")
     if text is not None:
         attributes = _parse_texts(extra.get("instruction_attributes"), "bad instruction")
-        found.append(Instruction("synthetic", clean_text(text), attributes))
+        instructions.append(Instruction("synthetic", clean_text(text), attributes))
     if humans is None and not isinstance(listed, list):
         raise ProductError("bad instruction")
-    return (*found, *(map(parse_human, listed) if humans is None else humans))
+    return (*instructions, *(map(parse_human, listed) if humans is None else humans))
 
 
 def to_record(product: Product) -> dict[str, Any]:

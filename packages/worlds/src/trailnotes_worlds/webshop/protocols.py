@@ -98,7 +98,6 @@ def make_tasks(splits: Splits, split: str, protocol: str) -> list[Task]:
 
 
 def compute_splits(shelves: Catalogue, choice: GoalSelection) -> Splits:
-    """Compute all splits of a protocol. A catalogue may have too few goals for some of them."""
     for key, value, known in (
         ("protocol", choice.protocol, tuple(PROTOCOLS)),
         ("goals", choice.goals or PROTOCOLS.get(choice.protocol, _DEFAULT_PROTOCOL).goals, KINDS),

@@ -55,7 +55,6 @@ def judge_purchase(shelves: Catalogue, goal: Goal, state: ShopState, seed: int) 
 
 
 def compute_reward(goal: Goal, wanted: Product, bought: Product, options: Iterable[str], price: float) -> Reward:
-    """Compute the reward of a purchase."""
     num_attributes = sum(_has_attribute(bought, attribute) for attribute in goal.attributes)
     values = [extract_color(value) for value in options]
     num_options = sum(

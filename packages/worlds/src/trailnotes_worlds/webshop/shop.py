@@ -21,11 +21,41 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 
 from trailnotes.config.seeds import derive_seed
 from trailnotes.types import replace_surrogates
-from trailnotes_worlds.webshop.texts import Brackets, sanitize_text
 
 if TYPE_CHECKING:
     from trailnotes_worlds.webshop.catalogue import Catalogue
     from trailnotes_worlds.webshop.products import Facet, Product
+
+Brackets = Literal["round", "markers"]
+
+ELLIPSIS: Final = "…"  # ends a text that was cut
+# Marks of the views around buttons and between texts, which product text must not contain.
+_MARKER: Final = re.compile(r"\[\s*((?:sep|(?:clicked )?button_?))\s*\]", re.IGNORECASE)
+_ROUND: Final = str.maketrans("[]", "()")
+# Format characters (Unicode's Cf): invisible, but they turn or join their neighbours.
+_INVISIBLE: Final = re.compile(
+    "[\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001345f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e007f]"
+)
+_BREAKS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # control characters, halves of pairs
+_READ_AHEAD_FACTOR: Final = 4  # characters read for each displayed one, since some are dropped before the cut
+
+
+def sanitize_text(text: str, limit: int, brackets: Brackets = "round") -> str:
+    """Sanitize a text: join blanks, drop control and invisible characters, cut to `limit` characters."""
+    head = text[: limit * _READ_AHEAD_FACTOR]
+    if not head.isprintable():
+        head = _BREAKS.sub(" ", _INVISIBLE.sub("", head))
+    clean = " ".join(head.split())
+    if brackets == "round":
+        clean = clean.translate(_ROUND)
+    elif "[" in clean:
+        clean = _MARKER.sub(r"(\1)", clean)
+    if len(clean) > limit or len(text) > limit * _READ_AHEAD_FACTOR:
+        return clean[: max(0, limit - len(ELLIPSIS))].rstrip() + ELLIPSIS
+    return clean
+
 
 Compat = Literal["fixed", "original"]
 PageName = Literal["search", "results", "item", "description", "features", "reviews", "attributes", "done"]
@@ -75,7 +105,7 @@ class PageElement(NamedTuple):
     """One text of a page, in the order of the page."""
 
     kind: PartKind
-    text: str  # cleaned, as shown
+    text: str  # cleaned
     target: str = ""  # argument of click[...], in lower case; "" if it cannot be clicked
     clicked: bool = False  # an option that is chosen, a product that was looked at
     option: tuple[str, str] | None = None  # name and value of an option
@@ -102,13 +132,12 @@ class Shop:
     def list_elements(
         self, state: ShopState, instruction: str = "", score: float | None = None
     ) -> tuple[PageElement, ...]:
-        """List the elements of a page, from the top down."""
-        told = [PageElement("text", "Instruction:"), PageElement("text", instruction)] if instruction else []
+        heading = [PageElement("text", "Instruction:"), PageElement("text", instruction)] if instruction else []
         if state.page == "search":
-            return (PageElement("text", "WebShop"), *told, PageElement("button", SEARCH))
+            return (PageElement("text", "WebShop"), *heading, PageElement("button", SEARCH))
         if state.page == "done":
             return tuple(self._iter_done(state, score))
-        return (*told, _make_button(BACK), *self._body(state))
+        return (*heading, _make_button(BACK), *self._body(state))
 
     def list_actions(self, state: ShopState) -> tuple[str, ...]:
         """List the ``click[...]`` actions of a page in the original's order: buttons, products, options.
@@ -191,16 +220,16 @@ class Shop:
         sub_pages = [name.title() for name in (_SUB_PAGES if self.rules.show_attributes else _SUB_PAGES[:-1])]
         labels = self._label_options(product, {name.lower() for name in (BACK, PREV, BUY, *sub_pages)})
         chosen = dict(state.options)
-        told = json.dumps(chosen)
+        encoded = json.dumps(chosen)
         for name, values in product.options:
             each = values if self._original else dict.fromkeys(values)
-            shown = [value for value in each if (name, value) in labels]
-            if shown or self._original:
+            visible = [value for value in each if (name, value) in labels]
+            if visible or self._original:
                 yield PageElement("text", self._shorten(name))
-            for value in shown:
+            for value in visible:
                 label = labels[name, value]
                 # The original looks for the text in its URL: under any name, and never where it is not ASCII.
-                clicked = f'"{value}"' in told if self._original else chosen.get(name) == value
+                clicked = f'"{value}"' in encoded if self._original else chosen.get(name) == value
                 yield PageElement("option", label, label.lower(), clicked, (name, value))
         yield PageElement("text", self._shorten(product.title))
         yield PageElement("text", f"Price: {self._format_price(product)}")
@@ -246,9 +275,9 @@ class Shop:
         }
         left = self.rules.max_text
         for text in texts[state.page]:
-            if left and (shown := sanitize_text(text, left, self.rules.brackets)):
-                left -= len(shown)
-                yield PageElement("text", shown)
+            if left and (visible := sanitize_text(text, left, self.rules.brackets)):
+                left -= len(visible)
+                yield PageElement("text", visible)
         if left == self.rules.max_text and not self._original:
             yield PageElement("text", f"No {state.page}.")
 

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from trailnotes.config.seeds import derive_seed
 from trailnotes.storage.files import get_cache_dir, open_or_make
-from trailnotes_worlds.webshop.catalogue import VERSION, Catalogue
+from trailnotes_worlds.webshop.catalogue import VERSION, Catalogue, write_catalogue
 from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules
 from trailnotes_worlds.webshop.products import Instruction, Product, format_price
-from trailnotes_worlds.webshop.writing import write_catalogue
 
 NAME = "synthetic"
 NUM_PRODUCTS = 1200
@@ -81,14 +80,14 @@ def make_products(count: int = NUM_PRODUCTS, seed: int = 0) -> list[Product]:
 @cache
 def load_kinds() -> tuple[ProductKind, ...]:
     lines = [[part.strip() for part in line.split("|")] for line in _WORDS["kinds"].strip().splitlines()]
-    found = []
+    kinds = []
     for (path, name, plural), (listed, options, prices) in zip(lines[::2], lines[1::2], strict=True):
         category, *rest = path.split(" > ")
         low, high = map(int, prices.split("-"))
         axes = tuple(axis for axis in _WORDS["options"] if axis in options)
         axes = tuple(axis for axis in axes if axis != "size" or "shoe size" not in axes)
-        found.append(ProductKind(category, tuple(rest), name, plural, tuple(listed.split(", ")), axes, (low, high)))
-    return tuple(found)
+        kinds.append(ProductKind(category, tuple(rest), name, plural, tuple(listed.split(", ")), axes, (low, high)))
+    return tuple(kinds)
 
 
 def _iter_products(rng: random.Random) -> Iterator[Product]:
@@ -145,11 +144,11 @@ def _make_twin(product: Product, kind: ProductKind, rng: random.Random) -> Produ
 
 def _make_asin(number: int) -> str:
     """Write a number with a word for each digit, which a small model reads and writes in a few tokens."""
-    said = []
+    digits = []
     for each in _WORDS["asin_words"]:
         number, digit = divmod(number, len(each))
-        said.append(each[digit])
-    return "".join(said)
+        digits.append(each[digit])
+    return "".join(digits)
 
 
 def _make_title(kind: ProductKind, brand: str, series: str, attributes: tuple[str, ...], rng: random.Random) -> str:
@@ -164,8 +163,8 @@ def _make_title(kind: ProductKind, brand: str, series: str, attributes: tuple[st
 def _make_bullets(attributes: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
     forms = rng.sample(_WORDS["bullet_templates"], len(attributes))
     pairs = zip(forms, rng.sample(attributes, len(attributes)), strict=True)
-    told = [form.format(Attribute=attribute.capitalize()) for form, attribute in pairs]
-    return (*told, rng.choice(_WORDS["bullet_endings"]))
+    bullets = [form.format(Attribute=attribute.capitalize()) for form, attribute in pairs]
+    return (*bullets, rng.choice(_WORDS["bullet_endings"]))
 
 
 def _make_options(kind: ProductKind, rng: random.Random) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -190,18 +189,18 @@ def _draw_prices(kind: ProductKind, rng: random.Random) -> tuple[float, ...]:
 def _make_instructions(
     kind: ProductKind, attributes: tuple[str, ...], options: tuple[tuple[str, tuple[str, ...]], ...], rng: random.Random
 ) -> tuple[Instruction, ...]:
-    found = []
+    instructions = []
     if rng.random() < _SYNTHETIC_GOAL_SHARE:
         wanted = _sample_attributes(attributes, rng)
-        found.append(Instruction("synthetic", f"Find {kind.plural} that are {', '.join(wanted)}", wanted))
+        instructions.append(Instruction("synthetic", f"Find {kind.plural} that are {', '.join(wanted)}", wanted))
     if rng.random() < _HUMAN_GOAL_SHARE:
         wanted = _sample_attributes(attributes, rng)[:2]
         chosen = tuple(rng.choice(values) for _, values in options if rng.random() < 0.7)
         tail = rng.choice(_WORDS["option_templates"]).format(" and ".join(chosen)) if chosen else ""
         form = rng.choice(_WORDS["instruction_templates"])
         wish = form.format(kinds=kind.plural, that=" and ".join(wanted), options=tail)
-        found.append(Instruction("human", f"{wish}.", wanted, chosen))
-    return tuple(found)
+        instructions.append(Instruction("human", f"{wish}.", wanted, chosen))
+    return tuple(instructions)
 
 
 def _sample_attributes(attributes: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:

@@ -35,15 +35,15 @@ def render_rememberer(parts: Iterable[PageElement]) -> str:
 
 def render_short(parts: Iterable[PageElement]) -> str:
     """Render one line in lower case, as in actions, for small models: no button but "next >", a star on each choice."""
-    told, joined = "", 0
+    line, joined = "", 0
     for part in parts:
         if part.kind == "button" and part.text != NEXT:
             continue
         between = " " if joined else " , " if part.kind == "option" else " ; "
         joined = 2 if part.kind == "product" else max(0, joined - 1)  # a title and a price follow a product
         chosen = " *" if part.kind == "option" and part.clicked else ""
-        told += f"{between}{part.text.lower()}{chosen}"
-    return told.removeprefix(" ; ")
+        line += f"{between}{part.text.lower()}{chosen}"
+    return line.removeprefix(" ; ")
 
 
 VIEWS: Mapping[str, Callable[[Iterable[PageElement]], str]] = MappingProxyType(

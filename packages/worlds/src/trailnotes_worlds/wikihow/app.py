@@ -17,8 +17,17 @@ from trailnotes.types import replace_surrogates
 from trailnotes_worlds.wikihow import pages
 from trailnotes_worlds.wikihow.articles import ABOUT, Article, Author, Category, clean_line
 from trailnotes_worlds.wikihow.library import Library
-from trailnotes_worlds.wikihow.pages import PAGE_HEIGHT, Layout
-from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, INPUT, PLAIN_VIEW, Leaf, View, render_lines
+from trailnotes_worlds.wikihow.pages import (
+    BUTTON,
+    IMAGE,
+    INPUT,
+    PAGE_HEIGHT,
+    PLAIN_VIEW,
+    Layout,
+    Leaf,
+    View,
+    render_lines,
+)
 
 ActionKind = Literal["CLICK", "INPUT", "SCROLL", "GOBACK", "NOTHING"]
 FORMATS: Final = ["CLICK(ID)", "INPUT(ID, TEXT)", "SCROLL(UP)", "SCROLL(DOWN)", "GOBACK"]
@@ -185,8 +194,8 @@ def _scroll_to(state: AppState, layout: Layout, offset: int) -> AppState:
 
 
 def _parse_query(path: str) -> tuple[str, int]:
-    asked = parse_qs(path.removeprefix(_SEARCH_PREFIX))
-    return asked["search"][0], int(asked.get("start", ["0"])[0])
+    query = parse_qs(path.removeprefix(_SEARCH_PREFIX))
+    return query["search"][0], int(query.get("start", ["0"])[0])
 
 
 def _format_url(path: str) -> str:

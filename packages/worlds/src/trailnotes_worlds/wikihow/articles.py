@@ -28,10 +28,10 @@ class Article:
     categories: tuple[str, ...] = ()  # names, the broadest first
     authors: tuple[str, ...] = ()
     byline: str = "Co-authored by"
-    updated: str = ""  # as YYYY-MM-DD; "" is not told
+    updated: str = ""  # as YYYY-MM-DD; "" is unknown
     views: int = 0
     verified: str = ""  # one of `VERIFIED`
-    approved: str = ""  # shown beside the date: "Approved", "Tested"
+    approved: str = ""  # next to the date: "Approved", "Tested"
     intro: str = ""
     methods: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (heading, steps)
     references: tuple[str, ...] = ()

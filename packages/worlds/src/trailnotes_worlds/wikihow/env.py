@@ -135,7 +135,6 @@ class WikiHowEnv:
 
     @property
     def app(self) -> WikiHowApp:
-        """App of the episodes, opened at the first access."""
         if self._app is None:
             library = self.library.without(self._hidden) if self._hidden else self.library
             self._app = WikiHowApp(library, self._per_search)
@@ -154,7 +153,6 @@ class WikiHowEnv:
         return self._state
 
     def reset(self, task: Task) -> Observation:
-        """Open the app at its first page for `task`."""
         self._steps_left = 0  # while the goal may be refused
         self._goal, self._reached = self._load_goal(task), set()
         self._state, self._instruction = AppState(), ""
@@ -218,8 +216,8 @@ class WikiHowEnv:
         return _read_goal(path)
 
     def _render_text(self) -> str:
-        shown = self._view(self.app.leaves(self._state), self._max_text)
-        return f"{shown}\n{self._worded(f'Instruction: {self._instruction}')}" if self._instruction else shown
+        page = self._view(self.app.leaves(self._state), self._max_text)
+        return f"{page}\n{self._worded(f'Instruction: {self._instruction}')}" if self._instruction else page
 
     def _get_admissible_actions(self) -> tuple[str, ...] | None:
         return list_actions(self.app, self._state, self._words) if self._offers else None

@@ -77,7 +77,6 @@ def _get_task_class() -> type[Any]:
 
 
 def read_goal(path: Path) -> Goal:
-    """Read the goal of a task file in Mobile-Env's format."""
     try:
         from google.protobuf import text_format
     except ModuleNotFoundError as error:

@@ -64,7 +64,6 @@ def read_html(path: Path) -> str:
 
 
 def parse_page(html: str) -> ParsedPage:
-    """Parse a page's HTML, valid or not."""
     reader = _PageParser()
     try:
         reader.feed(html)

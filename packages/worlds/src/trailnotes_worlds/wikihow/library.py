@@ -63,7 +63,6 @@ class Library(NamedFolder):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open the library of a folder."""
         return cls(MappedFolder(Path(path), KIND, VERSION, _REQUIRED_META))
 
     def without(self, paths: Iterable[str]) -> Self:

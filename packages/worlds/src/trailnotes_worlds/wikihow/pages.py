@@ -6,8 +6,9 @@ Heights are pixels of a screen of 1080 x 1920. They come from the 29 recorded sc
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any, Final, NamedTuple
@@ -15,7 +16,57 @@ from urllib.parse import quote_plus
 
 from trailnotes_worlds.wikihow.articles import ABOUT, Article, Author, Category, author_path, category_path
 from trailnotes_worlds.wikihow.library import Library
-from trailnotes_worlds.wikihow.views import BUTTON, IMAGE, INPUT, PLAIN_VIEW, TEXT, View
+
+TEXT: Final = "p"  # HTML tags, by which REMEMBERER renders the classes of Android
+BUTTON: Final = "button"
+IMAGE: Final = "img"
+INPUT: Final = "input"
+PLAIN_VIEW: Final = "div"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Leaf of the view hierarchy."""
+
+    kind: str  # one of the tags above
+    text: str = ""
+    name: str = ""  # resource-id, without its package
+    described: str = ""  # content-desc
+    clickable: bool = False
+    target: str = ""  # of a tap, see `app.py`; not displayed
+
+
+class Leaf(NamedTuple):
+    """View that an action can point at, by its place in the list."""
+
+    view: View
+    clickable: bool  # itself, or a view around it
+
+
+def render_lines(listed: Iterable[Leaf], most: int | None = None) -> list[str]:
+    return [_render_line(leaf, place, leaf.view.text[:most]) for place, leaf in enumerate(listed)]
+
+
+def _render_line(leaf: Leaf, place: int, text: str) -> str:
+    tag, alt = leaf.view.kind, leaf.view.described
+    if tag == IMAGE:
+        alt, text = f"{alt}: {text}" if alt and text else alt or text, ""
+    attributes = {"class": leaf.view.name.replace("_", " "), "alt": alt}
+    if tag == INPUT:
+        attributes, text = {**attributes, "value": text, "type": "text"}, ""
+    attributes |= {"id": str(place), "clickable": str(leaf.clickable).lower()}
+    quoted = "".join(f" {name}={_quote_attribute(value)}" for name, value in attributes.items() if value)
+    body = "" if tag in (IMAGE, INPUT) else f"{html.escape(text, quote=False)}</{tag}>"
+    return f"<{tag}{quoted}>{body}".replace("\n", "&#10;").replace("\r", "&#13;")
+
+
+def _quote_attribute(value: str) -> str:
+    # As libxml2 does: apostrophes around a value with double quotes alone.
+    value = html.escape(value, quote=False)
+    if '"' in value and "'" not in value:
+        return f"'{value}'"
+    return '"' + value.replace('"', "&quot;") + '"'
+
 
 PAGE_HEIGHT: Final = 1569  # of the part of the screen that shows the page
 RESULTS_PER_PAGE: Final = 30  # articles on a page of results, by default
@@ -74,8 +125,8 @@ def build_home_page() -> Layout:
 
 def build_results_page(library: Library, query: str, start: int, most: int = RESULTS_PER_PAGE) -> Layout:
     column = _ColumnBuilder()
-    found = library.search(query, MAX_RESULTS)
-    for article in library.articles(found[start : start + most]):
+    names = library.search(query, MAX_RESULTS)
+    for article in library.articles(names[start : start + most]):
         path, title = article.path, article.display_title
         column.add(PLAIN_VIEW, title, 80 + _ROW_HEIGHT * (_count_lines(title, 55) - 1), target=path)
         row = [View(PLAIN_VIEW, "• ", target=path)]
@@ -86,11 +137,11 @@ def build_results_page(library: Library, query: str, start: int, most: int = RES
             column.add_row([*row, View(TEXT, article.verified, target=path)], _ROW_HEIGHT)
     buttons = []
     for label, first in (("Next >", start + most), ("< Previous", start - most)):
-        if 0 <= first < len(found):
+        if 0 <= first < len(names):
             buttons.append(View(TEXT, label, target=make_search_path(query, first)))
     if buttons:
         column.add_row(buttons, 2 * _LINE_HEIGHT)
-    column.add(TEXT, f"{len(found)} Results", 2 * _LINE_HEIGHT)
+    column.add(TEXT, f"{len(names)} Results", 2 * _LINE_HEIGHT)
     return column.build_layout(clickable=True)
 
 
@@ -139,8 +190,8 @@ def _separate(views: Sequence[View], text: str) -> list[View]:
 def _iter_date_views(article: Article) -> Iterator[View]:
     if article.updated:
         day = _parse_day(article.updated)
-        told = f"{day:%B} {day.day}, {day.year}" if day else article.updated
-        yield View(BUTTON, f"Last Updated: {told}", clickable=True)
+        date = f"{day:%B} {day.day}, {day.year}" if day else article.updated
+        yield View(BUTTON, f"Last Updated: {date}", clickable=True)
     if article.references:
         yield View(TEXT, "References", target=REFERENCES_TAP)
     if article.approved:

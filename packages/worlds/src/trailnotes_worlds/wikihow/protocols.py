@@ -93,8 +93,8 @@ class WikiHowGoal:
 
 
 def extract_keywords(title: str) -> list[str]:
-    found = [word for word in re.findall(r"\w+", title.lower()) if word not in _STOPWORDS]
-    return found or re.findall(r"\w+", title.lower())
+    words = [word for word in re.findall(r"\w+", title.lower()) if word not in _STOPWORDS]
+    return words or re.findall(r"\w+", title.lower())
 
 
 def _iter_patterns(goal: WikiHowGoal) -> Iterator[str]:
@@ -245,8 +245,8 @@ def _draw_goal(library: Library, article: Article, rng: random.Random) -> WikiHo
     # Sometimes a second article follows, of the same split.
     others, split = (path for path in page.articles[:12] if path != article.path), _assign_split(article.path)
     near = [path for path in others if _assign_split(path) == split]
-    found = [*library.articles(rng.sample(near, 1))] if near and rng.random() < 0.7 else []
-    then = (found[0].title, found[0].path) if found else ("", "")
+    articles = [*library.articles(rng.sample(near, 1))] if near and rng.random() < 0.7 else []
+    then = (articles[0].title, articles[0].path) if articles else ("", "")
     return make_goal(template, article.title, article.path, name, then)
 
 

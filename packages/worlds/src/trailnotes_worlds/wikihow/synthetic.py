@@ -70,8 +70,8 @@ def _make_article(
     categories: tuple[str, str], parts: tuple[str, str, str], authors: Sequence[str], rng: random.Random
 ) -> Article:
     verb, thing, how = parts
-    said = {"verb": verb.lower(), "thing": thing.lower(), "how": how.lower()}
-    steps = [text.format(**said) for text in _WORDS["steps"]]
+    words = {"verb": verb.lower(), "thing": thing.lower(), "how": how.lower()}
+    steps = [text.format(**words) for text in _WORDS["steps"]]
     methods = tuple(
         (heading, tuple(steps[place] for place in sorted(rng.sample(range(len(steps)), rng.randint(2, 4)))))
         for heading in _WORDS["headings"][: rng.randint(2, 3)]
@@ -81,7 +81,7 @@ def _make_article(
         for text in rng.sample(_WORDS["references"], rng.randint(1, 3))
     )
     article = "an" if thing[0] in "AEIOU" else "a"
-    intro = rng.choice(_WORDS["intros"]).format(**said).replace(f" a {said['thing']}", f" {article} {said['thing']}")
+    intro = rng.choice(_WORDS["intros"]).format(**words).replace(f" a {words['thing']}", f" {article} {words['thing']}")
     return Article(
         title=f"{verb} {article} {thing} {how}",
         categories=categories,

@@ -21,7 +21,6 @@ def _format_cell(cell: ComparisonCell) -> str:
 
 
 def _build_table(comparison: Comparison) -> Table:
-    """Ours, then published; the average of the panel is only of columns that have every task."""
     columns, published, missing = comparison.columns, comparison.published, MISSING_CELL
     ours = [f"ours: {column.label}" for column in columns]
     head = ["task", *ours, *(f"published: {column.method}" for column in published.columns)]
@@ -55,7 +54,6 @@ def _build_legend(comparison: Comparison) -> list[str]:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """Render the table, its legend, and the training costs of each column as Markdown."""
     published, columns = comparison.published, comparison.columns
     head, rows = _build_table(comparison)
     num_theirs = len(published.columns)

@@ -1,18 +1,71 @@
-"""Name the method of a column, describe its protocol, and list its differences from the published one."""
+"""Published figures, as `figures.toml` has them, and how the protocol of a column differs from the published one."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import PurePath
-from typing import Any
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Final
 
 from trailnotes.config.methods import get_label
 from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.toml import diff_configs
 from trailnotes.envs import load_env_class
 from trailnotes_lab.compare.evaluations import Evaluation, get_panel_row, get_variation
-from trailnotes_lab.compare.published.figures import PublishedTable
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedFigure:
+    """One printed cell: mean and standard deviation, in the unit of its table."""
+
+    mean: float
+    sd: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} ± {self.sd:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedColumn:
+    """The figures of one published method."""
+
+    method: str
+    figures: tuple[PrintedFigure, ...]  # one a row of the table, in its order
+    average: float  # as printed
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """One table of a paper: rows, columns, and the protocol of its numbers."""
+
+    env: str
+    source: str
+    model: str
+    protocol: str  # one line for the head of the columns
+    facts: Mapping[str, object]  # the part that a config can be compared with; see protocol.py
+    metric: str
+    rows: Mapping[str, str]  # task as the simulator calls it -> as the paper prints it, in the paper's order
+    columns: tuple[PrintedColumn, ...]
+    notes: tuple[str, ...]
+
+
+def _build_table(record: dict[str, Any]) -> PublishedTable:
+    rows, columns = record.pop("rows"), zip(record.pop("methods"), record.pop("averages"), strict=True)
+    figures = [tuple(PrintedFigure(*row[2 + i]) for row in rows) for i in range(len(rows[0]) - 2)]
+    return PublishedTable(
+        **record | {"notes": tuple(record["notes"])},
+        rows={task: name for task, name, *_ in rows},
+        columns=tuple(PrintedColumn(name, own, mean) for (name, mean), own in zip(columns, figures, strict=True)),
+    )
+
+
+_DATA: Final = tomllib.loads(Path(__file__).with_name("figures.toml").read_text(encoding="utf-8"))
+PUBLISHED_PANELS: Final[Mapping[str, PublishedTable]] = {
+    name: _build_table(record) for name, record in _DATA["panels"].items()
+}
+
 
 # Settings in which the runs of one column may differ without a word: they are its seeds and tasks, or change nothing.
 _IGNORED_SETTINGS = ("run.", "env.options", "env.num_workers", "env.max_envs", "env.timeout",
@@ -21,7 +74,7 @@ _IGNORED_SETTINGS = ("run.", "env.options", "env.num_workers", "env.max_envs", "
 
 
 def make_column_label(evaluation: Evaluation) -> str:
-    """Name the column of an evaluation, unless the user names it: its method, and whether tips were shown."""
+    """Name the column of an evaluation, unless the user names it: its method, and whether it played with tips."""
     trained, player = evaluation.trained, evaluation.player
     if evaluation.label:
         return evaluation.label

@@ -13,7 +13,7 @@ from trailnotes.reporting.intervals import CrossedMoments, Estimate, VarianceCom
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes_lab.compare.evaluations import Evaluation, get_variation, validate_same_protocol
 from trailnotes_lab.compare.published import protocol
-from trailnotes_lab.compare.published.figures import PublishedTable
+from trailnotes_lab.compare.published.protocol import PublishedTable
 
 RETURN_BOUNDS = (-100.0, 100.0)  # of a return of the panel
 UNIT = "variations"
@@ -65,12 +65,12 @@ def build_comparison(
     evaluations: Sequence[Evaluation], panel: str, published: PublishedTable, notes: Iterable[str] = ()
 ) -> Comparison:
     """Group evaluations by method, and pool seeds and variations within each task."""
-    said = list(notes)
+    all_notes = list(notes)
     groups: dict[str, list[Evaluation]] = {}
     for evaluation in evaluations:
         outside = [task for task in evaluation.tasks if task not in published.rows]
         if outside:
-            said.append(f"{evaluation.path}: {', '.join(outside)} left out, not in the panel {panel}.")
+            all_notes.append(f"{evaluation.path}: {', '.join(outside)} left out, not in the panel {panel}.")
         if len(outside) == len(evaluation.tasks):
             raise RunError(f"{evaluation.path} has no task of the panel {panel}: leave it out")
         for episode in evaluation.episodes:  # a return of the panel is a score at the end of an episode
@@ -78,20 +78,19 @@ def build_comparison(
                 raise RunError(f"{evaluation.path}: {episode.task.id} has the return {episode.value:g}, and the panel "
                                "is one of returns in [-100, 100]: leave it out")  # fmt: skip
         if evaluation.metric != published.metric:
-            said.append(f"{evaluation.path}: its own table shows {evaluation.metric}; here is its "
+            all_notes.append(f"{evaluation.path}: its own table shows {evaluation.metric}; here is its "
                         f"{published.metric}, from the same episodes.")  # fmt: skip
         groups.setdefault(protocol.make_column_label(evaluation), []).append(evaluation)
     columns = tuple(build_column(label, members, published) for label, members in groups.items())
     for label, members in groups.items():
-        said += _make_column_notes(label, members, published)
+        all_notes += _make_column_notes(label, members, published)
     if len({frozenset(column.cells) for column in columns}) > 1:
-        said.append("The columns do not hold the same tasks: compare them row by row, not by their means.")
+        all_notes.append("The columns do not hold the same tasks: compare them row by row, not by their means.")
     sources = {label: [str(member.path) for member in members] for label, members in groups.items()}
-    return Comparison(panel, published, columns, tuple(said), sources)
+    return Comparison(panel, published, columns, tuple(all_notes), sources)
 
 
 def build_column(label: str, members: Sequence[Evaluation], published: PublishedTable) -> Column:
-    """Pool all evaluations of one method into a column."""
     validate_same_protocol(members, "column")
     cells, values = {}, {}
     for task in published.rows:
@@ -120,20 +119,20 @@ def _collect_returns(evaluation: Evaluation, task: str) -> list[tuple[str, float
 
 
 def _average_by_variation(numbers: _RunReturns) -> dict[tuple[str, int], dict[str, float]]:
-    found: dict[tuple[str, int], dict[str, float]] = {}
+    averages: dict[tuple[str, int], dict[str, float]] = {}
     for run, episodes in numbers.items():
         own: dict[str, list[float]] = {}
         for variation, value in episodes:
             own.setdefault(variation, []).append(value)
-        found[run] = {variation: float(np.mean(values)) for variation, values in own.items()}
-    return found
+        averages[run] = {variation: float(np.mean(values)) for variation, values in own.items()}
+    return averages
 
 
 def _make_cell(numbers: _RunReturns) -> ComparisonCell:
     variations = {variation for episodes in numbers.values() for variation, _ in episodes}
     means, families = _average_by_variation(numbers), {name: name for name in variations}
-    found = intervals.estimate(means, families, RETURN_BOUNDS, unit=UNIT)
-    return ComparisonCell(found, len(numbers), len(variations), sum(map(len, numbers.values())))
+    estimate = intervals.estimate(means, families, RETURN_BOUNDS, unit=UNIT)
+    return ComparisonCell(estimate, len(numbers), len(variations), sum(map(len, numbers.values())))
 
 
 def _estimate_mean(rows: Sequence[Estimate], numbers: Mapping[str, _RunReturns]) -> Estimate:
@@ -152,16 +151,16 @@ def _estimate_mean(rows: Sequence[Estimate], numbers: Mapping[str, _RunReturns])
     variations = _sum_parts([part.families.scale(1 / len(rows)) for part in of_tasks])
     number = sum(part.num_families for part in of_tasks)
     alone = min(part.num_families for part in of_tasks) == 1  # its variations have no spread to be seen
-    lonely = [
-        intervals.explain_no_panel_interval(part, len(runs)) for part, runs in zip(of_blocks, blocks, strict=True)
-    ]
-    found = CrossedMoments(mean, np.min([part.num_seeds for part in of_blocks]), seeds, variations, number)
+    pairs = zip(of_blocks, blocks, strict=True)
+    lonely = [intervals.explain_no_panel_interval(part, len(runs)) for part, runs in pairs]
+    moments = CrossedMoments(mean, np.min([part.num_seeds for part in of_blocks]), seeds, variations, number)
     return intervals.build_estimate(
         mean,
         intervals.compute_panel_limits(mean, seeds, RETURN_BOUNDS),
-        intervals.compute_population_limits(found, RETURN_BOUNDS),
+        intervals.compute_population_limits(moments, RETURN_BOUNDS),
         next(filter(None, lonely), ""),
-        intervals.explain_too_few(1 if alone else number, UNIT) or intervals.explain_no_variation(found, RETURN_BOUNDS),
+        intervals.explain_too_few(1 if alone else number, UNIT)
+        or intervals.explain_no_variation(moments, RETURN_BOUNDS),
     )
 
 

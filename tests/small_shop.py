@@ -52,7 +52,7 @@ def product(asin: str, **changes: Any) -> Product:
 
 
 @dataclass(frozen=True)
-class Shelves:
+class ListCatalogue:
     """Finds what shares a word with the query, in the order of the shelf."""
 
     products: tuple[Product, ...]
@@ -84,12 +84,12 @@ class Shelves:
         return (each for each in self.products if {item.kind for item in each.instructions} & {*kinds})
 
     def find_by_facet(self, facet: str, value: str) -> list[str]:
-        told = {
+        values = {
             "attribute": lambda each: each.attributes,
             "category": lambda each: [each.category],
             "query": lambda each: [each.query],
         }
-        return [each.asin for each in self.products if value in told[facet](each)]
+        return [each.asin for each in self.products if value in values[facet](each)]
 
 
-DOZEN = Shelves((MUG, LAMP, *(product(f"B0CUP{n:05}", title=f"cup number {n}") for n in range(25))))
+DOZEN = ListCatalogue((MUG, LAMP, *(product(f"B0CUP{n:05}", title=f"cup number {n}") for n in range(25))))

@@ -1,4 +1,4 @@
-"""Servers at a WebSocket that answer as a test wants: by the OpenEnv protocol, or in every way that it is not."""
+"""A WebSocket server that answers by a script of the test: by the OpenEnv protocol, or against it."""
 
 from __future__ import annotations
 
