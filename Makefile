@@ -53,6 +53,7 @@ test-long: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
@@ -61,7 +62,8 @@ format: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python -m trailnotes.config > docs/config.md
 	$(BIN)/python -m trailnotes.commands > docs/cli.md
-	$(BIN)/python -m zensical build --clean --strict
+	$(BIN)/python -m trailnotes.runs > docs/metrics.md
+	PYTHONPATH=docs $(BIN)/python -m zensical build --clean --strict
 
 bench: $(INSTALLED)
 	mkdir -p runs/bench

@@ -125,7 +125,7 @@ def run_case(case: str, folder: Path) -> dict[str, Any]:
     shape = infer_model_shape(path.model)
     assert shape is not None
     device = estimate_for_shape(path, shape).devices[0]
-    told = sum(device.held.values()) + sum(device.phases["learning"].values())
+    told = sum(device.static.values()) + sum(device.phases["learning"].values())
     told -= sum(estimate_weight_copies(path, shape).values())  # nobody acts here
     return {
         "case": case,

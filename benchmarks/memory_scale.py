@@ -283,9 +283,8 @@ def report(result: dict[str, Any]) -> None:
     lines = [[f"{result[f'tips_{size}']:,}",
               *(f"{result[f'{name}_{size}']:.3g}" if f"{name}_{size}" in result else "" for name in columns)]
              for size in sizes]  # fmt: skip
-    least = ("p95", "p95 CPU", "build CPU s", "LangGraph CPU ms", "numpy CPU ms", "MB", "open s")
     title = f"{result['vectors']} vectors of {result['dim']} dimensions"
-    print_table(title, ("tips", *columns.values()), lines, least=least)
+    print_table(title, ("tips", *columns.values()), lines)
 
 
 def main() -> None:

@@ -103,15 +103,15 @@ def make_parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
 
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *,
-    left: Collection[str] | None = None, least: Sequence[str] = (),
+    left: Collection[str] | None = None,
 ) -> None:  # fmt: skip
-    """Print a table; the columns in `left`, or else the first, are set to the left, and `least` may go."""
+    """Print a table; the columns in `left`, or else the first, are set to the left."""
     table = Table(title=title)
     for column in columns:
         table.add_column(column, justify="left" if column in (columns[:1] if left is None else left) else "right")
     for row in rows:
         table.add_row(*row)
-    print_untruncated(table, least)
+    print_untruncated(table)
 
 
 def finish(result: dict[str, Any], report: Callable[[dict[str, Any]], None], file: Path | None) -> None:

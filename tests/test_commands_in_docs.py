@@ -30,7 +30,7 @@ from trailnotes_lab.compare.expand import expand_runs
 from trailnotes_lab.compare.spec import load_spec
 
 ROOT = Path(__file__).parents[1]
-GENERATED = {ROOT / "docs/cli.md", ROOT / "docs/config.md"}
+GENERATED = {ROOT / "docs/cli.md", ROOT / "docs/config.md", ROOT / "docs/metrics.md"}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - GENERATED),
          *sorted(BUILTIN.rglob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]  # fmt: skip
 CONFIGS = sorted((BUILTIN / "configs").rglob("*.toml"))
@@ -46,7 +46,7 @@ NOT_CHECKED = {
 }
 NOT_RUN = {
     "demo": "two trainings: packages/lab/tests/commands/test_demo.py plays a small one",
-    "view": "serves until it is interrupted: packages/lab/tests/view/test_view_browser.py",
+    "view": "serves until it is interrupted: packages/lab/tests/view/test_view_site.py",
     "memory serve": "serves until its client is gone: tests/memory/mcp/test_mcp_server.py",
     "engine serve": "serves until it is interrupted: tests/policies/vllm/test_served.py",
     "models": "asks a server: tests/tinker/test_tinker_learner.py",
@@ -238,24 +238,6 @@ def test_commands_named_in_prose_exist(page: Path) -> None:
         known = {name for item in COMMANDS[name].arguments for name in item.names}
         options = {word.rstrip(",") for word in words if re.fullmatch(r"--[a-z-]+,?", word)}
         assert options - {"--help", "--debug", "--preset"} <= known, f"{named(page)}: `trailnotes {code}`"
-
-
-def outputs(line: str) -> set[str]:
-    """Directories that a command line makes; a script makes all that it is given."""
-    before = "" if first_word(line) == "python" else "(?:--run-dir|--out|(?:webshop|wikihow) import) "
-    return {*re.findall(rf"{before}(runs/[\w./-]+)", line)}
-
-
-def test_runs_that_a_page_takes_for_granted_are_made_by_one() -> None:
-    made = {"runs/demo", *GIVEN}
-    for line in [*EXAMPLES, *(line for page in [*PAGES, *CONFIGS] for line in lines_of(page))]:
-        made |= outputs(line)
-    made |= {f"runs/compare/{load_spec(path).compare.name}" for path in CONFIGS if "[methods" in path.read_text()}
-    for page in PAGES:
-        for line in lines_of(page):
-            words = {word for word in shlex.split(line, comments=True) if word.startswith("runs/")} - outputs(line)
-            gone = [word for word in words if not any(word == path or word.startswith(f"{path}/") for path in made)]
-            assert not gone, f"{named(page)}: no command line makes {gone}"
 
 
 # -- running them

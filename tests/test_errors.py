@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from trailnotes.errors import find_missing_module, format_install_command, list_extras
@@ -24,10 +23,3 @@ def test_the_extras_are_those_of_the_package() -> None:
         known = {extra for extra, (distribution, _) in list_extras().items() if distribution == project["name"]}
         assert known == set(project["optional-dependencies"]) - {"dev", "all", "worlds", "lab"}
     assert find_missing_module("train") == ""
-
-
-def test_no_message_words_the_command_itself() -> None:
-    advising = [
-        path for path in ROOT.glob("**/src/**/*.py") if re.search(r"install ['\"]?trailnotes", path.read_text())
-    ]
-    assert not advising, "errors.format_install_command words the command"

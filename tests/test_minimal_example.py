@@ -14,8 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from trailnotes.config.schema import Config, LossConfig, OptimConfig
-from trailnotes.envs.waymarks.env import WaymarksSimulator, make_task, make_tasks, parse_spec
-from trailnotes.learner import losses
+from trailnotes.envs.waymarks.env import WaymarksSimulator, make_task
 from trailnotes.learner.credit.episodes import group_advantages, score_group
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples, replace_behavior_logprobs
@@ -104,11 +103,6 @@ def test_the_file_is_short_and_imports_nothing_of_the_package_but_the_games() ->
     assert package == ["from trailnotes.envs.waymarks import spec"]
 
 
-def test_the_games_are_those_of_the_environment() -> None:
-    tasks = make_tasks("test", [f"{kind}/{name}" for kind, name in minimal.FAMILIES])
-    assert minimal.make_games("test", 20) == [parse_spec(task) for task in tasks]
-
-
 def test_prompts_hold_the_ids_of_the_package(episodes: list[minimal.Episode], groups: list[TrajectoryGroup]) -> None:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     for episode, trajectory in zip(episodes, trajectories, strict=True):
@@ -177,19 +171,6 @@ def test_loss_and_gradient_are_those_of_the_package(
     metrics = theirs.update(replace_behavior_logprobs(samples, start))
     assert loss.item() == pytest.approx(metrics["loss"], abs=1e-5)
     assert norm.item() == pytest.approx(metrics["grad_norm"], rel=1e-4)
-
-
-def test_loss_is_that_of_the_package_at_any_ratio() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logprobs, old, initial = (-3 + 2 * torch.randn(8, 50, generator=generator) for _ in range(3))
-    advantages, mask = torch.randn(8, 1, generator=generator), torch.rand(8, 50, generator=generator) < 0.5
-    terms = losses.clipped_surrogate(
-        losses.ratio(logprobs, old), advantages, minimal.CLIP_LOW, minimal.CLIP_HIGH, minimal.DUAL_CLIP
-    ) + minimal.KL * losses.k3_kl(logprobs, initial)
-    total, count = losses.masked_sum(terms, mask)
-    on_policy = torch.zeros(8, 1, dtype=torch.bool)
-    loss = minimal.compute_loss(logprobs, old, initial, mask.int(), advantages, on_policy)
-    assert loss.item() == pytest.approx((total / count).item(), abs=1e-5)
 
 
 def test_retrieval_goes_by_score_then_support_then_recency() -> None:

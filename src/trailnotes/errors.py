@@ -42,6 +42,8 @@ class MissingExtraError(TrailnotesError, ImportError):
 class EnvError(TrailnotesError):
     """An environment failed. The episode is recorded with `outcome = "error"` and never trained on."""
 
+    traceback = ""  # of the environment's own code, where that raised
+
 
 class SessionOver(TrailnotesError):  # noqa: N818 (it is no fault)
     """The session of an agent has ended, by its report or by the run."""

@@ -166,15 +166,6 @@ def test_permuting_samples_permutes_advantages(scores: Scores, options: dict[str
     assert permuted.tolist() == total(visits, scores, options)[order].tolist()
 
 
-@given(groups, choices, st.lists(st.integers(0, 10**6), min_size=1, max_size=6))
-def test_duplicating_a_sample_changes_no_advantage(scores: Scores, options: dict[str, Any], copies: list[int]) -> None:
-    visits = collect_visits(scores, 0.95)
-    num = len(visits.step)
-    order = [*range(num), *(copy % num for copy in copies)]
-    copied = total(reordered(visits, order), scores, options)
-    assert copied.tolist() == total(visits, scores, options)[order].tolist()
-
-
 @given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=5), min_size=2, max_size=5), choices)
 def test_equal_returns_give_exact_zeros(walks: list[list[str]], options: dict[str, Any]) -> None:
     paid_at_the_end = [[(state, 0.1 * (t == len(w) - 1), 0.0) for t, state in enumerate(w)] for w in walks]

@@ -169,32 +169,3 @@ def test_a_task_of_which_a_group_failed_is_left_out_and_its_twin_with_it() -> No
     trials = [[group("a", 0, 1)], [group("b", 0, 1)], [group("a", 0, 1)], [group("c", 0, 1)]]
     assert [trial[0].task.id for trial in extend_trials(trials, [group("a", 0, 1), group("c", 0, 1)])] == ["c"]
     assert extend_trials(trials, []) == []
-
-
-@pytest.mark.parametrize(
-    ("sections", "fix"),
-    [
-        ({"algorithm": {"name": "lamer", "dynamic_sampling": 1}}, r"algorithm\.dynamic_sampling = 0"),
-        ({"algorithm": {"name": "lamer", "author": "start"}}, r'algorithm\.author = "policy"'),
-    ],
-    ids=str,
-)
-def test_what_would_break_the_row_of_episodes_is_refused(sections: dict[str, Any], fix: str) -> None:
-    with pytest.raises(ValueError, match=fix):
-        Config(**{"algorithm": {"name": "lamer"}, **sections})
-
-
-def test_an_iteration_of_which_no_task_goes_on_is_no_reason_to_give_up(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every second episode of it fails; there is nothing to play a third, fourth and fifth one of."""
-    play, asked = Iteration.rollout, Counter[int]()
-
-    async def rollout(run: Iteration, tasks: Sequence[Task], modes: Any = None, **kwargs: Any) -> Any:
-        asked[run.number] += 1
-        gone = modes is not None and run.number == 0
-        return await play(run, [] if gone else tasks, [] if gone else modes, **kwargs)
-
-    monkeypatch.setattr(Iteration, "rollout", rollout)
-    train_in_process(lamer_config(start_model, lamer={"episodes": 5}, rollout={"num_tasks": 1}), tmp_path)
-    assert (asked[0], asked[1]) == (2, 5)

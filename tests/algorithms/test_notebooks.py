@@ -17,7 +17,6 @@ from trailnotes.algorithms.ace import Entry, Playbook
 from trailnotes.algorithms.clin import CausalStatements
 from trailnotes.algorithms.reasoningbank import Bank, parse_items
 from trailnotes.algorithms.training_free_grpo import Experiences
-from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Message, Observation, Sampling, Step, Task, Trajectory, TrajectoryGroup
@@ -162,15 +161,6 @@ def test_an_answer_that_says_nothing_changes_nothing_and_is_counted(name: str, a
     assert unusable >= 1
 
 
-def test_clin_keeps_what_it_knew_where_nothing_can_be_read() -> None:
-    notebook, groups = CausalStatements(2), [TrajectoryGroup(Task("gate/1", "gates"), (trajectory(0.0),))]
-    update(notebook, groups, ["1. a is necessary to b\n2) c may not contribute to d\n3. e is necessary to f"])
-    assert notebook.known == {"gate/1": ["a is necessary to b", "c may not contribute to d"]}
-    assert update(notebook, groups, ["no idea"]) == 1
-    assert len(notebook) == 2
-    assert not notebook.find(Task("gate/2", "gates"), "open gate 2")
-
-
 def test_an_insight_needs_content_and_there_are_three_at_most() -> None:
     assert parse_items("Title: no content\nTitle: two\nContent: do it\nat once\nContent comes last") == (
         "two: do it at once Content comes last",
@@ -206,18 +196,3 @@ def test_operations_are_read_as_models_write_them(answer: str) -> None:
     update(notebook, groups, [answer + "\nadd: 3 keys open it"])
     assert notebook.texts == ["a", "c", "3 keys open it"]
     assert notebook.find(Task("gate/1", "gates"), "")[0] == "3 keys open it", "the newest first"
-
-
-def test_of_entries_that_do_not_fit_the_first_are_shown(tmp_path: Path) -> None:
-    lines = "\n".join(f"{word} is necessary to " + "win " * 20 for word in ("this", "that", "more"))
-    policy = Author(lambda *_: lines)
-    room = {"rollout": {"style": "full", "max_context_tokens": 560}}  # for one of three
-    adapt_by(policy, "clin", tmp_path, **ONE_GATE | room, eval={"trials": 1})
-    assert [line[:6] for line in actor_prompts(policy)[-1].splitlines() if line.startswith("- ")] == ['- "thi']
-
-
-def test_groups_and_controls_are_demanded_where_they_are_needed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"set eval\.num_samples to 2 or more"):
-        adapt_by(Guesser(), "training-free-grpo", tmp_path / "a")
-    with pytest.raises(ConfigError, match=r"clin has no controls"):
-        adapt_by(Guesser(), "clin", tmp_path / "b", eval={"show_tips": "empty"})

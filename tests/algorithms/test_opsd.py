@@ -130,22 +130,6 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
     assert all(a == 0 for row in trained for a, mask in zip(row.advantages, row.loss_mask, strict=True) if not mask)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("gate", ["none", "agree"])
-def test_tokens_of_older_weights_are_weighed_with_what_the_teacher_says(form: Any, gate: Any) -> None:
-    """Also where all episodes of the group earned the same, and the teacher alone speaks."""
-    options = OpsdConfig(form=form, coefficient=0.5, gate=gate)
-    for advantage in (2.0, 0.0, -2.0):
-        row = Sample((1, 2, 3), (0, 1, 1), (0.0, -1.0, -1.0), (0.0, advantage, advantage))
-        (fresh,), (stale,) = (
-            build_distillation_rows([row], [replace(row, advantages=weights)], [np.array([-0.5, np.nan])])
-            for weights in ((0.0, 1.0, 1.0), (0.0, 0.25, 2.0))
-        )
-        assert stale.build_sample(options).advantages == pytest.approx(
-            [a * w for a, w in zip(fresh.build_sample(options).advantages, (0, 0.25, 2.0), strict=True)]
-        )
-
-
 def test_metrics_by_hand() -> None:
     sample = Sample((1, 2, 3, 4, 5), (0, 1, 1, 1, 1), (0, -1, -1, -1, -1), (0, 2, 2, 2, 2))
     weighed = replace(sample, advantages=(0, 1, 1, 1, 1))
@@ -237,25 +221,3 @@ def test_the_start_model_stays_what_it_was(start_model: Path, tmp_path: Path) ->
 
 
 # --- controls
-
-
-def test_a_control_is_what_the_teacher_reads(start_model: Path, tmp_path: Path) -> None:
-    for show in ("own", "other", "empty"):
-        trained(start_model, tmp_path / show, algorithm=OPSD | {"show_tips": show}, train={"iterations": 2})
-    for show in ("other", "empty"):
-        assert not equal_weights(tmp_path / "own", tmp_path / show)
-        assert metrics(tmp_path / show)[1]["opsd/taught"] > 0.5
-
-
-@pytest.mark.parametrize(
-    ("sections", "named"),
-    [
-        ({"algorithm": {"p_memory": 0.1}, "rollout": {"group_size": 2}}, "no member with tips"),
-        ({"algorithm": OPSD | {"intrinsic": "tips", "mode_unit": "iteration"}}, "opsd retrieves no tips"),
-        ({"algorithm": OPSD, "memory": {"order": ["ucb"]}}, r"memory\.order"),
-    ],
-)
-def test_settings_of_readers_are_refused(start_model: Path, sections: Any, named: str) -> None:
-    tiny_config(start_model, algorithm=OPSD | {"p_memory": 0.1}, rollout={"group_size": 2})
-    with pytest.raises(ValueError, match=named):
-        tiny_config(start_model, **sections).validate_training()

@@ -111,18 +111,3 @@ def test_all_three_figures_are_there_each_with_its_count(tmp_path: Path) -> None
     assert [m["tips/written"] for m in metrics] == [3, 2, 1, 1]
     (row,) = json.loads((tmp_path / "eval" / "table.json").read_text())["rows"]
     assert (row["mean"], row["num_tasks"], row["env_steps"]) == (0.75, 4, 6)  # of ten, four are the ones examined
-
-
-@pytest.mark.parametrize(("show", "solved"), [("own", [0.25, 0.5, 0.75]), ("empty", [0.25] * 3)])
-def test_a_control_is_shown_to_the_actor_and_not_to_the_reflector(
-    show: str, solved: list[float], tmp_path: Path
-) -> None:
-    policy = Guesser()
-    rows = adapt_by(policy, "reflexion", tmp_path, rollout={"style": "full"}, eval={"trials": 2, "show_tips": show})
-    assert [row.mean for row in rows] == solved
-    prompts = [prompt[-1].content for prompt in policy.prompts if "- Trial 1" in prompt[-1].content]
-    acted, reflected = ([p for p in prompts if p.endswith("New plan:") == written] for written in (False, True))
-    assert all(('- Trial 1: "none"' in prompt) == (show == "empty") for prompt in acted)
-    assert all('- Trial 1: "next time say w1"' in prompt for prompt in reflected)
-    assert acted
-    assert reflected

@@ -103,9 +103,3 @@ def test_a_weight_of_zero_leaves_the_group_alone_bit_for_bit(episode: float, rat
         add_teacher_signal(group, np.array(ratios), known, OpsdConfig(form=form, coefficient=0)).tolist()
         == group.tolist()
     )
-
-
-def test_more_than_all_of_the_weight_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"coefficient = 2 leaves sdpo less than nothing .* set it to 1 or less"):
-        OpsdConfig(coefficient=2)
-    assert OpsdConfig(form="sdar", coefficient=2).weight == 2

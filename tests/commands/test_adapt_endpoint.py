@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxy import Proxy, refusal
+from proxy import Proxy
 from served import MODEL
 from small import small_config
 from trailnotes.config.toml import to_toml
@@ -102,19 +102,6 @@ def test_resume_after_kill_and_budget_stop(method: str, proxy: Proxy, config: Pa
     for row in (*rows[0], *rows[1]):
         row.pop("seconds")
     assert rows[0] == rows[1]
-
-
-def test_debug_shows_no_prompt_and_no_key(
-    proxy: Proxy, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_LOG", "debug")
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-0123456789")
-    proxy.key = "sk-secret-0123456789"
-    proxy.faults = [refusal(500, headers={"X-Repeats": proxy.key})]
-    said = finish(start(config, "naive", tmp_path / "out", "--trials", "1", "--debug"))
-    assert "DEBUG: " in said
-    asked = proxy.asked[-1].body["messages"][-1]["content"]
-    assert not [text for text in (proxy.key, "X-Repeats", "messages", asked.splitlines()[0]) if text in said]
 
 
 # -- no harness at all

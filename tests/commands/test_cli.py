@@ -6,21 +6,16 @@ import os
 import shlex
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-import trailnotes
 from trailnotes import commands
 from trailnotes.commands import QUIET_ENV, TABLE, main
-from trailnotes.commands.arguments import load_command_config
 from trailnotes.commands.command import Command, list_commands, parse_command_line, render_cli_page
 from trailnotes.config.builtin import find_config
-from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.errors import ConfigError, Interrupted, RunError, format_install_command
-from trailnotes.memory import open_memory
+from trailnotes.errors import Interrupted, RunError, format_install_command
 
 COMMANDS, PAGE = list_commands(TABLE), render_cli_page(TABLE)
 
@@ -66,27 +61,6 @@ def test_a_wrong_command_line_exits_with_2(words: str, part: str, capsys: pytest
         main(words.split())
     assert ended.value.code == 2
     assert part in capsys.readouterr().err
-
-
-def test_settings_may_stand_anywhere() -> None:
-    words = ["train", "--optim.lr", "-1e-4", "a.toml", "--run.name=b c", "--run-dir", "r", "--preset", "paper-webshop"]
-    args = parse_command_line(TABLE, words)
-    assert (args.config, args.run_dir) == (Path("a.toml"), Path("r"))
-    assert args.settings == ["--optim.lr", "-1e-4", "--run.name=b c", "--preset", "paper-webshop"]
-
-
-def test_a_command_takes_the_settings_of_the_run_unless_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run/checkpoints/step-000001").mkdir(parents=True)
-    (tmp_path / "run/config.toml").write_text("[run]\nseed = 9\n")
-    (tmp_path / "other.toml").write_text("[run]\nseed = 5\n")
-    for subject in ("run", "run/checkpoints/step-000001"):
-        config = load_command_config(str(tmp_path / subject), None, ["--eval.num_tasks", "4"])
-        assert (config.run.seed, config.eval.num_tasks) == (9, 4)
-    assert load_command_config(str(tmp_path / "run"), tmp_path / "other.toml", []).run.seed == 5
-    assert load_command_config("hub/name", None, ["--env.name", "a:B"]).env.name == "a:B"
-    for subject in ("hub/name", None):
-        with pytest.raises(ConfigError, match="name a CONFIG"):
-            load_command_config(subject, None, [])
 
 
 # -- what goes wrong
@@ -153,25 +127,6 @@ def test_libraries_are_silent_unless_they_are_asked(tmp_path: Path) -> None:
     assert "FutureWarning: raw" in loud.stderr
 
 
-def test_a_closed_pipe_and_a_system_without_locks_have_no_traceback() -> None:
-    command = f"{shlex.quote(sys.executable)} -m trailnotes config show | head -n 1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr
-    without = "import runpy, sys; sys.modules['fcntl'] = None; runpy.run_module('trailnotes', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, check=False)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "no fcntl" in done.stderr
-
-
-def test_a_package_whose_command_does_not_load_costs_that_command_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = EntryPoint("broken", "no_such_package.commands:BROKEN", commands.ENTRY_POINTS)
-    monkeypatch.setattr(commands, "entry_points", lambda group: [broken])
-    assert commands.with_offered(commands.CORE) == commands.CORE
-    assert "the command broken cannot be loaded" in capsys.readouterr().err
-
-
 # -- settings, environments, the Python API
 
 
@@ -207,16 +162,3 @@ def test_envs_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert "env.options.zzz" in capsys.readouterr().err
     assert main(["envs", "check", "waymark-simulator"]) == 2
     assert "waymarks-simulator" in capsys.readouterr().err
-
-
-def test_public_names_are_sorted_and_lead_to_the_real_things(capsys: pytest.CaptureFixture[str]) -> None:
-    assert trailnotes.__all__ == sorted(trailnotes.__all__)
-    assert set(trailnotes.__all__) <= set(dir(trailnotes))
-    assert (trailnotes.Config, trailnotes.load_config, trailnotes.open_memory) == (Config, load_config, open_memory)
-    with pytest.raises(AttributeError, match="nonsense"):
-        _ = trailnotes.nonsense
-    with pytest.raises(ConfigError):
-        trailnotes.make_env("nonsense")
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    assert capsys.readouterr().out == f"trailnotes {trailnotes.__version__}\n"

@@ -9,8 +9,7 @@ import pytest
 from small import small_config
 from trailnotes.commands import main
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import RunError
-from trailnotes.runs.diagnose.checks import Check, diagnose, run_checks
+from trailnotes.runs.diagnose import Check, diagnose, run_checks
 
 NAMES = ("read", "written", "shown", "gain", "advantage", "engine", "mask", "reliance", "rise")
 
@@ -85,35 +84,6 @@ def test_each_link_is_weak_alone(link: str, values: dict[str, float]) -> None:
     assert links[link].advice in " ".join(str(links[link]).split())
 
 
-@pytest.mark.parametrize(("lost", "holds"), [(0.05, True), (0.2, False)])
-def test_corrections_are_asked_about_where_they_are_on(lost: float, holds: bool) -> None:
-    config = small_config(loss={"max_negative_kl": 0.1})
-    lines = [line(i, update__dropped_fraction=lost, update__tokens_trained=500.0) for i in range(5)]
-    (check,) = [each for each in run_checks(lines, EPISODES, config) if "loss.max_negative_kl" in each.question]
-    assert (check.last, check.holds) == (pytest.approx(1 - lost), holds)
-
-
-def test_a_run_that_drew_no_iteration_with_tips_was_another_method() -> None:
-    with_tips = ("rollout/return/off_policy", "rollout/tips")
-    plain = [{k: v for k, v in line(i).items() if not k.startswith(with_tips)} for i in range(5)]
-    drawn = {"mode_unit": "iteration", "p_memory": 0.25}
-    assert verdicts(plain, [], algorithm=drawn)["shown"].holds is False
-    assert verdicts(plain[:4], [], algorithm=drawn)["shown"].holds is None, "too few to say"
-    for other in ({"p_memory": 0.0}, {"mode_unit": "trajectory"}, {"name": "grpo"}):
-        assert verdicts(plain, [], algorithm=drawn | other)["shown"].last is None
-
-
-def test_iterations_with_tips_that_teach_nothing_do_not_hide_behind_the_others() -> None:
-    plain = {k: v for k, v in line(0).items() if k not in {"rollout/return/off_policy", "rollout/tips_per_step"}}
-    without_memory = line(1, rollout__tips_per_step=0.0)  # the first tips are written in it
-    alike = [line(i, update__zero_advantage_rows=20.0) for i in (2, 3)]
-    lines = [plain, without_memory, *alike, plain]
-    link = verdicts(lines, [], algorithm={"mode_unit": "iteration"})["advantage"]
-    assert (link.question, link.last, link.holds) == ("rows with an advantage other than zero, with tips", 0.0, False)
-    assert verdicts(lines, [], algorithm={"mode_unit": "trajectory"})["advantage"].holds
-    assert verdicts([plain, line(1)], [], algorithm={"mode_unit": "iteration"})["advantage"].holds
-
-
 def gain_of(*parts: list[dict[str, Any]], **sections: dict[str, Any]) -> Check:
     return verdicts([line(0)], [each for part in parts for each in part], **sections)["gain"]
 
@@ -144,19 +114,6 @@ NOISY = [*played(10, ("off_policy", 0.0), ("plain", 0.0)), *played(10, ("off_pol
 def test_the_gain_of_tips(episodes: list[dict[str, Any]], first: float, last: float, holds: bool | None) -> None:
     link = gain_of(episodes)
     assert (link.first, link.last, link.holds) == (pytest.approx(first), pytest.approx(last), holds)
-
-
-@pytest.mark.parametrize(("earned", "holds"), [(0.5, True), (0.25, False)])
-def test_an_adaptation_is_compared_with_its_trial_without_tips(earned: float, holds: bool) -> None:
-    def trial(number: int, mode: str, value: float, num: int = 12) -> list[dict[str, Any]]:
-        return [episode(number, mode, value) | {"task": {"id": f"t/{i}"}} for i in range(num)]
-
-    first, later = trial(0, "plain", 0.25), [each for i in (1, 2) for each in trial(i, "on_policy_tips", earned)]
-    adapts = {"algorithm": {"name": "empo2-tips"}}
-    gain = verdicts([], first + later, **adapts)["gain"]
-    assert (gain.last, gain.counts, gain.holds) == (earned - 0.25, (24, 24), holds)
-    failures = [each for i in (1, 2) for each in trial(i, "on_policy_tips", earned, 6)]
-    assert verdicts([], first + failures, **adapts)["gain"].last is None, "trying failures again wins by itself"
 
 
 @pytest.mark.parametrize("link", ["written", "shown", "advantage", "mask"])
@@ -191,19 +148,6 @@ def test_reliance_is_small_or_falls(nats: float | None, first: float, last: floa
     link = verdicts(lines, EPISODES, algorithm={"old_logprobs": old})["reliance"]
     assert (link.first, link.last, link.holds) == (first, pytest.approx(last), True)
     assert verdicts([line(0)], EPISODES, algorithm={"old_logprobs": "tip_free"})["reliance"].last is None
-
-
-@pytest.mark.parametrize(
-    ("dtype", "nats", "holds"),
-    [("bfloat16", 0.045, True), ("bfloat16", 0.06, False), ("float32", 0.045, False), ("float32", None, None)],
-)
-def test_engine_and_learner_may_be_as_far_apart_as_their_numbers_round(
-    dtype: str, nats: float | None, holds: bool | None
-) -> None:
-    lines = [{name: value for name, value in line(0).items() if name != "engine/difference"}]  # older weights played
-    if nats:
-        lines = [line(0, engine__difference=nats)]
-    assert verdicts(lines, EPISODES, model={"dtype": dtype})["engine"].holds is holds
 
 
 # -- of run directories
@@ -244,19 +188,3 @@ def test_the_first_weak_link_is_named_and_all_fits_the_terminal(tmp_path: Path, 
     assert "first weak link: usable tips, of those written" in rows
     assert sum(row.startswith("WEAK") for row in rows) == 3
     assert max(len(row) for row in rows[1:]) <= 100
-
-
-@pytest.mark.parametrize(
-    "damage", ['"env_steps": "many"', '"env_steps": null', '"env_steps": 1, "rollout/return/plain": [1]']
-)
-def test_a_line_with_another_value_than_a_number_is_named(damage: str, tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text(to_toml(small_config()))
-    (tmp_path / "metrics.jsonl").write_text(f'{{"iteration": 0, {damage}}}\n')
-    with pytest.raises(RunError, match=r"holds a line that Trailnotes does not write \((TypeError|ValueError)"):
-        diagnose(tmp_path)
-
-
-def test_a_run_before_its_first_iteration_and_no_run_at_all(tmp_path: Path) -> None:
-    assert "has no finished iteration yet" in diagnose(a_run(tmp_path / "run", [], []))
-    with pytest.raises(RunError, match="holds no run"):
-        diagnose(tmp_path / "nothing")

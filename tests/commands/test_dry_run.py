@@ -8,16 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config
 
-from small import save_start_model
-from tinyrun import episodes, metrics, tiny_config
+from tinyrun import tiny_config
 from trailnotes.commands import main
-from trailnotes.config.builtin import find_config
-from trailnotes.config.toml import load_config, to_toml
+from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError
 from trailnotes.runs.dry_run import dry_run
-from trailnotes.runs.train import train
-
-OWN_MODEL = find_config("own-model")
 
 
 @pytest.fixture
@@ -78,19 +73,6 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_model_that_is_not_here_is_estimated_and_not_downloaded(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("config.toml").write_text(to_toml(tiny_config(Path("Qwen/Qwen2.5-0.5B-Instruct"), model={"device": "auto"})))
-    assert main(["train", "config.toml", "--run-dir", "run", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "(494.0 million parameters; its shape is known by its name)" in said
-    assert "it fits" in said
-    assert "a dry run downloads nothing" in said
-    assert [file.name for file in files(elsewhere)] == ["config.toml"]
-
-
-@pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize(
     ("model", "words", "named"),
     [
@@ -110,16 +92,3 @@ def test_what_would_end_the_start_is_said_without_a_download(
 
 
 # -- the settings for a model of one's own
-
-
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-def test_they_train_adapters_in_whole_sentences(tmp_path: Path) -> None:
-    start = save_start_model(tmp_path / "start", max_tokens=4500)
-    small = "--model.device cpu --env.name waymarks-simulator --env.num_workers 0 --run.threads 1 --rollout.num_tasks 2"
-    small += " --rollout.group_size 4 --env.options.max_steps 2 --memory.max_write_tokens 8 --train.iterations 1"
-    config = load_config(OWN_MODEL, ["--model.path", str(start), *small.split()])
-    train(config, tmp_path / "run")
-    played = episodes(tmp_path / "run")
-    assert len(played) == 8
-    assert not any(episode["context_full"] or episode["error"] for episode in played)
-    assert metrics(tmp_path / "run")[0]["update/tokens_tip"] > 0, "anchored tips"

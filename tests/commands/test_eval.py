@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 import shutil
 import signal
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ from small import small_config
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
-from trailnotes.errors import ConfigError, RunError
-from trailnotes.memory.store import TipStore
+from trailnotes.errors import ConfigError
 from trailnotes.runs import evaluate as evaluation
-from trailnotes.runs.evaluate import evaluate, rollout
+from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.panels import JOURNAL_FILE, PanelResult
 from trailnotes.runs.train import train
-from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Trajectory
 
@@ -78,14 +75,6 @@ def test_a_panel_is_fixed_logged_and_repeats(start_model: Path, tmp_path: Path) 
     assert first.algorithm == "start"
 
 
-def test_another_seed_draws_other_episodes_of_the_same_tasks(start_model: Path, tmp_path: Path) -> None:
-    for seed in (0, 1):
-        evaluate(a_config(start_model, run={"seed": seed}), start_model, out=tmp_path / str(seed))
-    a, b = (lines(tmp_path / name / "episodes.jsonl") for name in "01")
-    assert [record["task"] for record in a] == [record["task"] for record in b]
-    assert a != b
-
-
 def test_the_runs_memory_is_read_when_asked_for_and_left_as_it_was(run_dir: Path, tmp_path: Path) -> None:
     config = a_config(run_dir, eval={"split": "train", "num_tasks": 0})
     before = fingerprint(run_dir)
@@ -106,20 +95,6 @@ def test_eval_on_the_command_line(run_dir: Path, tmp_path: Path, capsys: pytest.
     assert row.keys() == {field.name for field in fields(PanelResult)}
 
 
-def test_rollout_plays_training_games_to_be_read(start_model: Path, tmp_path: Path) -> None:
-    episodes = rollout(a_config(start_model), out=tmp_path / "e.jsonl")
-    assert [e.task.split for e in episodes] == ["train", "train"]
-    assert len(lines(tmp_path / "e.jsonl")) == 2
-
-
-def test_commands_may_run_one_after_another_in_one_process(start_model: Path) -> None:
-    """Each has an event loop of its own, and leaves none behind."""
-    evaluate(a_config(start_model), start_model)
-    evaluate(a_config(start_model), start_model)
-    with pytest.raises(RuntimeError, match="no running event loop"):
-        asyncio.get_running_loop()
-
-
 # -- while it is trained
 
 
@@ -127,40 +102,6 @@ def test_commands_may_run_one_after_another_in_one_process(start_model: Path) ->
 def growing(run_dir: Path, tmp_path: Path) -> Path:
     """A run of one's own, whose last checkpoint is that of step 2."""
     return Path(shutil.copytree(run_dir, tmp_path / "growing"))
-
-
-def train_on(run: Path) -> list[str]:
-    """What `train` with save_every = keep_last = 1 does next: another checkpoint, and the deletion of older ones."""
-    root = run / "checkpoints"
-    last = checkpoint.find_latest(root)
-    assert last is not None
-    step = int(last.name.removeprefix("step-")) + 1
-
-    def write(path: Path) -> None:
-        shutil.copytree(last / "model", path / "model")
-        shutil.copy(last / "memory.db", path)
-
-    checkpoint.save(root, step, write, checkpoint.load_meta(last) | {"iteration": step, "env_steps": 1000 * step})
-    return [path.name for path in checkpoint.prune(root, keep_last=1)]
-
-
-def test_a_run_that_is_trained_on_keeps_the_checkpoint_under_examination(
-    growing: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deleted: list[str] = []
-    for name in ("open_policy", "open_memory"):  # after the choice, and once more before the memory is read
-        loads = getattr(evaluation, name)
-
-        def late(*args: Any, loads: Any = loads, **options: Any) -> Any:
-            deleted.extend(train_on(growing))
-            return loads(*args, **options)
-
-        monkeypatch.setattr(evaluation, name, late)
-    result = evaluate(a_config(growing), growing, memory=True)
-    assert result.env_steps < 1000, "step 2 was examined, not one of the later ones"
-    assert "step-000003" in deleted
-    assert "step-000002" not in deleted
-    assert "step-000002" in train_on(growing), "afterwards it goes like any other"
 
 
 # -- stopped and resumed
@@ -217,17 +158,6 @@ def test_a_stopped_evaluation_plays_the_rest_and_ends_as_if_never_stopped(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_with_memory_too(run_dir: Path, tmp_path: Path, stop_after: Any) -> None:
-    config = one_by_one(run_dir, eval={"split": "train"})
-    whole = evaluate(config, run_dir, memory=True, out=tmp_path / "whole")
-    stop_after(2)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(config, run_dir, memory=True, out=tmp_path / "out")
-    stop_after(0)
-    assert evaluate(config, run_dir, memory=True, out=tmp_path / "out") == whole
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
-
-
 @pytest.mark.parametrize("change", ["eval.temperature", "model", "eval.memory"])
 def test_episodes_of_other_settings_or_weights_are_set_aside(
     run_dir: Path, tmp_path: Path, stop_after: Any, caplog: pytest.LogCaptureFixture, change: str
@@ -245,15 +175,6 @@ def test_episodes_of_other_settings_or_weights_are_set_aside(
     aside = tmp_path / "episodes.part.1.jsonl"
     assert f"set aside {aside}: its 2 episodes were played with another {change}\n" in caplog.text
     assert len(lines(aside)) == 3
-
-
-def test_how_the_panel_is_played_may_change(start_model: Path, tmp_path: Path, stop_after: Any) -> None:
-    stop_after(2)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(one_by_one(start_model), start_model, out=tmp_path)
-    ended = stop_after(0)
-    evaluate(a_config(start_model, env={"num_workers": 1}), start_model, out=tmp_path)
-    assert len(ended) == 2
 
 
 def test_the_command_line_shows_how_far_it_is_and_what_is_kept(
@@ -277,33 +198,12 @@ def test_the_command_line_shows_how_far_it_is_and_what_is_kept(
     assert "stopped: without --out nothing is kept" in capsys.readouterr().err
 
 
-def test_two_at_a_time_do_not_write_into_one_directory(start_model: Path, tmp_path: Path) -> None:
-    journal = evaluation.EpisodeJournal(tmp_path, 1, None)
-    with journal.resume({}), pytest.raises(RunError, match="in use by process"):
-        evaluate(a_config(start_model), start_model, out=tmp_path)
-    evaluate(a_config(start_model), start_model, out=tmp_path)
-
-
 # -- tips that nobody sees
 
 
 def remark_of(out: Path) -> str:
     (row,) = json.loads((out / "table.json").read_text())["rows"]
     return str(row["remark"])
-
-
-def test_a_memory_without_tips_for_the_panel_says_so(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["eval", str(run_dir), "--memory", "--out", str(tmp_path)]) == 0
-    said = remark_of(tmp_path)
-    assert said.startswith("No tip was shown in any of 4 episodes, since the memory has tips of ")
-    assert "(waymarks/keys/granite/train-" in said
-    assert "asks for 4 others (waymarks/keys/granite/test-" in said
-    assert "`trailnotes adapt`" in said
-    assert "--eval.split train" in said
-    assert f" {said}. " in f" {' '.join(capsys.readouterr().out.split())} "
-    assert f"\n{said}.\n" in (tmp_path / "table.md").read_text()
 
 
 def test_tips_that_were_shown_are_counted(run_dir: Path, tmp_path: Path) -> None:
@@ -314,20 +214,6 @@ def test_tips_that_were_shown_are_counted(run_dir: Path, tmp_path: Path) -> None
     assert remark_of(tmp_path) == f"Tips were shown in {sum(shown)} of {len(shown)} episodes"
     plain = evaluate(config, run_dir)
     assert (plain.episodes_with_tips, plain.remark) == (0, "")
-
-
-def test_an_empty_memory_and_one_that_is_switched_off_are_told_apart(growing: Path) -> None:
-    config = a_config(growing, eval={"split": "train", "num_tasks": 0})
-    memory = growing / "checkpoints" / "step-000002" / "memory.db"
-    with TipStore(memory) as store, store.transaction():
-        for tip in store.load_tips():
-            store.update(replace(tip, enabled=False))
-    sign(memory)
-    assert "switched off (`trailnotes memory enable`)" in evaluate(config, growing, memory=True).remark
-    with TipStore(memory) as store, store.transaction():
-        store.delete([tip.id for tip in store.load_tips()])
-    sign(memory)
-    assert evaluate(config, growing, memory=True).remark.endswith("since the memory holds no tip")
 
 
 def sign(file: Path) -> None:

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tinyrun import tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.commands.export import export
-from trailnotes.config.builtin import BUILTIN
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.checkpoint import save
 
@@ -47,22 +46,6 @@ def test_merged_it_is_one_model_in_float32(run: Path, tmp_path: Path, capsys: py
     assert not list((tmp_path / "model").glob("adapter*"))
     torch.testing.assert_close(model(IDS).logits, torch.load(run / "logits.pt"), rtol=1e-4, atol=1e-6)
     assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template
-
-
-def test_what_cannot_be_exported_is_said_and_leaves_nothing(run: Path, start_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no adapters: leave out --merge"):
-        export(start_model, tmp_path / "model", merge=True)
-    with pytest.raises(ConfigError, match="is no run and no model directory"):
-        export("some/hub-name", tmp_path / "model")
-    with pytest.raises(ConfigError, match="already exists: choose another --out"):
-        export(run, run)
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_model_of_the_package_is_exported_by_name(tmp_path: Path) -> None:
-    export("builtin:waymarks-start", tmp_path / "model")
-    copied = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-    assert copied == {path.name: path.read_bytes() for path in (BUILTIN / "waymarks-start").iterdir()}
 
 
 def test_a_base_is_merged_as_it_acted(start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,13 +16,10 @@ from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
-from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import list_tips, open_store
-from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.memory.tipfile import read_tips
-from trailnotes.runs.directory import RunDir
 from trailnotes.runs.train import train
 from trailnotes.types import Tip
 
@@ -130,17 +127,6 @@ def test_a_checkpoint_is_not_opened_for_writing(
     train(config, run)
 
 
-def test_an_import_into_a_run_that_ended_is_there_when_it_goes_on(start_model: Path, tmp_path: Path) -> None:
-    config, run = config_of(start_model), tmp_path / "run"
-    train(config, run)
-    file = write_jsonl(tmp_path / "in.jsonl", given(config))
-    assert main(["memory", "import", str(run), str(file), "--enable"]) == 0
-    longer = config.model_copy(update={"train": config.train.model_copy(update={"iterations": 5})})
-    train(longer, run, allow_change=["train.iterations"])
-    assert is_shown(run, "follow the river", after=4)
-    assert not list(run.glob("tips.after-*"))
-
-
 # --- training begins
 
 
@@ -175,35 +161,6 @@ def test_a_run_begins_with_tips(
     if kind != "placed":
         assert differences(alone, run) == SAME
     assert len(tip_rows(alone)) == len(tip_rows(run))
-
-
-def test_a_start_that_came_to_nothing_binds_no_tips_and_no_embedder(start_model: Path, tmp_path: Path) -> None:
-    config, run = config_of(start_model), tmp_path / "run"
-    with RunDir.open(run, config), closing(open_memory(run / "memory.db", config.memory)) as memory:
-        memory.snapshot(run / "memory.start.db")  # as a start leaves it that fails before its first iteration
-    train(config, run, memory=sources(config, tmp_path)["jsonl"])
-    assert [tip.text for tip in tips_in(run) if tip.score == 9.0] == ["follow the river"]
-    again = tmp_path / "again"
-    with (
-        RunDir.open(again, config),
-        closing(open_memory(again / "memory.db", config.memory, embedder=HashingEmbedder(128))) as memory,
-    ):
-        memory.snapshot(again / "memory.start.db")
-    train(config, again)
-    assert tips_in(again)
-
-
-def test_tips_that_no_run_could_use_are_refused_before_anything_is_made(start_model: Path, tmp_path: Path) -> None:
-    config, run = config_of(start_model), tmp_path / "run"
-    foreign = write_jsonl(tmp_path / "foreign.jsonl", Tip("elsewhere", "go up", "k", 1.0))
-    with pytest.raises(ConfigError, match="is of a task of this run"):
-        train(config, run, memory=foreign)
-    with pytest.raises(MemoryStoreError, match="cannot read"):
-        train(config, run, memory=tmp_path / "nowhere.jsonl")
-    grpo = config_of(start_model, algorithm={"name": "grpo"})
-    with pytest.raises(ConfigError, match="grpo trains without a memory: leave out --memory"):
-        train(grpo, run, memory=foreign)
-    assert not run.exists()
 
 
 # --- looking and changing
@@ -246,29 +203,6 @@ def test_look_change_and_share(place: str, tmp_path: Path, capsys: pytest.Captur
     assert said(capsys, "import", place, str(file))[0].startswith("2 tips imported (off until")
     assert all(" imported off " in line for line in said(capsys, "list", place, "--namespace", "maze/1"))
     assert said(capsys, "enable", place, "--all") == ["3 tips enabled"]
-
-
-@pytest.mark.parametrize("name", ["", "memory.db"])
-def test_an_import_keeps_to_the_capacity_of_the_run(place: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (Path(place) / "config.toml").write_text("[memory]\ncapacity = 1\n")
-    file = write_jsonl(Path(place) / "tips.jsonl", *(Tip("maze/1", text, "a pit", 0.0) for text in ("beware", "jump")))
-    assert said(capsys, "import", str(Path(place) / name), str(file), "--enable") == [
-        "2 tips imported (enabled), 0 were known",
-        "2 tips were retired to make room (memory.capacity = 1): `memory list --retired`",
-    ]
-    gone = [json.loads(line) for line in said(capsys, "list", place, "--retired", "--json")]
-    assert {(tip["text"], tip["retirement"]["rule"]) for tip in gone} == {
-        ("beware", "oldest"), ("go left twice", "oldest")
-    }  # fmt: skip
-
-
-def test_what_is_switched_on_beyond_the_capacity_stays(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (Path(place) / "config.toml").write_text("[memory]\ncapacity = 1\n")
-    said(capsys, "add", place, "turn back", "--task", "maze/1", "--off")
-    assert said(capsys, "enable", place, "2") == ["0 tips enabled"]
-    assert said(capsys, "enable", place, "--all") == ["1 tips enabled"]
-    assert [tip.enabled for tip in tips_in(Path(place))] == [True] * 3
-    assert said(capsys, "enable", place, "3", "--off") == ["1 tips disabled"]
 
 
 @pytest.mark.parametrize(

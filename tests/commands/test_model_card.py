@@ -11,9 +11,6 @@ import yaml
 from tinyrun import tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.config.toml import load_config, to_toml
-from trailnotes.storage.checkpoint import read_json
-
-BASE = "somebody/base"
 
 
 @pytest.fixture(scope="module")
@@ -44,23 +41,6 @@ def test_a_card_names_the_run_and_what_reproduces_it(runs: Path, tmp_path: Path)
     assert "model.device" not in body
 
 
-def test_adapters_name_their_base(runs: Path, tmp_path: Path) -> None:
-    head, _ = export_with_card(runs / "lora", tmp_path / "model", "--base", BASE)
-    assert (head["library_name"], head["base_model"]) == ("peft", BASE)
-    assert read_json(tmp_path / "model" / "adapter_config.json")["base_model_name_or_path"] == BASE
-
-
-def test_a_table_without_a_panel_is_no_evaluation(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "whole", tmp_path / "run")
-    (tmp_path / "run" / "adapted").mkdir()
-    (tmp_path / "run" / "adapted" / "table.md").write_text("of an adaptation")
-    (tmp_path / "run" / "cut").mkdir()
-    shutil.copy(runs / "whole" / "eval" / "panel.json", tmp_path / "run" / "cut")
-    _, body = export_with_card(tmp_path / "run", tmp_path / "model")
-    assert "of an adaptation" not in body
-    assert (runs / "whole" / "eval" / "table.md").read_text() in body
-
-
 @pytest.mark.parametrize(
     ("named", "claim", "setting"),
     [
@@ -77,26 +57,6 @@ def test_only_a_model_of_the_hub_is_claimed(
     head, body = export_with_card(tmp_path / "run", tmp_path / "model")
     assert head.get("base_model") == claim
     assert f'model.path = "{setting}"\n' in body
-
-
-def test_absolute_paths_of_settings_are_hidden(runs: Path, tmp_path: Path) -> None:
-    games = ["/home/ada/games", "~/games", "keys/granite"]
-    set_in_config(runs / "whole", tmp_path / "run", "env", "options", {"families": games})
-    _, body = export_with_card(tmp_path / "run", tmp_path / "model")
-    assert '["PATH", "PATH", "keys/granite"]' in body
-    assert "/games" not in body
-
-
-def test_a_stray_file_in_a_checkpoint_stays_there(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "whole", tmp_path / "run")
-    (model,) = (tmp_path / "run" / "checkpoints").glob("step-*/model")
-    saved = {path.name for path in model.iterdir()}
-    (model / ".env").write_text("WORD=1")
-    (model / "deep").mkdir()
-    (model / "deep" / "notes.txt").write_text("mine")
-    export_with_card(tmp_path / "run", tmp_path / "model")
-    files = {path.relative_to(tmp_path / "model").as_posix() for path in (tmp_path / "model").rglob("*.*")}
-    assert files == saved | {"README.md"}
 
 
 def set_in_config(run: Path, copy: Path, section: str, name: str, value: object) -> None:

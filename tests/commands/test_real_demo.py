@@ -9,7 +9,6 @@ import pytest
 
 from trailnotes.commands.demo import real
 from trailnotes.commands.demo.real import WIDTH, run_real_demo
-from trailnotes.config.toml import diff_configs, load_config
 from trailnotes.errors import RunError
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
@@ -74,11 +73,3 @@ def test_the_game_whose_return_grew_most_is_told_in_two_columns() -> None:
         "return 0",
     ]
     assert [line[WIDTH + 3 :] for line in lines[5:8]] == ["> leave   [+1]", f"  {'x' * 53}...", "return 1"]
-
-
-def test_the_small_config_is_the_other_with_fewer_of_everything() -> None:
-    whole, small = load_config(real.CONFIG), load_config(real.SMALL_CONFIG)
-    fewer = ["num_tasks", "group_size", "max_steps"]
-    assert diff_configs(whole, small) == [
-        "run.name", *(f"rollout.{key}" for key in fewer), "train.iterations", "eval.num_tasks",
-    ]  # fmt: skip

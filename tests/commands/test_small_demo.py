@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trailnotes.commands.demo import LABELS, run, run_small_demo
-from trailnotes.config.builtin import find_config
-from trailnotes.config.toml import load_config
-from trailnotes.errors import MissingExtraError, RunError
+from trailnotes.commands.demo import LABELS, run_small_demo
+from trailnotes.errors import RunError
 from trailnotes.storage.files import read_jsonl
 
 SETTINGS = ("--eval.num_tasks", "4", "--eval.trials", "1", "--train.max_env_steps", "100", "--rollout.num_tasks", "2")
@@ -45,23 +42,3 @@ def test_once_more_it_trains_nothing_and_says_the_same(small_demo: Any, capsys: 
     assert "A tip that the agent wrote about waymarks/" in said
     with pytest.raises(RunError, match="eval"):
         run_small_demo(out, [*SETTINGS[2:], "--eval.num_tasks", "3"])
-
-
-def test_its_settings_differ_from_those_of_the_demo_in_what_makes_it_small() -> None:
-    small, whole = load_config(find_config("demo-small")), load_config(find_config("demo"))
-    assert small.rollout.style == whole.rollout.style
-    assert small.memory == whole.memory
-    assert (small.env.name, small.env.num_workers, small.run.threads) == ("waymarks-simulator", 0, 1)
-
-
-@pytest.mark.parametrize("lacks", ["trailnotes-lab", "textworld"])
-def test_the_whole_demo_says_what_it_lacks_and_offers_the_small_one(
-    lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if lacks == "textworld":
-        monkeypatch.setattr(
-            "trailnotes.commands.demo.find_missing_module", lambda extra: "" if extra == "train" else extra
-        )
-    with pytest.raises(MissingExtraError, match=rf"{lacks}.*trailnotes demo --small"):
-        run(Namespace(small=False, real=False, out=tmp_path / "out"))
-    assert not list(tmp_path.iterdir())

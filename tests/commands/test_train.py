@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import random
-import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -28,11 +27,10 @@ from tinyrun import (
 )
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import load_config, to_toml
-from trailnotes.errors import ConfigError, Interrupted, RunError
+from trailnotes.config.toml import to_toml
+from trailnotes.errors import Interrupted, RunError
 from trailnotes.learner.learner import Learner
 from trailnotes.memory.tipfile import read_tips
-from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import iteration as run_module
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import open_evaluated_model
@@ -89,39 +87,11 @@ def test_the_same_seed_gives_the_same_run(alone: Path, start_model: Path, tmp_pa
     assert any(step["tips"] for episode in episodes(tmp_path) for step in episode["steps"])
 
 
-def test_another_seed_gives_another_run(alone: Path, start_model: Path, tmp_path: Path) -> None:
-    train(tiny_config(start_model, run={"seed": 1}, train={"iterations": 6, "save_every": 2}), tmp_path)
-    assert differences(alone, tmp_path) == dict.fromkeys(SAME, True)
-
-
 def test_a_finished_run_stays_as_it_is(alone: Path, start_model: Path, tmp_path: Path) -> None:
     shutil.copytree(alone, tmp_path / "run")
     model = train(long_config(start_model), tmp_path / "run")
     assert model == tmp_path / "run" / "checkpoints" / "step-000006" / "model"
     assert differences(alone, tmp_path / "run") == SAME
-
-
-def test_more_iterations_may_be_allowed(alone: Path, start_model: Path, tmp_path: Path) -> None:
-    short = tiny_config(start_model, train={"iterations": 4, "save_every": 2})
-    train(short, tmp_path)
-    with pytest.raises(RunError, match=r"another train\.iterations.*--allow-change train\.iterations"):
-        train(long_config(start_model), tmp_path)
-    train(long_config(start_model), tmp_path, allow_change=["train.iterations"])
-    assert differences(alone, tmp_path) == SAME
-
-
-@pytest.mark.parametrize(("name", "value"), [("algorithm.name", "grpo"), ("run.seed", 1)])
-def test_what_tables_know_a_run_by_stays_even_if_it_is_allowed_to_change(
-    name: str, value: object, start_model: Path, tmp_path: Path
-) -> None:
-    with RunDir.open(tmp_path, long_config(start_model)) as run:
-        run.append_metrics({"iteration": 0})
-    section, key = name.split(".")
-    other = tiny_config(start_model, **{"train": {"iterations": 6, "save_every": 2}, section: {key: value}})
-    with pytest.raises(
-        RunError, match=rf"another {re.escape(name)}, which no run .*: add .*or choose another directory"
-    ):
-        train(other, tmp_path, allow_change=[section])
 
 
 # --- killed
@@ -228,14 +198,6 @@ def test_a_second_signal_stops_at_once(
     assert differences(alone, tmp_path) == SAME
 
 
-def test_a_signal_in_the_last_iteration_leaves_nothing_to_do(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_update(monkeypatch, 1, lambda: signal.raise_signal(signal.SIGTERM))
-    model = train(tiny_config(start_model, train={"iterations": 1}), tmp_path)
-    assert model.parent.name == "step-000001"
-
-
 @pytest.mark.usefixtures("heeds_hangup")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_command_that_was_asked_to_stop_exits_as_the_shell_expects(
@@ -250,33 +212,7 @@ def test_a_command_that_was_asked_to_stop_exits_as_the_shell_expects(
     assert differences(alone, run) == SAME
 
 
-@pytest.mark.usefixtures("heeds_hangup")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_other_commands_exit_as_the_shell_expects_too(tmp_path: Path, words: list[str], number: signal.Signals) -> None:
-    config, out = words[1], tmp_path / "out"
-    model = load_config(Path(config)).model.path
-    command = ["adapt", model, "--method", "naive", "--config", config, "--out", str(out)]
-    assert run_command(command, out / "phases", 3, number) == 128 + number
-    assert run_command(command, out / "phases") == 0, "nothing is left in the way"
-
-
 # --- in the way
-
-
-def test_the_advice_of_a_start_that_failed_can_be_taken(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise RunError("out of memory: lower optim.microbatch_tokens")
-
-    with monkeypatch.context() as patch:
-        at_update(patch, 1, fail)
-        with pytest.raises(RunError, match=r"lower optim\.microbatch_tokens"):
-            train(tiny_config(start_model), tmp_path)
-    one = {"iterations": 1}
-    train(tiny_config(start_model, train=one, optim={"lr": 1e-2, "microbatch_tokens": 512}), tmp_path)
-    with pytest.raises(RunError, match=r"another optim\.microbatch_tokens"):
-        train(tiny_config(start_model, train=one), tmp_path)
 
 
 def test_a_second_process_is_refused(start_model: Path, tmp_path: Path) -> None:
@@ -284,30 +220,6 @@ def test_a_second_process_is_refused(start_model: Path, tmp_path: Path) -> None:
     with RunDir.open(tmp_path, config), pytest.raises(RunError, match="in use by process"):
         train(config, tmp_path)
     assert not metrics(tmp_path)
-
-
-def test_a_damaged_checkpoint_is_named_and_never_passed_over(alone: Path, start_model: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(alone, run)
-    newest, good = run / "checkpoints" / "step-000006", run / "checkpoints" / "step-000004"
-    (newest / "learner.safetensors").write_bytes(b"half")
-    with pytest.raises(RunError, match=rf"{newest} is damaged .*last good one is {good}"):
-        train(long_config(start_model), run)
-    assert len(metrics(run)) == 6, "nothing may be moved before the user has chosen"
-    shutil.rmtree(newest)
-    train(long_config(start_model), run)
-    assert differences(alone, run) == SAME
-
-
-def test_a_state_of_another_model_is_refused(alone: Path, tmp_path: Path, start_model: Path) -> None:
-    model, tokenizer = load_model(tiny_config(start_model).model)
-    model.resize_token_embeddings(len(tokenizer) + 8, mean_resizing=False)
-    model.save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
-    shutil.copytree(alone, tmp_path / "run")
-    config = tiny_config(tmp_path / "other", train={"iterations": 6, "save_every": 2})
-    with pytest.raises(RunError, match="does not fit the settings of this start"):
-        train(config, tmp_path / "run", allow_change=["model.path"])
 
 
 @pytest.mark.parametrize(
@@ -376,9 +288,6 @@ def test_the_best_on_the_validation_split_is_kept(
     assert splits == {"validation"}
 
 
-LEARNER = ["learner.json", "learner.safetensors"]
-
-
 def learner_files(path: Path) -> list[str]:
     return sorted(file.name for file in (path / "checkpoints").rglob("learner.*"))
 
@@ -403,33 +312,6 @@ def test_a_run_without_its_optimizer_keeps_its_models_and_cannot_go_on(start_mod
     assert {file: file.read_bytes() for file in tmp_path.rglob("*.jsonl")} == before
 
 
-def test_the_optimizer_of_a_run_that_has_ended_may_be_dropped_later(start_model: Path, tmp_path: Path) -> None:
-    run: dict[str, Any] = {"iterations": 2, "save_every": 1}
-    train(tiny_config(start_model, train=run), tmp_path)
-    assert learner_files(tmp_path) == sorted(LEARNER * 2)
-    run |= {"iterations": 3}
-    train(tiny_config(start_model, train=run), tmp_path, allow_change=["train.iterations"])
-    assert len(metrics(tmp_path)) == 3, "by default a run may go on"
-    train(tiny_config(start_model, train=run | {"keep_optimizer": False}), tmp_path, allow_change=["train"])
-    assert len(metrics(tmp_path)) == 3
-    assert learner_files(tmp_path) == []
-
-
-def test_a_run_that_was_stopped_keeps_its_optimizer(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_update(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(Interrupted):
-        train(tiny_config(start_model, train={"iterations": 3, "keep_optimizer": False}), tmp_path)
-    assert learner_files(tmp_path) == sorted(LEARNER * 2)
-
-
-def test_validation_does_not_disturb_training(alone: Path, start_model: Path, tmp_path: Path) -> None:
-    train(tiny_config(start_model, train={"iterations": 6, "save_every": 2, "eval_every": 2}), tmp_path)
-    assert equal_weights(alone, tmp_path)
-    assert tip_rows(alone) == tip_rows(tmp_path)
-
-
 # --- environments that die
 
 
@@ -448,23 +330,6 @@ def test_workers_that_are_killed_cost_episodes_not_the_run(start_model: Path, tm
     well = [episode for episode in played if episode["outcome"] != "error"]
     assert sum(line["update/rows"] for line in lines) == len(well)  # one row an episode: errors are not among them
     assert lines[-1]["env_steps"] == sum(len(episode["steps"]) for episode in played)
-
-
-def test_the_good_episodes_of_a_dropped_group_are_recorded_and_paid_for(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
-    monkeypatch.setattr("tinyrun.Brittle.first", "")
-    env = {"name": "tinyrun:Brittle", "num_workers": 0}
-    train(tiny_config(start_model, env=env, train={"iterations": 1}), tmp_path)
-    (line,) = metrics(tmp_path)
-    played = episodes(tmp_path)
-    by_task = [[e["outcome"] for e in played if e["task"]["id"] == task] for task in {e["task"]["id"] for e in played}]
-    assert sorted(outcomes.count("error") for outcomes in by_task) == [0, 0, 0, 0, 3]
-    assert {len(outcomes) for outcomes in by_task} == {4}
-    assert (line["episodes"], line["rollout/errors"], line["update/rows"]) == (16, 3, 16)
-    assert line["env_steps"] == sum(len(episode["steps"]) for episode in played)
-    assert line["env_steps"] > line["rollout/env_steps"]
 
 
 def test_an_iteration_without_any_episode_is_survived(
@@ -520,14 +385,6 @@ def test_adapters_are_trained_further_and_held_to_what_they_were(start_model: Pa
     assert 0 < distance(adapters, tmp_path / "second") < 1
     assert second.policy.model.peft_config["default"].base_model_name_or_path == str(start_model)
     assert first.policy.model.peft_config["default"].base_model_name_or_path == str(start_model)
-
-
-def test_adapters_are_not_taken_for_a_whole_model(start_model: Path, tmp_path: Path) -> None:
-    config = tiny_config(start_model, model={"lora": {"enabled": True}}, train={"iterations": 1})
-    adapters = train(config, tmp_path / "first")
-    with pytest.raises(ConfigError, match=r"holds adapters: set model\.lora\.enabled = true to train them further"):
-        train(tiny_config(adapters), tmp_path / "second")
-    assert not (tmp_path / "second").exists()
 
 
 # --- bad settings

@@ -10,7 +10,6 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from trailnotes.config.builtin import list_builtin_configs
-from trailnotes.config.former import RENAMED_KEYS
 from trailnotes.config.json_schema import render_json_schema
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config
@@ -30,14 +29,6 @@ def test_every_shipped_config_and_preset_fits_the_schema() -> None:
     assert {path: errors for path in CONFIGS if (errors := list_errors(path.read_text(encoding="utf-8")))} == {}
     assert list_errors(to_toml(Config())) == []
     assert [error.message for preset in PRESETS.values() for error in VALIDATOR.iter_errors(preset)] == []
-
-
-@pytest.mark.parametrize("former", RENAMED_KEYS)
-def test_a_former_key_fits_the_schema_as_deprecated(former: str) -> None:
-    (section, name), present = former.split("."), RENAMED_KEYS[former].split(".")
-    about = VALIDATOR.schema["properties"][section]["properties"][name]
-    assert about["deprecated"]
-    assert about["default"] == getattr(getattr(Config(), present[0]), present[1])
 
 
 @pytest.mark.parametrize(

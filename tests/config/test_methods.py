@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import trailnotes
-from adaptrun import Guesser, adapt_by
 from small import small_config
 from tinyrun import episodes, equal_weights, metrics, tiny_config
 from trailnotes.algorithms.grpo import grpo
-from trailnotes.algorithms.naive import naive
 from trailnotes.config.methods import Method, find_method, list_names, register, resolve_method
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
@@ -55,24 +52,6 @@ def test_an_unknown_name_is_refused_with_the_nearest(
             load_config(None, ["--algorithm.name", name])
 
 
-def test_reading_settings_imports_no_method() -> None:
-    config = load_config(None, ["--algorithm.name", "no_such_module:OWN"])  # of a run made elsewhere, say
-    assert config.algorithm.name == "no_such_module:OWN"
-    with pytest.raises(ConfigError, match="cannot be imported as a method"):
-        config.validate_training()
-
-
-def test_a_file_that_is_run_and_imported_registers_its_method_once() -> None:
-    scope: dict[str, Any] = {}
-    for name in ("__main__", "own_method"):
-        exec(compile("async def own(run): ...", "own_method.py", "exec"), {"__name__": name}, scope)
-        register(Method("own", "our own", scope["own"], trains=True))
-    for name in ("own", "gigpo"):
-        with pytest.raises(ConfigError, match=f"a method is called '{name}' already"):
-            register(Method(name, "our own", grpo, trains=True))
-    assert register(find_method("grpo")) is find_method("grpo")
-
-
 def test_a_registered_method_trains_like_any_other(start_model: Path, tmp_path: Path) -> None:
     register(Method("own", "our own", grpo, trains=True, colour="#123456"))
     for name in ("own", "grpo"):
@@ -82,14 +61,6 @@ def test_a_registered_method_trains_like_any_other(start_model: Path, tmp_path: 
     assert (metrics(own), episodes(own)) == (metrics(known), episodes(known))
     assert not (own / "memory.db").exists()
     assert assign_colours(["our own"]) == {"our own": "#123456"}
-
-
-def test_a_registered_method_adapts_like_any_other(tmp_path: Path) -> None:
-    register(Method("own", "our own", naive, trains=False))
-    (row,) = adapt_by(Guesser(), "own", tmp_path)
-    assert (row.algorithm, row.mean) == ("own", 0.25)
-    with pytest.raises(ConfigError, match=r"grpo changes weights, so it cannot adapt: choose one of ace, .*, own"):
-        adapt_by(Guesser(), "grpo", tmp_path)
 
 
 OWN_METHODS = """

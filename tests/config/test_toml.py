@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from trailnotes.config import former
 from trailnotes.config.former import HINTS, REMOVED_KEYS, RENAMED_KEYS
-from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config, full_config_type
 from trailnotes.config.toml import (
     collect_fields,
@@ -23,7 +21,6 @@ from trailnotes.config.toml import (
     to_toml,
 )
 from trailnotes.errors import ConfigError
-from trailnotes.learner.samples import ANCHOR_WEIGHT
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -151,19 +148,6 @@ def test_bad_settings_get_one_line_that_names_the_key_and_repeats_no_secret(word
     assert [part for part in REFUSED[words] if part not in message] == []
 
 
-@pytest.mark.parametrize(
-    "content", [b"a = ", b"\xff\xfe", b"[rollout]\nstepz = 1", b'[rollout]\ngroup_size = "8"\n', None]
-)
-def test_bad_files_are_named(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "config.toml"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"config\.toml"):
-        load_config(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_config(tmp_path)
-
-
 @pytest.mark.parametrize("name", REMOVED_KEYS)
 def test_a_removed_key_is_dropped_at_its_former_default_and_refused_at_another(name: str, tmp_path: Path) -> None:
     assert name not in collect_fields(full_config_type())
@@ -252,15 +236,3 @@ def test_show_is_a_config_that_explains_each_key(tmp_path: Path) -> None:
     for name, field in collect_fields(type(resolved.config)).items():
         assert field.description
         assert field.description in lines[name.rpartition(".")[2]] or text.count(field.description) == 1
-
-
-def test_diff_names_the_changed_keys() -> None:
-    changed = load_config(None, ["--run.seed", "3", "--model.lora.rank", "4", "--env.options.a", "1"])
-    assert diff_configs(Config(), changed) == ["run.seed", "model.lora.rank", "env.options"]
-    assert pickle.loads(pickle.dumps(changed)) == changed
-    for name in PRESETS:
-        assert set(resolve_config(None, ["--preset", name]).origins) <= set(collect_fields(full_config_type()))
-
-
-def test_what_is_held_has_one_weight_by_default_whoever_holds_it() -> None:
-    assert Config().rehearsal.hold == ANCHOR_WEIGHT

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from pathlib import Path
 
 import pytest
 
-from small import small_config
 from trailnotes.config.builtin import BUILTIN
-from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import full_config_type
 from trailnotes.config.toml import collect_fields, load_config
 from trailnotes.config.unused import list_requirements, warn_unused
-from trailnotes.errors import RunError
-from trailnotes.runs.directory import RunDir
-from trailnotes.runs.evaluate import evaluate
-from trailnotes.runs.train import train
 
 CONFIGS = BUILTIN / "configs"
 
@@ -59,24 +51,3 @@ def test_every_name_in_the_table_is_a_setting() -> None:
     for key, need in list_requirements(full_config_type()).items():
         assert any(name == key or name.startswith(f"{key}.") for name in names), key
         assert {*re.findall(r"[a-z_]+(?:\.[a-z_]+)+", need.replace("*:*", ""))} <= {*names}, need
-
-
-def test_published_settings_and_those_of_the_clone_set_nothing_in_vain(caplog: pytest.LogCaptureFixture) -> None:
-    for preset in PRESETS:
-        warn_unused(load_config(None, ["--preset", preset]))
-    for file in ("smoke.toml", "demo.toml", "textworld-ordinary.toml"):
-        warn_unused(load_config(CONFIGS / file))
-    assert not caplog.messages
-
-
-def test_commands_say_it_at_their_start(
-    start_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, same_threads: None
-) -> None:
-    config = small_config(model={"path": str(start_model), "lora": {"rank": 8}}, eval={"num_tasks": 1})
-    with caplog.at_level(logging.WARNING), RunDir.open(tmp_path, config), pytest.raises(RunError, match="in use"):
-        train(config, tmp_path)
-    assert caplog.messages == [
-        "settings without effect: model.lora.rank (needs model.lora.enabled or learner.name = tinker)"
-    ]
-    evaluate(config, start_model)
-    assert caplog.messages[1:] == caplog.messages[:1]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from odd_envs import Puppet
 from trailnotes.envs import check_env, make_env
+from trailnotes.envs.check import find_faults
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -102,19 +106,43 @@ def close_once(self: Good) -> None:
     self.closed = True
 
 
-VIOLATIONS: dict[str, type[Good]] = {
+class Lenient(Good):
+    """Goes on after the end, but not before the first reset."""
+
+    started = False
+
+    def reset(self, task: Task) -> Observation:
+        self.started = True
+        return super().reset(task)
+
+    def step(self, action: str) -> Observation:
+        return after_end(self, action) if self.started else Good.step(self, action)
+
+
+class Gymnasium(Good):
+    """Answers as Gymnasium's environments do."""
+
+    def step(self, action: str) -> Any:
+        return Good.step(self, action), 0.0, False, False, {}
+
+
+FAULTS: dict[str, Any] = {  # part of the message -> environment
     "Bad has no method close": bad(close=None),
-    "making the environment raised ValueError: on purpose": bad(__init__=raising("__init__", ValueError)),
-    "reset must set the instruction": bad(reset=starting(instruction=None)),
-    "reset must have reward 0, not 2": bad(reset=starting(reward=2.0)),
-    "reset must not end the episode": bad(reset=starting(truncated=True)),
-    "reset of task 'train-0' raised KeyError": bad(reset=raising("reset", KeyError)),
-    "reset must return an Observation, not str": bad(reset=lambda self, task: "hello"),
+    "making the environment: raised ValueError: on purpose": bad(__init__=raising("__init__", ValueError)),
+    "reset: it must set the instruction": bad(reset=starting(instruction=None)),
+    "reset: it must have reward 0, not 2": bad(reset=starting(reward=2.0)),
+    "reset: it must not end the episode": bad(reset=starting(truncated=True)),
+    "reset of task 'train-0': raised KeyError": bad(reset=raising("reset", KeyError)),
+    "reset: it must return an Observation, not str": bad(reset=lambda self, task: "hello"),
+    "step with 'look': it must return an Observation, not tuple": Gymnasium,
     "step before reset must raise trailnotes.errors.EnvError": bad(step=after_end),
     "step before reset must raise trailnotes.errors.EnvError, not AttributeError": bad(
         step=lambda self, action: Good.step(self, action) if hasattr(self, "x") else self.x
     ),
-    "step with 'go' has an instruction": bad(reset=starting(actions=("go",)), step=answering(instruction="again")),
+    "step after the end must raise trailnotes.errors.EnvError": Lenient,
+    "it has an instruction": bad(step=answering(instruction="again")),
+    "it has a briefing": bad(step=answering(briefing={"inventory": "a lamp"})),
+    "inventory of a briefing must be a str": bad(reset=starting(briefing={"inventory": 3})),
     "exclude each other": bad(step=answering(terminated=True, truncated=True)),
     "raised ValueError: reward must be finite": bad(step=answering(reward=float("inf"))),
     "raised TypeError: max_score must be a number": bad(step=answering(max_score=None)),
@@ -129,52 +157,77 @@ VIOLATIONS: dict[str, type[Good]] = {
     "each of actions must be a non-empty string": bad(step=answering(actions=("go", " "))),
     "differs at reset when played again": bad(reset=counting),
     "differs at step 1 when played again": bad(step=gambling),
-    "step with an empty action raised IndexError": bad(step=raising("step", IndexError, lambda a: a == "")),
-    "step with a lone surrogate raised UnicodeError": bad(step=raising("step", UnicodeError, lambda a: a == "\ud800")),
-    "close in mid-episode raised RuntimeError: closed twice": bad(close=close_once),
+    "step with an empty action: raised IndexError": bad(step=raising("step", IndexError, lambda a: a == "")),
+    "step with a lone surrogate: raised UnicodeError": bad(step=raising("step", UnicodeError, lambda a: a == "\ud800")),
+    "close: raised RuntimeError: closed twice": bad(close=close_once),
     "task id 'a' is in train and again in validation": bad(tasks=lists("a")),
-    "tasks('train') lists 'a' with split 'test'": bad(tasks=lists("a", split="test")),
+    "tasks('train'): lists 'a' with split 'test'": bad(tasks=lists("a", split="test")),
     "the options of task 'a' must be JSON values": bad(tasks=lists("a", options={"path": object})),
-    "tasks('train') must list Task values, not str": bad(tasks=staticmethod(lambda split: ["a"])),
-    "tasks('train') differs from call to call": bad(
+    "tasks('train'): must list Task values, not str": bad(tasks=staticmethod(lambda split: ["a"])),
+    "tasks('train'): differs from call to call": bad(
         tasks=staticmethod(lambda split: [Task(f"{random.random()}", "x", split=split)])
     ),
-    "tasks('train') raised KeyError: 'train'; a split it lacks is a ConfigError": bad(
-        tasks=staticmethod(lambda split: {}[split])
-    ),
-    "identity must hold JSON values": bad(identity=staticmethod(lambda: {"data": object})),
-    "identity differs from call to call": bad(identity=staticmethod(lambda: {"draw": random.random()})),
-    "identity raised ValueError: dictionary update": bad(identity=staticmethod(lambda: ["data"])),
+    "tasks('train'): raised KeyError: 'train'": bad(tasks=staticmethod(lambda split: {}[split])),
+    "identity: must hold JSON values": bad(identity=staticmethod(lambda: {"data": object})),
+    "identity: differs from call to call": bad(identity=staticmethod(lambda: {"draw": random.random()})),
+    "identity: raised ValueError: dictionary update": bad(identity=staticmethod(lambda: ["data"])),
     "tasks(split) lists nothing": bad(tasks=lists()),
     "lists nothing for any of train, validation, test: env.options.size = 3: use 4": bad(tasks=staticmethod(refuse)),
-    "step with 'go' raised SystemExit: on purpose": bad(step=raising("step", SystemExit, lambda a: a == "go")),
+    "step with 'go': raised SystemExit: on purpose": bad(step=raising("step", SystemExit, lambda a: a == "go")),
     "there is no task to try": bad(tasks=None),
 }
 
 
-@pytest.mark.parametrize("said", VIOLATIONS)
-def test_each_violation_is_named_on_one_line(said: str) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_named_on_one_line(fault: str) -> None:
     with pytest.raises(EnvError) as caught:
-        check_env(VIOLATIONS[said])
+        check_env(FAULTS[fault])
     message = str(caught.value)
     assert message.startswith("check_env: ")
-    assert said in message
+    assert fault in message
     assert "\n" not in message
 
 
-def test_a_step_after_the_end_must_be_refused() -> None:
-    class Lenient(Good):
-        started = False
+def test_all_faults_are_listed_and_the_return_type_before_the_order_of_calls() -> None:
+    class Naive(Gymnasium):
+        @staticmethod
+        def identity() -> Any:
+            return {"data": object}
 
         def reset(self, task: Task) -> Observation:
-            self.started = True
-            return super().reset(task)
+            return replace(Good.reset(self, task), instruction=None, actions=["go"])  # type: ignore[arg-type]
 
-        def step(self, action: str) -> Observation:
-            return after_end(self, action) if self.started else Good.step(self, action)
+        def step(self, action: str) -> Any:
+            return self.left, 0.0, False, False, {}
 
-    with pytest.raises(EnvError, match=r"step after the end must raise trailnotes\.errors\.EnvError"):
-        check_env(Lenient)
+    faults, unchecked = find_faults(Naive)
+    assert [fault.partition(":")[0] for fault in faults] == [
+        "reset", "reset", "step with 'go'", "identity", "step before reset must raise trailnotes.errors.EnvError",
+    ]  # fmt: skip
+    assert "tuple" in faults[2]
+    assert unchecked == []
+    with pytest.raises(EnvError, match=r"^check_env: 5 faults: \(1\) reset: .*\(5\) step before reset"):
+        check_env(Naive)
+
+
+def test_a_fault_of_the_code_comes_with_file_and_line() -> None:
+    here = Path(__file__).name
+    with pytest.raises(EnvError, match=rf"raised KeyError: 'on purpose' \({here}:\d+\)"):
+        check_env(bad(step=raising("step", KeyError)))
+
+
+def test_a_call_that_hangs_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(self: Good, action: str) -> Observation:
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(60)
+                return Good.step(self, action)
+            if action == "look":
+                raise ValueError
+
+    monkeypatch.setattr("trailnotes.envs.check.CALL_LIMIT_S", 0.05)
+    faults, _ = find_faults(bad(step=hang))
+    assert faults == ["step with 'look': did not return within 0.05 s"]
 
 
 def test_good_environments_pass_with_nothing_skipped() -> None:
@@ -183,7 +236,7 @@ def test_good_environments_pass_with_nothing_skipped() -> None:
     assert check_env(lambda: make_env("waymarks-simulator", actions=True)) == ()
 
 
-def test_what_cannot_be_checked_is_said() -> None:
+def test_what_cannot_be_checked_is_returned() -> None:
     class Endless(Good):
         def step(self, action: str) -> Observation:
             Good.step(self, action)
@@ -193,6 +246,12 @@ def test_what_cannot_be_checked_is_said() -> None:
     task = Task("t", "x")
     assert check_env(Endless) == ("no episode ended within 200 steps: what follows an end was not checked",)
     assert check_env(bad(tasks=None), [task]) == ("the class lists no tasks: splits were not checked",)
+    assert check_env(bad(reset=starting(briefing={"inventory": "a lamp"}))) == ()
+
+
+def test_a_goal_without_success_is_pointed_out() -> None:
+    (warning,) = check_env(bad(step=answering(success=False)))
+    assert "success" in warning
 
 
 def test_the_global_generator_is_left_as_it_was() -> None:

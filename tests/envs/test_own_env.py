@@ -112,25 +112,3 @@ def test_its_name_and_a_model_are_enough_to_train_it(
     assert capfd.readouterr().out == "last model: runs/lamp-Lamp/checkpoints/step-000001/model\n"
     assert load_run_config(Path("runs/lamp-Lamp")).env.name == "lamp:Lamp"
     assert {record["task"]["env"] for record in read_jsonl(Path("runs/lamp-Lamp/trajectories.jsonl"))} == {"lamp:Lamp"}
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("train", "--env.name"), ("rollout", "--env.name"), ("eval random", "--env.name"),
-        ("adapt random --out out", "--env.name"), ("train --env.name waymarks-simulator", "--model.path"),
-    ],
-)  # fmt: skip
-def test_what_is_missing_beside_its_name_is_named(words: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words.split()) == 2
-    assert named in capsys.readouterr().err
-
-
-def test_a_run_without_a_directory_is_called_by_its_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    called: list[Path] = []
-    monkeypatch.setattr("trailnotes.runs.train.train", lambda _, run_dir, **__: called.append(run_dir))
-    (tmp_path / "first.toml").write_text("[run]\nseed = 1\n")
-    main(["train", str(tmp_path / "first.toml")])
-    main(["train", str(tmp_path / "first.toml"), "--run-dir", "elsewhere"])
-    main(["train", "--env.name", "pkg.lamp:Lamp"])
-    assert called == [Path("runs/first"), Path("elsewhere"), Path("runs/pkg-lamp-Lamp")]

@@ -57,12 +57,6 @@ def test_a_repeated_id_and_an_empty_split_are_refused(tmp_path: Path, monkeypatc
         tasks_of(config(tmp_path, monkeypatch, "[]"), "dev")
 
 
-def test_the_built_in_splits_share_no_task() -> None:
-    waymarks = Config(env=EnvConfig(name="waymarks-simulator"))
-    listed = [task.id for split in ("train", "validation", "test") for task in tasks_of(waymarks, split)]
-    assert len(set(listed)) == len(listed)
-
-
 def test_batches_are_known() -> None:
     """Written down once: another order would break the resumption of every run."""
     assert ids(select_batch(TASKS, 3, seed=0, iteration=0)) == ["task-2", "task-1", "task-0"]

@@ -19,13 +19,10 @@ from tiny import VOCABULARY, episode, gradients, group, tiny_model, with_logprob
 from tiny import learner as make_learner
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
-from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.learner.losses import compute_token_weights
 from trailnotes.learner.samples import (
-    ANCHOR_READING_WEIGHT,
-    ANCHOR_WEIGHT,
     build_anchor_samples,
     build_samples,
     iter_minibatches,
@@ -154,11 +151,6 @@ def test_without_other_roles_nothing_changes_by_a_bit() -> None:
     assert found["tokens_trained"] == expected["tokens_trained"]
 
 
-def test_episodes_come_in_the_same_mini_batches_whatever_is_beside_them() -> None:
-    alone, beside = (orders(rows) for rows in (acted(6), [*acted(6), *OTHERS]))
-    assert [[i for i in chosen if i < len(acted(6))] for chosen in beside] == alone
-
-
 def orders(rows: Sequence[Sample], epochs: int = 3) -> list[list[int]]:
     return list(iter_minibatches(rows, 2, np.random.default_rng(5), epochs))
 
@@ -257,15 +249,6 @@ def adapted(targets: list[str]) -> nn.Module:
     return model
 
 
-def test_hold_needs_a_start_model() -> None:
-    subject = Learner(tiny_model(), OptimConfig(), LossConfig())
-    before = weights(subject)
-    with pytest.raises(ConfigError, match="give the learner a reference"):
-        subject.update([told("tip", 1, 2, hold=0.1)])
-    assert subject.update([told("tip", 1, 2, imitate=0.1)])["tokens_tip"] == 2
-    assert any(not torch.equal(a, b) for a, b in zip(before, weights(subject), strict=True))
-
-
 def test_the_divergence_by_hand() -> None:
     """KL(teacher || student) = 1/2 ln 2 + 1/2 ln 2/3 for (1/2, 1/2) and (1/4, 3/4); what both rule out counts 0."""
     scorer = TokenScorer.__new__(TokenScorer)
@@ -308,23 +291,6 @@ def played() -> list[TrajectoryGroup]:
 def anchors(tips: float, reading: float, seed: int = 0, num: int = 7) -> list[Sample]:
     algorithm = AlgorithmConfig(anchor_tips=tips, anchor_reading=reading)
     return build_anchor_samples(written(num), played(), algorithm, "auto", seed)
-
-
-@pytest.mark.parametrize(("share", "tips", "read"), [(0, 0, 0), (0.1, 1, 0), (0.25, 2, 1), (0.5, 4, 2), (1, 7, 4)])
-def test_shares_are_whole_rows(share: float, tips: int, read: int) -> None:
-    """Of 7 tips and 4 episodes that read one; tips without a token, and episodes without a tip, do not count."""
-    rows = anchors(share, share)
-    assert Counter(row.role for row in rows) == Counter({"tip": tips, "reading": read})
-    assert {row.hold for row in rows} <= {ANCHOR_WEIGHT, ANCHOR_READING_WEIGHT}
-    assert all(not row.imitate and not any(row.advantages) for row in rows)
-
-
-def test_which_rows_are_held_is_the_seeds() -> None:
-    drawn = {seed: [row.token_ids for row in anchors(0.25, 0.5, seed)] for seed in range(20)}
-    assert all([row.token_ids for row in anchors(0.25, 0.5, seed)] == rows for seed, rows in drawn.items())
-    assert len({tuple(rows) for rows in drawn.values()}) > 5
-    tips = [[row for row in anchors(0.25, reading, 3) if row.role == "tip"] for reading in (0.0, 1.0)]
-    assert tips[0] == tips[1], "one share does not move the other's draw"
 
 
 def test_anchored_rows_are_what_was_sampled_under_what_it_was_sampled_under() -> None:

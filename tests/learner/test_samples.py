@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -115,24 +114,6 @@ ONE = trajectory([step([1], [2])])
 TWO = trajectory([step([1], [2]), step([1, 2], [3])])
 
 
-@pytest.mark.parametrize(
-    ("episode", "advantages", "named"),
-    [
-        (replace(ONE, outcome="error", error="worker died"), [[1.0]], "worker died"),
-        (trajectory([step([], [])]), [[1.0]], "no prompt token ids"),
-        *((TWO, [[steps]], "2 steps") for steps in ([], [1.0], [1.0, 2.0, 3.0], [[1.0, 2.0]])),
-        *((ONE, advantages, "each trajectory") for advantages in ([], [[1.0, 2.0]], [[]])),
-    ],
-)
-def test_what_makes_no_rows_is_refused(episode: Trajectory, advantages: list[list[float]], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        build_samples([group(episode)], advantages)
-
-
-def test_steps_that_sampled_nothing_make_no_row() -> None:
-    assert build_samples([group(trajectory([step([1], [])]), trajectory([]))], [[1.0, 1.0]]) == []
-
-
 @given(st.lists(st.integers(2, 40), max_size=20), st.integers(1, 100))
 def test_microbatches_hold_each_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = make_microbatches([(0,) * n for n in lengths], budget)
@@ -158,11 +139,3 @@ def test_minibatches_count_trajectories_not_rows(owners: list[int], size: int, s
     counts = [len({owners[i] for i in batch}) for batch in batches]
     assert all(count == (size or len(set(owners))) for count in counts[:-1])
     assert sum(counts) == len(set(owners))  # the rows of a trajectory stay together
-
-
-@pytest.mark.parametrize("rows", ["auto", "step"])
-def test_rows_change_no_minibatch(rows: Literal["auto", "step"]) -> None:
-    episodes = [episode(random.Random(i), 3) for i in range(6)]
-    samples = build_samples([group(*episodes)], [[1.0] * 6], rows)
-    chosen = [sorted({samples[i].trajectory for i in batch}) for batch in cut(samples, 2)]
-    assert chosen == [sorted(np.random.default_rng(0).permutation(6)[i : i + 2].tolist()) for i in (0, 2, 4)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -43,27 +42,6 @@ def record(**fields: object) -> dict[str, object]:
 
 
 # --- looking and editing ------------------------------------------------------------------------------------------
-
-
-def test_looking(memory: TipMemory) -> None:
-    store = memory.store
-    assert [tip.id for tip in p.list_tips(store)] == [4, 3, 2, 1]
-    assert [tip.id for tip in p.list_tips(store, "cellar", limit=2)] == [3, 2]
-    assert store.count_by_namespace() == {"attic": 1, "cellar": 3}
-    assert p.require_tip(store, 4).text == "mind the lamp"
-    ((nearest, similarity),) = p.search_tips(store, "cellar", "a damp room 1", 1)
-    assert (nearest.id, similarity) == (2, 1.0)
-    assert p.search_tips(store, "cellar", "boiled eggs", threshold=0.9) == []
-    for tip_id in (9, 2**63, -(2**70)):  # SQLite has no word for the last two
-        with pytest.raises(MemoryStoreError, match=rf"has no tip {tip_id}.*memory list"):
-            p.require_tip(store, tip_id)
-
-
-def test_a_file_of_tips_is_no_damaged_memory(tmp_path: Path) -> None:
-    for count in (1, 100):  # shorter than any database, and longer
-        path = lines(tmp_path / "tips.jsonl", *[record(text=f"tip {number}") for number in range(count)])
-        with pytest.raises(MemoryStoreError, match=r"is no memory file: "):
-            p.open_store(path)
 
 
 def test_a_tip_of_ones_own(memory: TipMemory) -> None:
@@ -140,17 +118,6 @@ def test_an_import_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyt
         assert [tip.text for tip in parts.store.load_tips()] == ["one", "two"]
         assert p.import_tips(parts.store, path) == (2, 3)
         assert parts.store.load_tips() == whole.store.load_tips()
-
-
-def test_a_pipe_is_refused_and_not_waited_for(memory: TipMemory, tmp_path: Path) -> None:
-    """What it says could not be read again, and perhaps nobody writes to it."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(MemoryStoreError, match=r"cannot read .*pipe \(it is no regular file\)"):
-        p.import_tips(memory.store, pipe)
-    with pytest.raises(MemoryStoreError, match="pipe"):
-        p.open_store(pipe)
-    assert memory.stats()["tips"] == 4
 
 
 @pytest.mark.parametrize("name", ["memory.db", ""])

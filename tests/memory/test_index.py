@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import random
-import shutil
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import index_workers
-import numpy as np
 import pytest
 from index_workers import EXACT, NEAREST, Directions
 
@@ -95,56 +93,6 @@ def test_a_damaged_index_is_built_again(path: Path, damage: str, caplog: pytest.
     with opened(path) as memory:
         assert found(memory, "key 9", 1) == ["tip 9"]
     assert not caplog.text
-
-
-def test_the_index_of_an_earlier_version_is_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was signed, and the memory file had no stamp of it."""
-    filled(path)
-    with closing(exchange.open_store(path)) as store, store.transaction():
-        store._write("DELETE FROM meta WHERE name = 'index'")
-    path.with_name("memory.db-index").write_bytes(b"trailnotes index 2\n{}\n" + bytes(100))
-    with opened(path) as memory:
-        assert found(memory, "key 9", 1) == ["tip 9"]
-    monkeypatch.setattr(TipIndex, "create", None)
-    with opened(path) as memory:
-        assert found(memory, "key 9", 1) == ["tip 9"]
-
-
-def test_the_index_of_another_file_or_embedder_is_not_used(path: Path, tmp_path: Path) -> None:
-    filled(path)
-    other = tmp_path / "other" / "memory.db"
-    other.parent.mkdir()
-    with opened(other) as memory:
-        memory.add([Tip("task", f"their tip {number}", f"key {number}", 0.0) for number in range(400)])
-    shutil.copy(path.with_name("memory.db-index"), other.with_name("memory.db-index"))
-    with opened(other) as memory:
-        assert found(memory, "key 9", 1) == ["their tip 9"]
-    with closing(exchange.open_store(path)) as store, store.transaction():
-        turned = -Directions().embed([tip.key for tip in store.load_tips()])
-        store.set_vectors(store.identity, store.load_tips(), turned)
-    with opened(path) as memory:
-        assert found(memory, "key 9", 300)[-1] == "tip 9"
-
-
-@pytest.mark.parametrize("wrote", [0, 50, 150])
-def test_the_index_of_a_file_that_a_backup_took_the_place_of_is_not_used(
-    path: Path, tmp_path: Path, wrote: int
-) -> None:
-    """However many writes and changes each of the two has seen since."""
-    filled(path)
-    shutil.copy(path, tmp_path / "backup.db")
-    with opened(path) as memory:
-        memory.add([Tip("task", f"late {number}", f"late key {number}", 0.0) for number in range(100)])
-        exchange.delete_tips(memory.store, [1, 2, 3])
-        assert found(memory, "late key 3", 1) == ["late 3"]
-    shutil.copy(tmp_path / "backup.db", path)
-    with opened(path) as memory:
-        memory.add([Tip("task", f"anew {number}", f"new key {number}", 0.0) for number in range(wrote)])
-        exchange.delete_tips(memory.store, [5, 6, 7, 8])
-    with opened(path) as memory:
-        for number in range(wrote):
-            assert found(memory, f"new key {number}", 1) == [f"anew {number}"]
-        assert found(memory, "key 2", 1) == ["tip 2"]
 
 
 def test_a_full_disk_costs_the_index_and_nothing_else(
@@ -243,27 +191,3 @@ def test_beyond_the_task_the_index_finds_what_may_be_read(path: Path, scope: str
         memory.add([Tip("train maze 3", "of a game held back", "key 7", 0.0)])
         for reader in (memory, exact):
             assert "of a game held back" not in found(reader, "key 7", 400, task="train maze 4")
-
-
-@pytest.mark.parametrize(("easy", "share"), [(1, 0.0), (1000, 0.25), (4000, 1.0)])
-def test_a_search_looks_into_lists_of_so_many_vectors_at_least(
-    easy: int, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index, "MIN_SCANNED_VECTORS", easy)
-    rng = np.random.default_rng(0)
-    vectors = np.repeat(rng.standard_normal((100, 32), np.float32), 40, axis=0)
-    vectors += rng.standard_normal(vectors.shape, np.float32) / 100  # so tight that one list has all that is near
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    made = TipIndex.create(IndexStamp("era"), vectors, len(vectors))
-    made.insert(range(len(vectors)), vectors)
-    made.tune(vectors)
-    lists = made.lists
-    assert share * lists.nlist <= lists.nprobe <= max(0.4 * lists.nlist, share * lists.nlist)
-
-
-def test_vectors_of_an_odd_dimension_fit() -> None:
-    vectors = np.random.default_rng(0).standard_normal((200, 7)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    made = TipIndex.create(IndexStamp("era"), vectors, 200)
-    made.insert(range(1, 201), vectors)
-    assert 5 in made.search(vectors[4], 3, everywhere=True)

@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.types import Tip
@@ -28,7 +26,7 @@ types = pytest.importorskip("mcp_types")
 
 from mcp.client.streamable_http import streamable_http_client  # noqa: E402
 
-from trailnotes.memory.mcp import MAX_BODY_BYTES, AccessRules, Toolbox, make_server  # noqa: E402
+from trailnotes.memory.mcp import MAX_BODY_BYTES  # noqa: E402
 
 COMMAND = ["-m", "trailnotes", "memory", "serve"]
 CLIENT = types.Implementation(name="somebody", version="1")
@@ -155,41 +153,4 @@ def test_over_http_the_token_opens(place: Path) -> None:
 # --- in this process
 
 
-@pytest.mark.parametrize("fault", [ZeroDivisionError("at /srv/x.db"), MemoryStoreError("/srv/x.db: the disk is full")])
-def test_a_fault_of_ours_is_told_to_the_owner_alone(
-    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
-) -> None:
-    def fail(*_: object) -> None:
-        raise fault
-
-    async def talk(toolbox: Toolbox) -> tuple[bool, str]:
-        async with mcp.Client(make_server(toolbox)) as client:
-            return await said(client, "search_tips", task="maze/1", query="q")
-
-    with open_memory(place / "memory.db", MemoryConfig()) as memory:
-        monkeypatch.setattr(memory, "search_nearest", fail)
-        done, text = asyncio.run(talk(Toolbox(memory, AccessRules())))
-    assert not done
-    assert text == "Error executing tool search_tips"
-    assert "/srv/x.db" in caplog.text
-
-
 # --- the command
-
-
-def test_a_missing_memory_is_made_to_be_written(tmp_path: Path, capsys: Any) -> None:
-    assert main(["memory", "serve", str(tmp_path / "new.db")]) == 2
-    assert "no memory file" in capsys.readouterr().err
-
-    async def talk() -> None:
-        server = started(tmp_path / "new.db", "--write", "--off", "--namespace", "maze/1")
-        async with mcp.Client(server, client_info=CLIENT) as client:
-            assert (await said(client, "add_tip", task="maze/1", text="mind the step"))[0]
-            assert not (await said(client, "add_tip", task="maze/2", text="mind the step"))[0]
-
-    asyncio.run(talk())
-    with open_store(tmp_path / "new.db") as store:
-        assert store.identity == ("hashing", 256)
-        assert [(tip.namespace, tip.enabled) for tip in store.load_tips()] == [("maze/1", False)]
-    assert main(["memory", "serve", str(tmp_path / "new.db"), "--off"]) == 2
-    assert "--write" in capsys.readouterr().err

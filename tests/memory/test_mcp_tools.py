@@ -11,7 +11,7 @@ import pytest
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.exchange import enable_tips
-from trailnotes.types import Task, Tip
+from trailnotes.types import Tip
 
 mcp = pytest.importorskip("mcp", reason="needs the extra mcp")
 types = pytest.importorskip("mcp_types")
@@ -57,15 +57,6 @@ def test_tasks_are_listed_with_what_can_be_found(memory: TipMemory) -> None:
     assert call(memory, "list_tasks", contains="/2") == {"tasks": [{"task": "maze/2", "tips": 1}], "total": 1}
 
 
-def test_the_most_similar_come_first(memory: TipMemory) -> None:
-    (first, second) = call(memory, "search_tips", task="maze/1", query="a hall with 1 doors", limit=2)["tips"]
-    assert (first["text"], first["similarity"], first["score"], first["max_score"]) == ("door 1", 1.0, 1.0, 5.0)
-    assert second["similarity"] < 1
-    enable_tips(memory.store, [2], enabled=False)
-    found = call(memory, "search_tips", task="maze/1", query="a hall with 1 doors")["tips"]
-    assert {tip["text"] for tip in found} == {"door 0", "door 2"}, "what is off is never told"
-
-
 def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
     added = call(memory, "add_tip", task="maze/1", text='<b>Go</b> "left"\nat once', client="agent\x1b[2J\n7", score=4)
     (tip,) = memory.store.load_tips("maze/1")[-1:]
@@ -108,26 +99,6 @@ def test_a_call_that_cannot_be_is_refused_in_words(
         call(memory, name, **arguments)
     assert len(str(caught.value)) < 600
     assert memory.store.sequence == before
-
-
-def test_the_same_tip_is_not_stored_twice(memory: TipMemory) -> None:
-    call(memory, "add_tip", task="maze/2", text="look up")
-    with pytest.raises(ToolError, match="already"):
-        call(memory, "add_tip", task="maze/2", text=" look   up ")
-    assert memory.store.size("maze/2") == 2
-
-
-def test_a_full_task_takes_no_more_tips(memory: TipMemory) -> None:
-    """Tips that wait for their owner count where what is added waits; tasks that share a capacity share it here."""
-    with pytest.raises(ToolError, match="'maze/1' has no room"):
-        call(memory, "add_tip", AccessRules(write=True, capacity=3), task="maze/1", text="up")
-    assert call(memory, "add_tip", AccessRules(write=True, capacity=4), task="maze/1", text="up")["id"] == 5
-    waits = AccessRules(write=True, enabled=False, capacity=2)
-    call(memory, "add_tip", waits, task="maze/2", text="up")
-    memory.store.register_tasks([Task(f"maze/{n}", "maze", n, "train", family="maze") for n in (1, 2)])
-    for rules in (waits, AccessRules(write=True, capacity=5, scope="family")):
-        with pytest.raises(ToolError, match="'maze/2' has no room"):
-            call(memory, "add_tip", rules, task="maze/2", text="down")
 
 
 def test_what_had_to_make_room_is_never_told_and_comes_back_when_it_is_added(memory: TipMemory) -> None:

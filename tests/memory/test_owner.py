@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -141,15 +140,6 @@ def test_a_late_tip_that_the_owner_touched_is_kept(memory: TipMemory, tmp_path: 
     assert "wrong" not in {tip.text for tip in memory.search("cellar", "q", 9)}, "off stays off"
 
 
-def test_a_late_tip_that_was_edited_and_then_retired_is_judged_again(memory: TipMemory, tmp_path: Path) -> None:
-    memory.add(own("late"))
-    p.edit_tip(memory.store, 4, "late, and mended")
-    with memory.store.transaction():
-        memory.store.retire([4], "oldest", "memory.capacity = 3")
-    assert back(memory, tmp_path) == []
-    assert [(tip.text, tip.enabled) for tip in memory.store.load_tips()][-1] == ("late, and mended", True)
-
-
 def test_added_tips_are_found_by_their_key_again_and_keep_to_the_capacity(memory: TipMemory, tmp_path: Path) -> None:
     for number in range(7):
         p.add_tip(memory.store, "cellar", f"mine {number}", key=f"room {number}", config=ANY)
@@ -180,35 +170,3 @@ def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path, mon
 
 def start(memory: TipMemory, tmp_path: Path, tips: list[Tip] | None = None) -> bool:
     return reconcile(memory, None, tmp_path / "start.db", tmp_path / "late.jsonl", tips or [])
-
-
-def test_what_lay_there_before_the_first_start_stays(memory: TipMemory, tmp_path: Path) -> None:
-    assert start(memory, tmp_path)
-    for _ in range(2):
-        memory.add(own("late"))
-        assert not start(memory, tmp_path)
-        assert texts(memory) == ["one", "two", "three"]
-    assert [tip.text for tip in read_tips(tmp_path / "late.jsonl")] == ["late"]
-
-
-def test_a_file_put_in_the_place_of_the_old_one_is_the_owners(memory: TipMemory, tmp_path: Path) -> None:
-    snapshot, late = tmp_path / "snapshot.db", tmp_path / "late.jsonl"
-    with open_memory(tmp_path / "other.db", ANY) as other:
-        other.add(own("something", "else"))
-        other.snapshot(tmp_path / "copy.db")
-    memory.close()
-    shutil.copy(tmp_path / "copy.db", tmp_path / "memory.db")
-    with open_memory(tmp_path / "memory.db", ANY) as placed:
-        assert reconcile(placed, snapshot, tmp_path / "start.db", late)
-        assert texts(placed) == ["something", "else"]
-        placed.add(own("late"))
-        assert not reconcile(placed, snapshot, tmp_path / "start.db", late)
-        assert texts(placed) == ["something", "else"]
-
-
-def test_a_lost_file_is_that_of_the_checkpoint_again(memory: TipMemory, tmp_path: Path) -> None:
-    memory.close()
-    (tmp_path / "memory.db").unlink()
-    with open_memory(tmp_path / "memory.db", ANY) as anew:
-        assert not reconcile(anew, tmp_path / "snapshot.db", tmp_path / "start.db", tmp_path / "late.jsonl")
-        assert texts(anew) == ["one", "two", "three"]

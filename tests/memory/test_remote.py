@@ -172,14 +172,6 @@ def test_nothing_is_sent_where_nobody_said(name: str, reason: str) -> None:
         make_embedder(name)
 
 
-def test_a_password_in_an_address_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://me:hush-hush@127.0.0.1:1/v1")
-    for name in ("openai:small", "openai:small@http://me:hush-hush@127.0.0.1:1/v1"):
-        with pytest.raises(ConfigError, match="must hold no name or password") as caught:
-            make_embedder(name)
-        assert "hush" not in str(caught.value)
-
-
 # --- bad days
 
 
@@ -204,52 +196,6 @@ def test_what_passes_is_asked_again(
         assert len(server.asked) == before + 2
     assert "another try" in caplog.text
     assert KEY not in caplog.text
-
-
-def test_who_never_answers_is_named(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    embedder = remote(server, max_retries=2)
-    server.faults = [error(500, f"oh {KEY}")] * 3
-    with pytest.raises(MemoryStoreError, match=r"openai:small at http.* failed 3 times.* oh \[key\].*check that it"):
-        embedder.embed(["a hall"])
-    assert len(server.asked) == 4
-    nobody = EndpointConfig(base_url="http://127.0.0.1:9/v1").model_copy(update={"max_retries": 0})
-    with pytest.raises(MemoryStoreError, match="failed 1 times, at last with no connection"):
-        EndpointEmbedder("openai:small", nobody)
-
-
-@pytest.mark.parametrize(
-    ("fault", "named"),
-    [
-        (error(401, f"bad key {KEY}"), "OPENAI_API_KEY"),
-        (error(404, "no such model"), "small"),
-        (error(400, "no", code="model_not_found"), "small"),
-        (error(429, "pay", code="insufficient_quota"), "429"),
-        (error(400, "not with me"), "not with me"),
-    ],
-)
-def test_refusals_are_not_retried(
-    server: EmbeddingServer, fault: Any, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    embedder = remote(server)
-    server.faults = [fault]
-    with pytest.raises(ConfigError, match=named) as caught:
-        embedder.embed(["a hall"])
-    assert KEY not in str(caught.value)
-    assert len(server.asked) == 2, "asked once"
-
-
-@pytest.mark.parametrize("status", [400, 500])
-def test_a_key_that_a_message_is_cut_within_is_not_told_in_part(
-    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    embedder = remote(server, max_retries=0)
-    server.faults = [error(status, "x" * (faults.MAX_ERROR_CHARS - len(KEY) + 1) + KEY)]
-    with pytest.raises((ConfigError, MemoryStoreError)) as caught:
-        embedder.embed(["a hall"])
-    assert "sk-secret" not in str(caught.value)
 
 
 def test_another_model_in_the_same_place_is_noticed(server: EmbeddingServer, tmp_path: Path, monkeypatch: Any) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, open_memory
 from trailnotes.memory.exchange import rewind_to_snapshot
 from trailnotes.memory.tip_stats import TipEffect, TipExposure
 from trailnotes.types import Task, Tip
-
-WELL = "go left at the old well and take the brass key that lies on the third stone behind it"
 
 
 class LaxConfig(MemoryConfig):
@@ -168,23 +164,3 @@ def test_a_run_that_goes_back_has_the_marks_of_then_and_its_owner_s_wishes(path:
         rewind_to_snapshot(memory, tmp_path / "saved.db", tmp_path / "late.jsonl")
         assert found(memory) == {"one", "two", "three"}
         assert not marks(memory)
-
-
-def test_the_command_line_shows_what_is_retired_and_why(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with memory_of(path, capacity=2) as memory:
-        memory.record_effects([TipEffect(2, 0.5)])
-        write(memory, "three")
-    assert main(["memory", "list", str(path.parent)]) == 0
-    assert "one" not in capsys.readouterr().out
-    assert main(["memory", "list", str(path.parent), "--retired"]) == 0
-    assert "oldest (memory.capacity = 2)" in (line := capsys.readouterr().out)
-    assert line.rstrip().endswith("one")
-    assert main(["memory", "list", str(path.parent), "--retired", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["text"] == "one"
-    assert main(["memory", "show", str(path.parent), "1"]) == 0
-    assert "retired    oldest (memory.capacity = 2), at write 4 of 6 today" in capsys.readouterr().out
-    assert main(["memory", "show", str(path.parent), "2"]) == 0
-    assert "did: 0.61 as often without tips as with them (+0.5 nats)" in capsys.readouterr().out
-    assert main(["memory", "enable", str(path.parent), "1"]) == 0
-    assert main(["memory", "list", str(path.parent), "--retired"]) == 0
-    assert capsys.readouterr().out == "1 tips enabled\n"

@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptrun import Gate, Guesser, adapt_by
-from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import open_store
@@ -139,17 +137,6 @@ def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None
         assert found(restored, "a") == ["later", "of b"]
 
 
-def test_memory_search_takes_a_scope(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "memory.db"
-    with open_memory(path, MemoryConfig(scope="env")) as memory:
-        memory.register_tasks([task("a"), task("b")])
-        memory.add([Tip("b", "of b", "red door", 1.0)])
-    assert main(["memory", "search", str(path), "a", "red door", "--scope", "family"]) == 0
-    assert "similarity 1.000  1/1  b  of b" in capsys.readouterr().out
-    assert main(["memory", "search", str(path), "a", "red door"]) == 2
-    assert "has no tip of 'a'" in capsys.readouterr().err
-
-
 # --- controls -----------------------------------------------------------------------------------------------------
 
 
@@ -162,13 +149,6 @@ def test_the_control_shows_as_many_of_another_family(scope: Wider) -> None:
         assert texts == ({"v3", "v2"} if scope == "family" else {"v1", "v2", "v3"}), "never k1, which is held back"
         assert [tip.text for tip in control.search("m1", "red door", 1)] == [found(control, "m1")[0]]
         assert control.search("never met", "red door", 9) == []
-
-
-def test_where_all_are_of_one_family_another_task_stands_in() -> None:
-    with memory_of("family", [task("a"), task("b")]) as memory:
-        assert found(make_prompt_memory(memory, "other"), "a") == ["b"]
-    with memory_of("family", [task("a")]) as memory:
-        assert found(make_prompt_memory(memory, "other"), "a") == []
 
 
 # --- whoever plays says where tasks belong ------------------------------------------------------------------------
@@ -190,8 +170,3 @@ def test_games_met_before_help_on_one_that_was_never_met(scope: Scope, success: 
     assert (row.mean, row.memory, row.num_tasks) == (success, True, 1)
     with closing(open_store(tmp_path)) as store:
         assert store.count_by_namespace() == {"gate/test": 1, "gate/train": 1}
-
-
-def test_a_family_must_be_said() -> None:
-    with memory_of("family") as memory, pytest.raises(ConfigError, match=r"a says no family: set Task\.family where"):
-        memory.register_tasks([task("a", family="")])

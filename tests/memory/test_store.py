@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import sqlite3
-import stat
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,12 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trailnotes.commands import main
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory, schema
 from trailnotes.memory.exchange import open_store
-from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tip_stats import ReaderStats
@@ -115,48 +110,6 @@ def test_damage_is_named_with_the_way_out(memory: TipMemory, path: Path) -> None
         assert mended.stats()["tips"] == 300
 
 
-def test_damage_in_a_large_file_is_named_when_it_is_read(memory: TipMemory, path: Path, monkeypatch) -> None:
-    memory.add(tips(300))
-    monkeypatch.setattr(schema, "MAX_FULL_CHECK_BYTES", 0)
-    with open_memory(path, ANY) as other:  # what it holds is in the write-ahead log
-        assert other.stats()["tips"] == 300
-    memory.close()
-    whole = path.read_bytes()
-    page = whole.rindex(b"key 7") // 4096 * 4096
-    path.write_bytes(whole[:page] + bytes(range(256)) * 16 + whole[page + 4096 :])
-    with (
-        open_memory(path, ANY) as damaged,
-        pytest.raises(MemoryStoreError, match=r"memory\.db.*restore the memory\.db of the last checkpoint"),
-    ):
-        damaged.search("task", "key 7", 300)
-    path.write_bytes(whole[:-4096])
-    with pytest.raises(MemoryStoreError, match=r"damaged.*restore the memory\.db of the last checkpoint"):
-        open_memory(path, ANY)
-
-
-def test_files_that_cannot_be_opened_are_refused(path: Path, tmp_path: Path) -> None:
-    recipes = sqlite3.connect(tmp_path / "recipes.db")
-    recipes.execute("CREATE TABLE recipes (name TEXT)")
-    recipes.close()
-    TipStore(path, EmbedderIdentity("minilm", 384)).close()
-    newer = tmp_path / "newer.db"
-    shutil.copy(path, newer)
-    with closing(sqlite3.connect(newer)) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    (tmp_path / "left.db-wal").write_bytes(b"what a lost file left behind")
-    cases = {
-        "recipes.db": "another program", "memory.db": r"memory\.embedder = 'minilm'", "newer.db": "version 99",
-        "left.db": "left.db-wal", "no such place/memory.db": "no such place",
-    }  # fmt: skip
-    for name, named in cases.items():
-        with pytest.raises(MemoryStoreError, match=named):
-            open_memory(tmp_path / name, ANY)
-    with pytest.raises(MemoryStoreError, match="there is no memory file"):
-        open_store(tmp_path / "missing.db")
-    with pytest.raises(MemoryStoreError, match="identity"):
-        TipStore(None)
-
-
 def test_a_full_disk_keeps_what_was_written(memory: TipMemory) -> None:
     memory.add(tips(3))
     pages = memory.store._query("PRAGMA page_count")[0][0]
@@ -167,24 +120,6 @@ def test_a_full_disk_keeps_what_was_written(memory: TipMemory) -> None:
     assert len(memory.search("task", "q", 10)) == 3
     memory.store._query(f"PRAGMA max_page_count = {pages + 1000}")
     assert memory.add(tips(500, "other")) == 500
-
-
-def test_a_writer_that_holds_the_file_too_long_is_named(memory: TipMemory, path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("trailnotes.memory.schema.BUSY_TIMEOUT", 0.05)
-    with (
-        open_memory(path, ANY) as other,
-        memory.store.transaction(),
-        pytest.raises(MemoryStoreError, match=r"memory\.db: database is locked: another process"),
-    ):
-        other.add(tips(1))
-
-
-def test_a_new_file_has_ordinary_permissions_and_leaves_nothing_beside(memory: TipMemory, path: Path) -> None:
-    memory.close()
-    memory.close()
-    (path.parent / "plain").touch()
-    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((path.parent / "plain").stat().st_mode)
-    assert sorted(p.name for p in path.parent.iterdir()) == ["memory.db", "plain"]
 
 
 def test_snapshot_and_restore(memory: TipMemory, tmp_path: Path) -> None:
@@ -241,23 +176,3 @@ def test_pages_are_kept_until_a_write_and_bounded(memory: TipMemory, monkeypatch
     memory.store.load_page("c", ["score"])
     assert memory.store.load_page("a", ["score"]) is not page
     assert len(memory.store._pages) == 2
-
-
-@pytest.mark.parametrize("version", [1, len(schema.MIGRATIONS)])
-def test_a_file_on_a_medium_for_reading_alone_is_read(tmp_path: Path, version: int, monkeypatch, capsys) -> None:
-    """SQLite would write to it here, whoever asks; so what is written would be seen."""
-    path = tmp_path / "memory.db"
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
-        with TipStore(path, HASHING) as store, store.transaction():
-            (vector,) = HashingEmbedder().embed(["a damp room"])
-            store.insert(Tip("cellar", "mind the lamp", "a damp room", 1.0), vector)
-    before, access = path.read_bytes(), os.access
-    monkeypatch.setattr(os, "access", lambda path, mode, **more: mode != os.W_OK and access(path, mode, **more))
-    for name, *rest in ("list",), ("stats",), ("show", "1"), ("search", "cellar", "room"), ("export", f"{tmp_path}/t"):
-        assert main(["memory", name, str(path), *rest]) == 0
-    assert "mind the lamp" in capsys.readouterr().out
-    assert main(["memory", "edit", str(path), "1", "--score", "0.5"]) == 2
-    assert "readonly database" in capsys.readouterr().err
-    assert path.read_bytes() == before
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["memory.db", "t"]

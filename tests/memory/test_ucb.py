@@ -20,7 +20,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import MemoryStoreError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import TipMemory, open_memory
-from trailnotes.memory.exchange import edit_tip, rewind_to_snapshot
+from trailnotes.memory.exchange import rewind_to_snapshot
 from trailnotes.memory.tip_stats import (
     TipEffect,
     compute_ucb_scores,
@@ -126,20 +126,6 @@ def test_what_readers_gained_is_over_those_of_their_group_that_did_not_read_it()
         assert mean_gain(np.array([2, 1]), np.array([5 / 3, -0.625])).tolist() == pytest.approx([5 / 9, -0.3125])
 
 
-def test_readers_are_of_a_text(tmp_path: Path) -> None:
-    path = tmp_path / "memory.db"
-    with open_memory(path, UCB) as memory:
-        tips = written(memory, "a", "b")
-        memory.report([read([tips["a"], tips["b"]], True)])
-        edit_tip(memory.store, 1, score=3.0)
-        memory.add([Tip("task", "b", "another key", 0.0)])  # said again
-        assert readings(path) == [("a", 1, 1.0), ("b", 1, 1.0)]
-        edit_tip(memory.store, 1, "another text")
-        assert readings(path) == [("another text", 0, 0.0), ("b", 1, 1.0)]
-    with open_memory(path, UCB) as memory:
-        assert order(memory) == ["another text", "b"], "0.5 + sqrt(ln 3) before 0.75 + sqrt(ln 3 / 2)"
-
-
 def test_a_run_that_goes_back_forgets_readers_though_nobody_wrote_since(tmp_path: Path) -> None:
     with open_memory(tmp_path / "memory.db", UCB) as memory:
         tips = written(memory, "a")
@@ -149,20 +135,6 @@ def test_a_run_that_goes_back_forgets_readers_though_nobody_wrote_since(tmp_path
         assert readings(tmp_path / "memory.db") == [("a", 2, 2.0)]
         assert rewind_to_snapshot(memory, tmp_path / "snapshot.db", tmp_path / "late.jsonl") == 0
         assert readings(tmp_path / "memory.db") == readings(tmp_path / "snapshot.db") == [("a", 1, 1.0)]
-
-
-def test_memory_list_by_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_memory(tmp_path / "memory.db", MemoryConfig()) as memory:
-        tips = written(memory, "misleads", "helps", "unread")
-        memory.report([read([tips["helps"]], True), read([tips["misleads"]], False), read([tips["misleads"]], False)])
-    for by, texts in {
-        "worth": ["helps", "unread", "misleads"], "shown": ["misleads", "helps", "unread"],
-        "score": ["misleads", "helps", "unread"], "recency": ["unread", "helps", "misleads"],
-    }.items():  # fmt: skip
-        assert main(["memory", "list", str(tmp_path / "memory.db"), "--by", by]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split("  ")[-1] for line in lines] == texts
-        assert ("worth +0.50" in lines[0]) == (by == "worth")
 
 
 # --- whoever plays reports ----------------------------------------------------------------------------------------
@@ -328,15 +300,6 @@ def test_an_author_of_ones_choice_writes_from_the_transcript() -> None:
         assert (written.text, written.score, written.key) == ("the door wants both keys", 0.5, "a door")
         memory.session("door", "a door", author=author).report(0.5)
         assert len(asked) == 1, "nothing happened that could be told"
-
-
-@pytest.mark.parametrize(("score", "most"), [(float("nan"), 1.0), (1.0, 0.0), (1.0, float("inf"))])
-def test_a_score_that_is_none_leaves_the_session_open(score: float, most: float) -> None:
-    with memory_at(None) as memory:
-        session = memory.session("door", "a door")
-        with pytest.raises(ValueError, match=r"must be (finite|above 0)"):
-            session.report(score, max_score=most)
-        session.report(1.0)
 
 
 def test_attempts_travel_with_snapshots_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

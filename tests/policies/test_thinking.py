@@ -74,30 +74,6 @@ def thinking_tokenizer(make: Callable[..., Any], template: str, *, special: bool
 # -- templates
 
 
-def test_a_template_that_drops_earlier_thinking_is_found(tokenizer_of, caplog) -> None:
-    with caplog.at_level(logging.WARNING):
-        chat = ChatFormat(thinking_tokenizer(tokenizer_of, DROPS))
-    assert not chat.append_only
-    assert "rewrites the thinking of earlier turns" in caplog.text
-
-
-def test_earlier_thinking_is_left_out_and_what_was_said_stays(tokenizer_of) -> None:
-    tokenizer = thinking_tokenizer(tokenizer_of, DROPS)
-    thought = "<think>\nA key.\n</think>\n\ntake key"
-    messages = talk("A hall.", (thought, ids_of(tokenizer, thought + "<|im_end|>")), "Taken.")
-    text = text_of(tokenizer, ChatFormat(tokenizer).encode(messages))
-    assert "<|im_start|>assistant\ntake key<|im_end|>\n<|im_start|>user\nTaken." in text
-    assert "think>" not in text
-
-
-def test_what_a_template_leaves_alone_keeps_its_ids(tokenizer_of) -> None:
-    tokenizer = thinking_tokenizer(tokenizer_of, TIDIES)
-    chat = ChatFormat(tokenizer)
-    odd = (*ids_of(tokenizer, "<think>A</think>\ng"), *ids_of(tokenizer, "o"))
-    ids = chat.encode(talk("A hall.", ("<think>A</think>\ngo", odd), "x"))
-    assert any(ids[i : i + len(odd)] == odd for i in range(len(ids)))
-
-
 CONTENTS = st.lists(
     st.sampled_from(["<think>", "</think>", "\n", "\n\n", " ", "go north", "a key", "<|im_end|>", "é🙂", "<thin"]),
     max_size=7,
@@ -153,15 +129,6 @@ def test_options_reach_the_template_and_unknown_ones_are_named(tokenizer_of, cap
         ChatFormat(tokenizer, {"budget": 3})
     assert text_of(tokenizer, chat.encode(talk("A hall."))).endswith("assistant\n<think>\n\n</think>\n\n")
     assert "knows nothing of model.template_options.budget" in caplog.text
-
-
-def test_the_turn_to_imitate_keeps_its_thinking_in_the_form_of_the_template(tokenizer_of) -> None:
-    tokenizer = thinking_tokenizer(tokenizer_of, DROPS)
-    segments = ChatFormat(tokenizer)._iter_segments(
-        talk("A hall.", "<think>a</think>look", "A key.", "<think>b</think>go")
-    )
-    spoken = [text_of(tokenizer, ids) for ids, spoken in segments if spoken]
-    assert spoken == ["look<|im_end|>", "<think>\nb\n</think>\n\ngo<|im_end|>"]
 
 
 # -- what is sampled
@@ -243,11 +210,6 @@ def test_thinking_that_does_not_end_is_no_action(thinker, template: str) -> None
     assert done.finish_reason == "length"
     assert done.text.startswith("<think>\nA hall.")
     assert not parse_action(done.text, "line").ok
-
-
-def test_tags_that_a_tokenizer_calls_special_are_read_all_the_same(thinker) -> None:
-    done = say(led(*thinker(DROPS, special=True), "<think>go south</think>go north<|im_end|>"))
-    assert done.text == "<think>go south</think>go north"
 
 
 # -- what is made of it

@@ -32,7 +32,7 @@ def test_an_episode_reads_like_a_play() -> None:
     ]
 
 
-def test_a_failed_episode_says_why_and_long_text_is_wrapped_not_cut() -> None:
+def test_failed_episode_and_long_text() -> None:
     words = [f"word{i}" for i in range(300)]
     failed = Trajectory(Task("a", "b"), (), Observation(" ".join(words)), "error", False, 0.0, error="worker died")
     text = render_episode(failed)

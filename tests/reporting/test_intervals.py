@@ -44,14 +44,14 @@ def test_quantiles_of_the_tables() -> None:
     assert t_quantile(1.5, 0.95) == pytest.approx(6.017, abs=1e-3), "between those of 1 and 2"
 
 
-def test_one_model_on_given_games_has_the_interval_of_its_episodes() -> None:
+def test_sample_interval_of_rates() -> None:
     values, weights = np.array([1.0, 0, 1, 0, 1, 0, 1, 0, 1, 0]), np.full(10, 0.1)
     found = compute_sample_interval(values, weights, RATE_BOUNDS, 0.95)
     assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
 
 
-def test_returns_have_students_interval_and_none_where_nothing_varied() -> None:
+def test_sample_interval_of_returns() -> None:
     """0, 2, 4: standard deviation 2, of the mean 2 / sqrt 3, times 4.303."""
     weights = np.full(3, 1 / 3)
     found = compute_sample_interval(np.array([0.0, 2.0, 4.0]), weights, None, 0.95)

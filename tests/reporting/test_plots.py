@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trailnotes.reporting.intervals import Interval
-from trailnotes.reporting.plots import compute_seed_band, load_pyplot, plot_trials
+from trailnotes.reporting.plots import compute_seed_band, plot_trials
 
 
 @pytest.fixture
@@ -41,16 +41,3 @@ def test_trials_are_drawn_with_their_intervals(tmp_path: Path, figures: list[Any
         [40, 45], [Interval(40, 30, 50), None], tmp_path / "returns.png", colour="k", ylabel="return", title="empo2"
     )
     assert figures[1].axes[0].get_ylim()[1] > 50
-
-
-def test_pictures_for_files_leave_those_of_a_notebook_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib as mpl
-    import matplotlib.pyplot as plt
-
-    before = mpl.get_backend()
-    plt.switch_backend("svg")  # as a kernel chooses its own
-    try:
-        load_pyplot()
-        assert mpl.get_backend() == "svg"
-    finally:
-        plt.switch_backend(before)

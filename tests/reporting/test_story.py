@@ -7,7 +7,7 @@ import pytest
 
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory
-from trailnotes_lab.story import Record, RunEpisodes, find_decisive_tip, find_followed_tip, render_before_and_after
+from trailnotes_lab.story import Record, RunEpisodes, find_decisive_tip, render_before_and_after
 
 FAMILY = "waymarks/route/amber"
 RULE = "north east south"
@@ -51,15 +51,15 @@ def training(*records: tuple[int, Record]) -> Any:
     return lambda: ({"iteration": iteration, **record} for iteration, record in records)
 
 
-def told(*, before: Iterable[Record], after: Iterable[Record], records: Iterable[tuple[int, Record]]) -> str:
+def render_story(*, before: Iterable[Record], after: Iterable[Record], records: Iterable[tuple[int, Record]]) -> str:
     """The story of one run."""
     panels = ({record["task"]["id"]: record for record in panel} for panel in (before, after))
     return render_before_and_after([RunEpisodes(*panels, training(*records))])
 
 
-def test_the_story_follows_the_tip_from_who_read_it_to_who_needs_it_no_more() -> None:
+def test_story_follows_the_tip() -> None:
     game = f"{FAMILY}/test-4"
-    text = told(
+    text = render_story(
         before=[episode(game, ["west"], "nook. a dead end.")],
         after=[episode(game, RULE.split(), "meadow. the way out.", won=True)],
         records=[(3, FAILS), (3, READS), (7, USES)],
@@ -79,53 +79,26 @@ def test_the_story_follows_the_tip_from_who_read_it_to_who_needs_it_no_more() ->
     assert len(text.splitlines()) < 40
 
 
-def test_a_family_whose_training_tells_the_story_is_preferred() -> None:
-    other, game = "waymarks/keys/hazel/test-0", f"{FAMILY}/test-4"
-    text = told(
-        before=[episode(name, ["west"], "lost.") for name in (other, game)],
-        after=[episode(name, ["north"], "won.", won=True) for name in (other, game)],
-        records=[(3, READS), (7, USES)],
-    )
-    assert game in text
-    assert other not in text
-
-
-def test_without_a_tip_before_and_after_are_still_told_and_without_a_win_nothing_is_claimed() -> None:
+def test_story_without_tip_or_win() -> None:
     game, other = f"{FAMILY}/test-4", f"{FAMILY}/test-5"
     before = [episode(game, ["west"], "lost."), episode(other, ["x"], "won.", won=True)]
     after = [episode(game, ["north"], "won.", won=True), episode(other, ["x"], "lost.")]
-    text = told(before=before, after=after, records=[(3, FAILS)])
+    text = render_story(before=before, after=after, records=[(3, FAILS)])
     assert "BEFORE" in text
     assert "AFTER" in text
     assert "IN TRAINING" not in text
-    nothing = told(before=before, after=[episode(game, ["west"], "lost.")], records=[(3, FAILS)])
+    nothing = render_story(before=before, after=[episode(game, ["west"], "lost.")], records=[(3, FAILS)])
     assert nothing.startswith("No unseen game was won")
-    assert told(before=before[1:], after=after, records=[]).startswith("No unseen game"), "one of them was not played"
-
-
-def test_the_tip_that_mattered_is_the_one_that_was_followed() -> None:
-    assert (find_followed_tip(USES) or {})["text"] == RULE
-    assert find_followed_tip(READS) is None
-    ignored = episode(TRAIN, ["look"], "won.", won=True, mode="off_policy", tips=(tip(RULE, 1, "west"),))
-    assert find_followed_tip(ignored) is None
+    assert render_story(before=before[1:], after=after, records=[]).startswith("No unseen game"), (
+        "one of them was not played"
+    )
 
 
 @pytest.mark.parametrize("stranger", ["other task", "other iteration", "other action"])
-def test_the_author_is_the_attempt_that_the_tip_names(stranger: str) -> None:
+def test_author_of_the_tip(stranger: str) -> None:
     task = f"{FAMILY}/train-2" if stranger == "other task" else TRAIN
     wrong = episode(task, ["east" if stranger == "other action" else "west"], f"archive. {RULE}.")
     lesson = find_decisive_tip(training((4 if stranger == "other iteration" else 3, wrong), (7, USES)), FAMILY)
     assert lesson is not None
     assert lesson.author is None
     assert lesson.reader["iteration"] == 7
-
-
-def test_long_texts_stay_within_the_columns() -> None:
-    game, long = f"{FAMILY}/test-4", "word " * 60
-    text = told(
-        before=[episode(game, [long], long)],
-        after=[episode(game, ["", "x" * 90], long, won=True)],
-        records=[(3, READS), (7, USES)],
-    )
-    assert max(map(len, text.splitlines())) <= 100
-    assert "(nothing)" in text

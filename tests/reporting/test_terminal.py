@@ -1,28 +1,37 @@
-"""Text of others moves no cursor and turns no line around."""
+"""Output of commands: hostile text is escaped, progress is a bar or lines."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+from pathlib import Path
 
-from trailnotes.commands import main
-from trailnotes.errors import ConfigError
-from trailnotes.memory import open_memory
-from trailnotes.reporting.terminal import PrintableStream, escape_unprintable, open_console
-from trailnotes.types import Tip
+import pytest
+
+from trailnotes.config.schema import Config
+from trailnotes.config.toml import load_config
+from trailnotes.reporting import terminal
+from trailnotes.reporting.terminal import (
+    PrintableStream,
+    ProgressBar,
+    TrainingProgress,
+    escape_unprintable,
+    open_console,
+)
 
 HOSTILE = "\x1b[2J\x9b31m\u202eabc\u2066\r\x07\x7f\U000e0041\ud800"
 SHOWN = r"\x1b[2J\u009b31m\u202eabc\u2066\r\x07\u007f\udb40\udc41\ud800"
 
 
-def test_what_is_no_letter_is_shown_by_its_number() -> None:
+def test_escape_unprintable() -> None:
     assert escape_unprintable(HOSTILE) == SHOWN
     assert escape_unprintable("caf\u00e9 \u958b\u9580 \U0001f6aa") == "caf\u00e9 \u958b\u9580 \U0001f6aa"
     assert escape_unprintable("a\nb") == r"a\nb"
     assert json.loads(escape_unprintable(json.dumps(HOSTILE, ensure_ascii=False))) == HOSTILE, "JSON stays JSON"
 
 
-def test_a_stream_keeps_lines_and_a_console_its_own_colours() -> None:
+def test_printable_stream_and_console() -> None:
     plain, coloured = io.StringIO(), io.StringIO()
     coloured.isatty = lambda: True  # type: ignore[method-assign]
     print(f"one\n{HOSTILE}", file=PrintableStream(plain))
@@ -33,21 +42,106 @@ def test_a_stream_keeps_lines_and_a_console_its_own_colours() -> None:
     assert "\u202e" not in text
 
 
-def test_all_that_commands_say_goes_through_it(tmp_path, monkeypatch, capsys) -> None:
-    with open_memory(tmp_path / "memory.db") as memory:
-        memory.add([Tip(f"cellar{HOSTILE[:-1]}", "mind the lamp", "k", 1.0, run="\u202e\x1b[31m")])
-        with memory.store.transaction():
-            memory.store.retire([1], "oldest\x1b[2J", "room\u202e", on="\x9b")
-    for words in (["show", "1"], ["list", "--retired"], ["list", "--retired", "--json"], ["stats"]):
-        assert main(["memory", words[0], str(tmp_path / "memory.db"), *words[1:]]) == 0
-        told = capsys.readouterr().out
-        assert told.replace("\n", "").isprintable(), words
-        assert words[-1] != "--json" or json.loads(told)["run"] == "\u202e\x1b[31m"
+# -- progress
 
-    def fail(*_: object) -> None:
-        raise ConfigError(HOSTILE)
 
-    monkeypatch.setattr("trailnotes.memory.exchange.open_store", fail)
-    for more in ([], ["--debug"]):
-        assert main(["memory", "stats", "any", *more]) == 2
-        assert capsys.readouterr().err.replace("\n", "").isprintable()
+class Clock:
+    """Stands in for `time` in the module under test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(terminal, "time", fake)
+    return fake
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_lines_off_a_terminal(fake_time: Clock) -> None:
+    stream = io.StringIO()
+    with ProgressBar(100, "warmstart", stream=stream, interval=10) as bar:
+        for done in range(1, 41):
+            fake_time.now += 1
+            bar.update(done, {"loss": 0.5})
+    assert stream.getvalue().splitlines() == [
+        "warmstart  1/100  loss 0.5",
+        "warmstart  11/100  loss 0.5  1:29 left",
+        "warmstart  21/100  loss 0.5  1:19 left",
+        "warmstart  31/100  loss 0.5  1:09 left",
+        "warmstart  40/100  loss 0.5  1:00 left",
+    ]
+
+
+def test_a_terminal_gets_a_bar_with_the_facts() -> None:
+    stream = Terminal()
+    with ProgressBar(10, "train", stream=stream) as bar:
+        bar.update(5, {"return": 0.25, "mode": "plain"}, "iteration 5/10")
+        bar.note("a [bracket] stays")
+    shown = stream.getvalue()
+    for part in ("train", "50%", "iteration 5/10", "return 0.25", "mode plain", "a [bracket] stays"):
+        assert part in shown
+
+
+def test_closed_terminal_is_ignored() -> None:
+    """Every write to it fails with EIO; the run behind the bar finishes its iteration."""
+
+    class Gone(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        flush = close = lambda self: self.write("")  # type: ignore[assignment]
+
+    for is_terminal in (True, False):
+        stream = Gone()
+        stream.isatty = lambda value=is_terminal: value  # type: ignore[method-assign]
+        with ProgressBar(2, "train", stream=stream) as bar:
+            bar.update(1)
+            bar.note("stopping after this iteration")
+            bar.update(2)
+
+
+def lines_of(config: Config, lines: list[dict[str, object]], fake_time: Clock) -> list[str]:
+    stream = io.StringIO()
+    with TrainingProgress(config, Path("runs/a"), stream=stream) as progress:
+        for line in lines:
+            fake_time.now += 20
+            progress.update_metrics(line)
+        progress.note("done")
+    return stream.getvalue().splitlines()
+
+
+def test_training_line(fake_time: Clock) -> None:
+    line = {
+        "rollout/return": 0.125,
+        "rollout/success": 0.5,
+        "rollout/return/plain": 0.1,
+        "rollout/return/off_policy": 1,
+    }
+    lines = [
+        {"iteration": 0, "env_steps": 300, "tokens_generated": 1000, **line},
+        {"iteration": 1, "env_steps": 600, "tokens_generated": 4000, **line},
+    ]
+    assert lines_of(load_config(None, ["--train.iterations", "4", "--algorithm.name", "grpo"]), lines, fake_time) == [
+        "grpo a  iteration 1/4  return 0.125  success 0.5  mode plain+off_policy",
+        "grpo a  iteration 2/4  return 0.125  success 0.5  steps/s 15  tokens/s 150  mode plain+off_policy  0:40 left",
+        "done",
+    ]
+
+
+@pytest.mark.parametrize("metric", ["success", "return"])
+def test_training_line_without_tips_first(metric: str, fake_time: Clock) -> None:
+    means = {f"rollout/{metric}": 0.25, f"rollout/{metric}/plain": 0.0, f"rollout/{metric}/off_policy": 0.75}
+    line = {"iteration": 0, "rollout/return/plain": 0.0, "rollout/return/off_policy": 0.75, **means}
+    config = load_config(None, ["--train.iterations", "4", "--eval.metric", metric])
+    shown = lines_of(config, [line], fake_time)[0]
+    assert f"iteration 1/4  {metric} without tips 0  {metric} 0.25" in shown

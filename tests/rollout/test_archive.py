@@ -20,13 +20,11 @@ from tinyrun import SAME, differences, episodes, tiny_config, train_in_process
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
-from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import run_groups, select_from_start
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.exploration import RETURN_OPTION, Archive, ReturningPool
-from trailnotes.runs.preflight import run_preflight
 from trailnotes.types import Mode, Observation, Sample, Task, Trajectory, TrajectoryGroup
 
 TASK = Task("corridor", "walk")
@@ -239,20 +237,6 @@ def test_a_restored_archive_goes_on_as_it_would_have() -> None:
 
 
 # --- settings
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"algorithm": {"name": "lamer"}},
-        {"algorithm": {"dynamic_sampling": 1}},
-        {"rollout": {"max_async_iterations": 1}},
-    ],
-)
-def test_an_archive_that_cannot_work_is_refused(sections: dict[str, Any], start_model: Path) -> None:
-    run_preflight(tiny_config(start_model, **sections), machine=False)
-    with pytest.raises(ConfigError, match=r"archive\.share"):
-        run_preflight(tiny_config(start_model, archive={"share": 0.4}, **sections), machine=False)
 
 
 # --- whole runs

@@ -31,35 +31,32 @@ def played(task: Task, *returns: float) -> TrajectoryGroup:
 def replaced(
     groups: Sequence[TrajectoryGroup], *rounds: list[TrajectoryGroup], limit: int = 10
 ) -> tuple[list[str], int, list[tuple[int, int]]]:
-    """Ids of the groups that are left, how many were replaced, and what was asked for."""
-    asked: list[tuple[int, int]] = []
+    """Ids of the groups that are left, how many were replaced, and the requests for others."""
+    requests: list[tuple[int, int]] = []
 
     async def play(number: int, num: int) -> list[TrajectoryGroup]:
-        asked.append((number, num))
+        requests.append((number, num))
         return rounds[number - 1]
 
     left, num = asyncio.run(replace_equal_groups(groups, limit, play))
-    return [group.task.id for group in left], num, asked
+    return [group.task.id for group in left], num, requests
 
 
 EQUAL, OTHER, THIRD = played(TASKS[0], 1, 1), played(TASKS[1], 0, 0, 0), played(TASKS[2], 0, 0)
 MIXED, ANEW = played(TASKS[3], 1, 0), played(TASKS[4], 0, 0.5)
 
 
-def test_groups_that_differ_within_stay() -> None:
-    assert replaced([MIXED, ANEW]) == (["t3", "t4"], 0, [])
-
-
-def test_equal_groups_are_replaced_until_none_is_left() -> None:
-    assert replaced([EQUAL, MIXED, OTHER], [ANEW, THIRD], [ANEW]) == (["t3", "t4", "t4"], 3, [(1, 2), (2, 1)])
-
-
-def test_what_the_last_round_gave_stays_however_equal() -> None:
-    assert replaced([EQUAL, MIXED], [OTHER], [THIRD], limit=2) == (["t3", "t2"], 2, [(1, 1), (2, 1)])
-
-
-def test_groups_that_the_environment_failed_are_not_played_again() -> None:
-    assert replaced([EQUAL], []) == ([], 1, [(1, 1)])
+@pytest.mark.parametrize(
+    ("groups", "rounds", "limit", "expected"),
+    [
+        ([MIXED, ANEW], [], 10, (["t3", "t4"], 0, [])),  # nothing is equal
+        ([EQUAL, MIXED, OTHER], [[ANEW, THIRD], [ANEW]], 10, (["t3", "t4", "t4"], 3, [(1, 2), (2, 1)])),
+        ([EQUAL, MIXED], [[OTHER], [THIRD]], 2, (["t3", "t2"], 2, [(1, 1), (2, 1)])),  # the last round stays as it is
+        ([EQUAL], [[]], 10, ([], 1, [(1, 1)])),  # the environment failed
+    ],
+)
+def test_equal_groups_are_replaced_within_the_rounds(groups: Any, rounds: Any, limit: int, expected: Any) -> None:
+    assert replaced(groups, *rounds, limit=limit) == expected
 
 
 def test_further_tasks_are_those_played_least() -> None:
@@ -96,9 +93,8 @@ def settings(name: str, rounds: int = 3, iterations: int = 3) -> dict[str, dict[
     }
 
 
-@pytest.mark.parametrize("name", ["grpo", "empo2"])
-def test_a_run_trains_on_groups_that_differ_and_counts_the_rest(start_model: Path, tmp_path: Path, name: str) -> None:
-    train_in_process(tiny_config(start_model, **settings(name)), tmp_path)
+def test_a_run_trains_on_groups_that_differ_and_counts_the_rest(start_model: Path, tmp_path: Path) -> None:
+    train_in_process(tiny_config(start_model, **settings("grpo")), tmp_path)
     lines, recorded = metrics(tmp_path), episodes(tmp_path)
     assert sum(line["dynamic/groups_replaced"] for line in lines) > 0
     assert all(line["update/zero_advantage_rows"] < 4 for line in lines), "a whole group has no advantage"
@@ -116,8 +112,3 @@ def test_a_resumed_run_plays_the_same_rounds(start_model: Path, tmp_path: Path) 
             pass
         train_in_process(config, tmp_path / "parts")
     assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
-
-
-def test_equal_returns_are_not_equal_where_novelty_pays(start_model: Path) -> None:
-    with pytest.raises(ValueError, match="dynamic_sampling"):
-        tiny_config(start_model, algorithm={"dynamic_sampling": 1, "intrinsic": "states"})

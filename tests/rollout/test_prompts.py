@@ -1,3 +1,5 @@
+"""Prompts: both contexts of an episode, their wording, and actions read out of answers."""
+
 from __future__ import annotations
 
 import re
@@ -169,7 +171,7 @@ def test_the_plain_context_is_that_of_an_episode_that_never_saw_a_tip(script: Sc
         with_tips.act(turn.action, turn.token_ids)
         without.act(turn.action, turn.token_ids)
     assert not any(TIP_WORD in message.content for message in with_tips.plain)
-    assert with_tips.shown or with_tips.acting == with_tips.plain
+    assert with_tips.tips_shown or with_tips.acting == with_tips.plain
 
 
 # --- wording
@@ -300,25 +302,6 @@ def test_a_briefing_is_shown_once_before_the_notes_and_belongs_to_no_state(style
     assert build_memory_query(live, "state", BRIEFED) == "Find the coin.\nA hall."
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("text", [hostile for hostile in HOSTILE if len(hostile) < 1000])
-def test_an_example_stays_quoted_whatever_it_holds(style: str, text: str) -> None:
-    def shown(seen: str) -> list[str]:
-        example = {"instruction": seen, "turns": [[seen, "go"], ["A hall.", seen]]}
-        turn = first_turn(style, Observation("A hall.", briefing={"examples": [example]}), num_examples=1, briefing=())
-        return turn.splitlines()
-
-    calm, evil = shown("harmless"), shown(text)
-    assert len(evil) == len(calm)
-    for ours, theirs in zip(calm, evil, strict=True):
-        if "harmless" not in ours:
-            assert theirs == ours
-        else:
-            assert theirs.count('"') == ours.count('"')
-            said = theirs.removeprefix("- task: ")
-            assert not re.search(r"(?i)\b(system|user|human|assistant|note|task|observation|actions?)\s*:", said)
-
-
 def test_each_part_of_a_briefing_has_the_cap_of_an_observation() -> None:
     long = " ".join(f"w{i}" for i in range(50))
     facts = {"action_formats": long.split(), "inventory": long, "focus": long}
@@ -371,11 +354,11 @@ def test_caps_apply_to_instruction_observation_actions_and_tips_alike_in_every_m
 # --- tips
 
 
-def test_fresh_tips_go_by_text_and_keep_their_order() -> None:
+def test_tips_are_shown_once_by_text_in_order_and_only_readable_ones() -> None:
     a, b, again, c = tip("a"), tip("b"), tip("a", 0.0), tip("c")
     live = conversation()
     live.start("task")
-    assert live.observe(Observation("o"), [b, a, again]) == (b, a)
+    assert live.observe(Observation("o"), [tip("\x00\u200b"), a, b, again]) == (a, b)
     live.act("x")
     assert live.observe(Observation("o"), [again, c]) == (c,)
 
@@ -389,7 +372,7 @@ def test_dropping_tips_leaves_the_plain_turn_and_lets_them_return_later() -> Non
     assert [each.text for each in shown] == ["dropped"]
     live.drop_tips(shown)
     assert live.acting[-1] == live.plain[-1] == Message("user", "two")
-    assert [each.text for each in live.shown] == ["kept"]
+    assert [each.text for each in live.tips_shown] == ["kept"]
     live.act("go", None)
     with pytest.raises(AssertionError):
         live.drop_tips(shown)
@@ -429,110 +412,57 @@ def test_quoting_is_one_clean_line_and_changes_nothing_twice(text: str) -> None:
     assert quoted(line) == line
 
 
-def test_a_tip_of_nothing_readable_is_not_shown() -> None:
-    live = conversation()
-    live.start("task")
-    assert live.observe(Observation("hall"), [tip("\x00\u200b")]) == ()
-    assert live.acting == live.plain
-
-
 # --- actions
 
+PLAIN_LINES = {
+    "go east": "go east", "\n \n go   east \nlook": "go east", "> go east": "go east", "Action: go east": "go east",
+    "action : > go east": "go east", "take\tthe\x00 key\x07": "take the key", "открыть дверь": "открыть дверь",
+    "actions speak": "actions speak", "<action>go</action>": "<action>go</action>",
+}  # fmt: skip
+DECORATED = (
+    "**go north**", "*go north*", "`go north`", '"go north"', "\u201cgo north\u201d", "'go north'", "(go north)",
+    "[go north]", "go north.", "go north!", '"go north".', '"go north."', "- go north", "* go north", "1. go north",
+    "2) go north", "### Action: go north", "**Action:** go north", "**Action**: go north", "Action: **go north**",
+    'My action: "go north".', "The next action is: go north", "Command: go north", "> `go north`", "go **north**",
+    "```\ngo north\n```", "```text\ngo north", "Sure! Here is my action:\ngo north", "---\n\n**Action:**\n\ngo north",
+)  # fmt: skip
+UNCHANGED = (
+    "say \"hello\" to 'him'", "set x = 2 * 3 * 4", "'hello' is not 'goodbye'", "open (red) or (blue)", "3", "dial 3.",
+    "__init__", "2 apples", "wait...", "go to door.txt", "0: wood", "the action hero",
+)  # fmt: skip
+TERSE = ('" go', "**go**", "go .", "- go", "1. go", "`go`", "...", "go:")  # tiny models were trained on what these do
+TAGGED = {
+    "<action>go east</action>": "go east",
+    "<action>go east<action>": "go east",  # a closing tag as small models write it
+    "<action>go east</action><action></action>": "go east",
+    "<action>**go east**.</action>": "go east",
+    "I think.\n<ACTION>\n go\neast </ACTION> done": "go east",
+    "<action>look</action> no: <action>go east</action>": "go east",
+    "<action>go east": "go east",  # the closing tag was the stop string
+    "<action>Action: > go east</action>": "go east",
+    "go east": "", "<action></action>": "", "</action>go": "",
+}  # fmt: skip
+REACT = {
+    "Thought: the door is east.\nAction: go east": "go east",
+    "I need light first.\n**Action 2:** `light lamp`.": "light lamp",
+    "Action: north\nThought: no.\nAction: south\nObservation: a wall": "south",
+    "Thought: an action: that is not one": "", "Thought: nothing else": "", "Action:": "",
+}  # fmt: skip
+UNREADABLE = ("", " \n\t\n", ">", "Action:", "\x00\x07", "x" * (MAX_ACTION_CHARS + 1), "x" * 100_000)
+
 
 @pytest.mark.parametrize(
-    ("text", "action"),
+    ("action_format", "style", "readings"),
     [
-        ("go east", "go east"),
-        ("\n  \n  go   east \nthen look", "go east"),
-        ("> go east", "go east"),
-        ("Action: go east", "go east"),
-        ("action : > go east", "go east"),
-        ("take\tthe\x00 key\x07", "take the key"),
-        ("открыть дверь", "открыть дверь"),
-        ("actions speak", "actions speak"),
-        ("<action>go</action>", "<action>go</action>"),
-    ],
-)
-def test_line_actions(text: str, action: str) -> None:
-    assert parse_action(text, "line") == ParsedAction(action, ok=True)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "**go north**", "*go north*", "`go north`", '"go north"', "\u201cgo north\u201d", "'go north'", "(go north)",
-        "[go north]", "go north.", "go north!", '"go north".', '"go north."', "- go north", "* go north", "1. go north",
-        "2) go north", "### Action: go north", "**Action:** go north", "**Action**: go north", "Action: **go north**",
-        'My action: "go north".', "The next action is: go north", "Command: go north", "> `go north`", "go **north**",
-        "```\ngo north\n```", "```text\ngo north", "Sure! Here is my action:\ngo north",
-        "---\n\n**Action:**\n\ngo north",
+        ("line", "full", PLAIN_LINES), ("line", "full", dict.fromkeys(DECORATED, "go north")),
+        ("line", "full", {action: action for action in UNCHANGED} | {"ask a.b.": "ask a.b"}),
+        ("line", "terse", {f"{action}\nlook": action for action in TERSE}),
+        ("line", "full", dict.fromkeys(UNREADABLE, NO_OP)), ("tags", "full", TAGGED), ("react", "full", REACT),
     ],
 )  # fmt: skip
-def test_an_action_is_read_however_a_model_of_language_dresses_it_up(text: str) -> None:
-    assert parse_action(text, "line") == ParsedAction("go north", ok=True)
-
-
-@pytest.mark.parametrize(
-    "action",
-    [
-        "say \"hello\" to 'him'", "set x = 2 * 3 * 4", "'hello' is not 'goodbye'", "open (red) or (blue)", "3",
-        "dial 3.",
-        "__init__", "2 apples", "wait...", "go to door.txt", "0: wood", "the action hero", "ask a.b.",
-    ],
-)  # fmt: skip
-def test_what_belongs_to_an_action_stays(action: str) -> None:
-    left = action.removesuffix(".") if action.endswith("b.") else action
-    assert parse_action(action, "line") == ParsedAction(left, ok=True)
-
-
-@pytest.mark.parametrize("text", ['" go', "**go**", "go .", "- go", "1. go", "`go`", "...", "go:"])
-def test_in_terse_style_an_action_is_taken_as_it_stands(text: str) -> None:
-    """Tiny models were trained on what their words led to."""
-    assert parse_action(f"{text}\nlook", "line", "terse") == ParsedAction(text, ok=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "action"),
-    [
-        ("<action>go east</action>", "go east"),
-        ("<action>go east<action>", "go east"),  # a closing tag as small models write it
-        ("<action>go east</action><action></action>", "go east"),
-        ("<action>**go east**.</action>", "go east"),
-        ("I think.\n<ACTION>\n go\neast </ACTION> done", "go east"),
-        ("<action>look</action> no: <action>go east</action>", "go east"),
-        ("<action>go east", "go east"),  # the closing tag was the stop string
-        ("<action>Action: > go east</action>", "go east"),
-    ],
-)
-def test_tagged_actions(text: str, action: str) -> None:
-    assert parse_action(text, "tags") == ParsedAction(action, ok=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "action_format"),
-    [
-        ("", "line"), (" \n\t\n", "line"), (">", "line"), ("Action:", "line"), ("\x00\x07", "line"),
-        ("x" * (MAX_ACTION_CHARS + 1), "line"), ("x" * 100_000, "line"),
-        ("", "tags"), ("go east", "tags"), ("<action></action>", "tags"), ("</action>go", "tags"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_the_no_op(text: str, action_format: str) -> None:
-    assert parse_action(text, action_format) == ParsedAction(NO_OP, ok=False)
-
-
-@pytest.mark.parametrize(
-    ("text", "action"),
-    [
-        ("Thought: the door is east.\nAction: go east", "go east"),
-        ("I need light first.\n**Action 2:** `light lamp`.", "light lamp"),
-        ("Action: north\nThought: no.\nAction: south\nObservation: a wall", "south"),
-        ("Thought: an action: that is not one", ""),
-        ("Thought: nothing else", ""),
-        ("Action:", ""),
-    ],
-)
-def test_a_thought_stands_before_the_action(text: str, action: str) -> None:
-    assert parse_action(text, "react") == ParsedAction(action, ok=bool(action))
+def test_actions_are_read_out_of_what_a_model_writes(action_format: str, style: str, readings: dict[str, str]) -> None:
+    parsed = {text: parse_action(text, action_format, style) for text in readings}
+    assert parsed == {text: ParsedAction(action, ok=action != NO_OP) for text, action in readings.items()}
 
 
 @relaxed
@@ -612,25 +542,22 @@ def test_forgetting_takes_the_oldest_turns_and_keeps_the_task() -> None:
     assert drop_oldest_turn(last) == last
 
 
-@pytest.mark.parametrize("given_prompt", ["Act.", ""])
-def test_example_turns_open_both_contexts_and_belong_to_no_state(given_prompt: str) -> None:
-    turns = (("Task: a\n\nObservation: b", "go c"), ("Observation: d", "go e"))
-    said = conversation("full", system_prompt=given_prompt, example_turns=turns)
-    plain = conversation("full", system_prompt=given_prompt)
-    for each in (said, plain):
+@pytest.mark.parametrize("prompt", ["Act.", ""])
+def test_example_turns_open_both_contexts_and_belong_to_no_state(prompt: str) -> None:
+    example = conversation("full", system_prompt=prompt, example_turns=(("Task: a\n\nObservation: b", "go c"),))
+    plain = conversation("full", system_prompt=prompt)
+    for each in (example, plain):
         each.start("find the coin")
-        each.observe(Observation("a hall"), [Tip("t", "go east", "k", 0.0)])
+        each.observe(Observation("a hall"), [tip("go east")])
         each.act("go east")
-    num = len(said.plain) - len(plain.plain)
-    start = bool(given_prompt)
-    assert [(m.role, m.content) for m in said.plain[start : start + num]] == [
-        ("user", turns[0][0]), ("assistant", "go c"), ("user", turns[1][0]), ("assistant", "go e"),
-    ]  # fmt: skip
-    assert [*said.plain[:start], *said.plain[start + num :]] == plain.plain
-    assert [*said.acting[:start], *said.acting[start + num :]] == plain.acting
-    for kind in ("state", "conversation"):
-        assert build_memory_query(said, kind) == build_memory_query(plain, kind)
-    assert said.format_turn(Observation("a nook")) == plain.format_turn(Observation("a nook")) == "Observation: a nook"
+    start = int(bool(prompt))
+    for ours, theirs in ((example.plain, plain.plain), (example.acting, plain.acting)):
+        assert [(m.role, m.content) for m in ours[start : start + 2]] == [
+            ("user", "Task: a\n\nObservation: b"), ("assistant", "go c"),
+        ]  # fmt: skip
+        assert [*ours[:start], *ours[start + 2 :]] == theirs
+    assert build_memory_query(example, "conversation") == build_memory_query(plain, "conversation")
+    assert example.format_turn(Observation("a nook")) == "Observation: a nook"
 
 
 @pytest.mark.parametrize(

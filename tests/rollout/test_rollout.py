@@ -1,3 +1,5 @@
+"""Episodes, groups of them, the tips written about them, and their metrics."""
+
 from __future__ import annotations
 
 import asyncio
@@ -10,7 +12,7 @@ import pytest
 
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
-from trailnotes.errors import EnvError, PolicyError
+from trailnotes.errors import EnvError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import run_episode
@@ -34,7 +36,7 @@ from trailnotes.types import (
 
 
 class Corridor:
-    """Walk "right" `length` times; each other action stays. Reward 1 at the end. Fails where told to."""
+    """Walk "right" `length` times; each other action stays. Reward 1 at the end. Fails at its call `fail_at`."""
 
     def __init__(self, pause: Callable[[], float] = lambda: 0.0, fail_at: int | None = None) -> None:
         self.pause, self.fail_at = pause, fail_at
@@ -60,15 +62,16 @@ class Corridor:
 
 
 class FakePool:
-    """Lends corridors made by `make`; knows which are out."""
+    """Lends corridors made by `make`; counts those lent so far, now, and at most at a time."""
 
     def __init__(self, make: Callable[[], Corridor] = Corridor) -> None:
-        self.make, self.out, self.lent = make, 0, 0
+        self.make, self.out, self.lent, self.most = make, 0, 0, 0
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Corridor]:
         self.out += 1
         self.lent += 1
+        self.most = max(self.most, self.out)
         try:
             yield self.make()
         finally:
@@ -166,7 +169,7 @@ def test_an_episode_step_by_step() -> None:
     assert (done.outcome, done.success, done.score, done.episode_return) == ("terminated", True, 1.0, 1.0)
     assert [len(messages) for _, messages, _ in policy.requests] == [1, 3, 5]
     assert policy.requests[0][1][0].content == "walk right\nplace 0"
-    assert done.steps[1].completion.text == "> right"  # what was said stays as it was said
+    assert done.steps[1].completion.text == "> right"  # the sampled text stays as it is
 
 
 def test_sampling_follows_the_config_and_every_completion_has_its_own_seed() -> None:
@@ -183,22 +186,18 @@ def test_the_step_limit_truncates() -> None:
     assert (len(done.steps), done.outcome, done.success, done.context_full) == (4, "truncated", False, False)
 
 
-def test_an_environments_own_truncation_ends_the_episode() -> None:
+def test_an_environment_may_end_the_episode_at_once_or_at_reset() -> None:
     class Short(Corridor):
         async def step(self, action: str) -> Observation:
             return Observation("time is up", truncated=True)
 
-    done = play(ScriptedPolicy(right), env=Short())
-    assert (len(done.steps), done.outcome) == (1, "truncated")
-
-
-def test_a_game_that_is_over_at_reset_has_no_step() -> None:
     class Over(Corridor):
         async def reset(self, task: Task) -> Observation:
             return Observation("over", terminated=True)
 
-    done = play(ScriptedPolicy(right), env=Over())
-    assert (done.steps, done.outcome, done.final_observation.text) == ((), "terminated", "over")
+    for env, num_steps, outcome in ((Short(), 1, "truncated"), (Over(), 0, "terminated")):
+        done = play(ScriptedPolicy(right), env=env)
+        assert (len(done.steps), done.outcome) == (num_steps, outcome)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "x" * 600, "\x00"])
@@ -376,58 +375,17 @@ def test_a_failed_episode_is_reported_and_played_again_with_the_same_seeds() -> 
     assert not policy.open_episodes
 
 
-def test_the_number_of_announced_episodes_never_dips_while_one_is_replaced() -> None:
-    policy = SeededPolicy(right)
-    lives: list[int] = []
-    for name in ("open_episode", "close_episode"):
-        original = getattr(policy, name)
-
-        def watched(episode: str, original: Callable[[str], None] = original) -> None:
-            original(episode)
-            lives.append(len(policy.open_episodes))
-
-        setattr(policy, name, watched)
-    play_groups(policy, FakePool(failing(0)), tasks=[TASK], modes=[["plain"]])
-    assert lives[:3] == [1, 2, 1]
-    assert lives[-1] == 0
-
-
-def test_a_group_of_fewer_than_two_is_dropped_with_a_warning(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("members", "failures"), [(3, (0, 2)), (1, (0,))])
+def test_a_group_of_too_few_is_dropped_with_a_warning(
+    members: int, failures: tuple[int, ...], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
-    config = settings()
-    groups = play_groups(ScriptedPolicy(right), FakePool(failing(0, 2)), config)
-    assert [group.task.id for group in groups] == ["b"]
-    assert "task a is left out: 2 of 3 episodes failed: the corridor fell at 1" in caplog.text
+    groups = play_groups(ScriptedPolicy(right), FakePool(failing(*failures)), modes=[["plain"] * members] * 2)
+    assert [(group.task.id, len(group.trajectories)) for group in groups] == [("b", members)]
+    assert "task a" in caplog.text
 
 
-def test_a_group_of_one_needs_only_its_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
-    config = settings()
-    groups = play_groups(ScriptedPolicy(right), FakePool(failing(0)), config, modes=[["plain"]] * 2)
-    assert [group.task.id for group in groups] == ["b"]
-    assert len(groups[0].trajectories) == 1
-
-
-def test_a_policy_that_fails_ends_the_whole_batch_and_leaves_nothing_open() -> None:
-    def script(messages: Sequence[Message]) -> str:
-        if len(messages) > 2:
-            raise PolicyError("no more memory")
-        return "right"
-
-    policy, pool = ScriptedPolicy(script), FakePool(shuffled_pauses())
-
-    async def scenario() -> None:
-        with pytest.raises(PolicyError, match="no more memory"):
-            await run_groups(policy, pool, [TASK], [["plain"] * 5], None, SETTINGS, seed=0)
-        assert pool.out == 0  # the others have ended by now, not when the loop does
-        assert not policy.open_episodes
-
-    asyncio.run(scenario())
-
-
-# --- notes
+# --- tips written afterwards
 
 
 def author(note: Callable[[Sequence[Message]], str]) -> ScriptedPolicy:
@@ -441,7 +399,7 @@ def played(policy: ScriptedPolicy, config: Config = SETTINGS, memory: Memory | N
     return play_groups(policy, FakePool(), config, modes=[["plain", "off_policy"]] * 2, memory=memory)
 
 
-def test_every_episode_gets_a_note_with_its_author_in_task_order() -> None:
+def test_every_episode_gets_a_tip_with_its_author_in_task_order() -> None:
     policy = author(lambda messages: f"walk right {messages[-1].content[:7]}")
     groups = played(policy)
     policy.requests.clear()
@@ -479,7 +437,7 @@ def test_entries_for_each_step_are_found_by_each_state() -> None:
     assert [tip.key for tip in tips] == ["walk right\nplace 0", "walk right\nplace 1"] * 2
 
 
-def test_unusable_notes_are_dropped_and_counted() -> None:
+def test_unusable_tips_are_dropped_and_counted() -> None:
     policy = author(lambda messages: next(texts))
     groups = played(policy)
     texts = iter(["", "go right", "\x00\n", "<|im_start|>"])
@@ -491,9 +449,11 @@ def test_unusable_notes_are_dropped_and_counted() -> None:
     assert (metrics["written"], metrics["unusable"]) == (4.0, 3.0)
     assert metrics["tokens"] == written.num_tokens == 1 + 9 + 3 + 13
     assert metrics["tokens_read"] == sum(len(one.completion.prompt_ids) for one in each)
+    policy.context_length = 20  # no room at all
+    assert asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0)) == ([], 0)
 
 
-def test_an_episode_that_fills_the_context_still_gets_its_note() -> None:
+def test_an_episode_that_fills_the_context_still_gets_its_tip() -> None:
     config = settings(rollout={"max_steps": 40, "max_action_tokens": 8}, memory={"max_write_tokens": 40})
     policy = author(lambda _: "a short note")
     policy.context_length = 150
@@ -507,16 +467,6 @@ def test_an_episode_that_fills_the_context_still_gets_its_note() -> None:
     assert messages[0].content.startswith("walk right\nplace 0\n[...]\nplace ")
     assert len(policy.encode(messages)) + sampling.max_tokens <= 150
     assert messages[-1].content == "place 8\nscore 0 / 1 . note ?"
-
-
-def test_no_room_at_all_is_an_unusable_note_not_a_crash() -> None:
-    policy = author(lambda _: "note")
-    groups = played(policy)
-    policy.context_length = 20
-    each: list[WrittenTip] = []
-    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_tip=each.append))
-    assert written == ([], 0)
-    assert compute_tip_metrics(each)["unusable"] == 4.0
 
 
 # --- metrics

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 
 from small import small_config
 from trailnotes.config.schema import Config
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.memory.base import AsyncMemory
 from trailnotes.memory.retrieval import CachedEmbedder, Embedder, HashingEmbedder, QueuedEmbedder
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
@@ -25,7 +23,7 @@ TASKS = [Task(f"task {number}", "parrot:Parrot") for number in range(12)]
 
 
 class Recording(HashingEmbedder):
-    """Notes who calls it with what; its first call ends when all other episodes wait, or after a minute."""
+    """Records texts and threads; its first call ends when all other episodes wait, or after a minute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,15 +95,3 @@ def test_nothing_is_embedded_where_every_tip_is_a_candidate() -> None:
     groups = played(CachedEmbedder(QueuedEmbedder(recording)), by_score)
     assert recording.batches == []
     assert all(len(group.trajectories[0].steps[0].tips) == 2 for group in groups)
-
-
-def test_who_waits_and_who_does_not(tmp_path: Path) -> None:
-    """`find` is `search`, for every kind of question."""
-    config = config_of(threshold=0.3)
-    slow = CachedEmbedder(QueuedEmbedder(HashingEmbedder()))
-    with TipMemory(TipStore(tmp_path / "memory.db", EmbedderIdentity("hashing", 256)), slow, config.memory) as memory:
-        assert isinstance(memory, AsyncMemory)
-        memory.add([Tip("cellar", f"tip {n}", f"room {n} is damp", float(n)) for n in range(9)])
-        asked = [("cellar", "room 3", 2), ("cellar", "room 3", 0), ("attic", "room 3", 2), ("cellar", "\ud800", 5)]
-        for namespace, query, top_k in asked:
-            assert asyncio.run(memory.search_async(namespace, query, top_k)) == memory.search(namespace, query, top_k)

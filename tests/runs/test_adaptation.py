@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -19,15 +17,14 @@ import trailnotes
 from adaptrun import NEVER, Gate, Guesser, adapt_by, gate_config, run_process, seeds_asked, seeds_on_disk
 from small import small_config
 from trailnotes.commands import main
-from trailnotes.config.methods import list_methods
-from trailnotes.config.schema import Config
-from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within, load_config, to_toml
+from trailnotes.config.toml import load_config, to_toml
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import BudgetError, ConfigError, RunError
 from trailnotes.memory.store import TipStore
 from trailnotes.rollout.tips import CompletionRequest
-from trailnotes.runs.adapt import CHANGEABLE_KEYS, adapt
-from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun
+from trailnotes.runs.__main__ import render_metrics_page
+from trailnotes.runs.adapt import adapt
+from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.load_policy import EvaluatedModel
@@ -69,8 +66,9 @@ def story(out: Path) -> dict[str, Any]:
 # -- killed and resumed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_killed_again_and_again_ends_as_if_left_alone_and_asks_nothing_twice(method: str, tmp_path: Path) -> None:
+def test_adaptation_resumes_after_kills(method: str, tmp_path: Path) -> None:
     whole, cut, asked = tmp_path / "whole", tmp_path / "cut", tmp_path / "asked.jsonl"
     assert run_process(method, whole, asked, 0) == 0
     wanted = seeds_asked(asked)
@@ -92,7 +90,7 @@ def test_a_run_killed_again_and_again_ends_as_if_left_alone_and_asks_nothing_twi
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_finished_run_asks_nothing_and_changes_nothing(method: str, tmp_path: Path) -> None:
+def test_finished_adaptation_is_unchanged(method: str, tmp_path: Path) -> None:
     rows = adapt_by(Guesser(), method, tmp_path)
     before, again = story(tmp_path), Guesser()
     assert adapt_by(again, method, tmp_path) == rows
@@ -101,7 +99,7 @@ def test_a_finished_run_asks_nothing_and_changes_nothing(method: str, tmp_path: 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_half_written_last_line_is_played_again(method: str, tmp_path: Path) -> None:
+def test_torn_last_line_is_replayed(method: str, tmp_path: Path) -> None:
     adapt_by(Guesser(), method, tmp_path / "whole")
     adapt_by(Guesser(), method, tmp_path / "cut", eval={"trials": 0})
     for name in ("phases/trial-0.episodes.jsonl", "metrics.jsonl", "trajectories.jsonl"):
@@ -126,7 +124,7 @@ def test_more_trials_go_on_after_the_last_one(tmp_path: Path) -> None:
     assert story(tmp_path / "parts") == story(tmp_path / "whole")
 
 
-def test_a_spending_limit_stops_a_run_cleanly_and_a_higher_one_lets_it_go_on(tmp_path: Path) -> None:
+def test_resume_after_spending_limit(tmp_path: Path) -> None:
     whole = adapt_by(Guesser(), "reflexion", tmp_path / "whole")
     with pytest.raises(
         BudgetError, match=r"limit is reached; every episode .* in .*cut: raise the limit, and the same"
@@ -141,9 +139,7 @@ def test_a_spending_limit_stops_a_run_cleanly_and_a_higher_one_lets_it_go_on(tmp
     assert (tmp_path / "cut/trajectories.jsonl").read_bytes() == (tmp_path / "whole/trajectories.jsonl").read_bytes()
 
 
-def test_episodes_that_failed_for_good_are_remembered_and_not_played_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_episodes_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 1)
     options = {"env": {"options": {"broken": [1]}}}
     adapt_by(Guesser(), "empo2-tips", tmp_path, **options, eval={"trials": 0})
@@ -162,24 +158,7 @@ def test_episodes_that_failed_for_good_are_remembered_and_not_played_again(
     assert (tmp_path / "trajectories.jsonl").read_bytes() == before
 
 
-def test_a_first_attempt_that_failed_before_a_restart_counts(tmp_path: Path) -> None:
-    options = {"env": {"options": {"broken": [1]}}}
-    adapt_by(Guesser(), "naive", tmp_path, **options)
-    whole = (tmp_path / "trajectories.jsonl").read_bytes()
-    journal = tmp_path / "phases/trial-0.episodes.jsonl"
-    broken = [line for line in journal.read_bytes().splitlines(True) if b"hinges" in line]
-    assert len(broken) == 3
-    journal.write_bytes(b"".join(line for line in journal.read_bytes().splitlines(True) if b"hinges" not in line))
-    with journal.open("ab") as file:
-        file.write(broken[0])
-    (tmp_path / "metrics.jsonl").unlink()
-    Gate.played.clear()
-    adapt_by(Guesser(), "naive", tmp_path, **options)
-    assert Gate.played == ["gate/test-1"] * 2
-    assert (tmp_path / "trajectories.jsonl").read_bytes() == whole
-
-
-def test_where_nothing_can_be_played_the_run_says_why_and_tries_again(tmp_path: Path) -> None:
+def test_adaptation_without_any_episode_is_refused(tmp_path: Path) -> None:
     broken = {"env": {"options": {"broken": [0, 1, 2, NEVER]}}}
     for _ in range(2):
         Gate.played.clear()
@@ -211,7 +190,7 @@ def test_a_run_of_trials_is_an_ordinary_run_directory(tmp_path: Path) -> None:
     assert last["seconds"] > metrics[0]["seconds"] > 0
 
 
-def test_it_leaves_the_table_the_curve_and_an_evaluation_of_the_last_trial(tmp_path: Path) -> None:
+def test_adaptation_writes_table_curve_and_evaluation(tmp_path: Path) -> None:
     rows = adapt_by(Guesser(), "empo2-tips", tmp_path, picture=True)
     assert [row.mean for row in rows] == [0.25, 0.5, 0.75, 0.75]  # gate i opens in trial i
     assert [row.memory for row in rows] == [False, True, True, True]
@@ -234,22 +213,6 @@ def test_naive_costs_nothing_and_has_no_curve(tmp_path: Path) -> None:
     assert not (tmp_path / "memory.db").exists()
 
 
-def test_all_methods_play_trial_0_alike(tmp_path: Path) -> None:
-    for method in METHODS:
-        adapt_by(Guesser(), method, tmp_path / method, eval={"trials": 1})
-    first = [[r for r in lines(tmp_path / m / "trajectories.jsonl") if r["iteration"] == 0] for m in METHODS]
-    assert first[0] == first[1] == first[2]
-
-
-def test_notes_reach_the_prompt_of_the_trials_after_them(tmp_path: Path) -> None:
-    policy = Guesser()
-    adapt_by(policy, "empo2-tips", tmp_path, env={"options": {"gates": [2]}}, eval={"trials": 2})
-    first, _, second, _, third, _ = (prompt[-1].content for prompt in policy.prompts)
-    assert first == "open gate 2\na gate ?"
-    assert second == 'open gate 2\nnotes :\n- " next time say w1 " 0 / 1\na gate ?'
-    assert third == 'open gate 2\nnotes :\n- " next time say w2 " 0 / 1\n- " next time say w1 " 0 / 1\na gate ?'
-
-
 # -- trials by themselves
 
 
@@ -265,7 +228,7 @@ def with_trials(path: Path, body: Any, **sections: dict[str, Any]) -> Any:
     return asyncio.run(run())
 
 
-def test_what_comes_back_is_the_same_before_and_after_a_restart(tmp_path: Path) -> None:
+def test_play_and_write_are_read_back_after_a_restart(tmp_path: Path) -> None:
     async def body(run: AdaptationRun) -> Any:
         groups = await run.play("trial-0", run.tasks, num_samples=2)
         request = CompletionRequest([Message("user", "next time say w7")], Sampling(max_tokens=8))
@@ -282,19 +245,7 @@ def test_what_comes_back_is_the_same_before_and_after_a_restart(tmp_path: Path) 
     assert [completion.text for completion in written] == ["w7", "w7"]
 
 
-def test_phases_and_purposes_have_seeds_of_their_own(tmp_path: Path) -> None:
-    async def body(run: AdaptationRun) -> Any:
-        for phase in ("trial-0", "trial-1"):
-            await run.play(phase, run.tasks)
-        return run.seed("a"), run.seed("a", 1), run.seed("b")
-
-    assert len({*with_trials(tmp_path / "a", body)}) == 3
-    assert with_trials(tmp_path / "a", body) == with_trials(tmp_path / "b", body)
-    assert with_trials(tmp_path / "a", body) != with_trials(tmp_path / "c", body, run={"seed": 1})
-    assert len(seeds_on_disk(tmp_path / "a")) == 8
-
-
-def test_a_line_is_written_once_with_the_methods_own_metrics(tmp_path: Path) -> None:
+def test_log_writes_a_line_once(tmp_path: Path) -> None:
     async def body(run: AdaptationRun) -> Any:
         groups = await run.play("epoch-0", run.tasks)
         run.log("epoch-0", groups, solved=1, memory={"tips": 3.0})
@@ -329,29 +280,17 @@ def test_adapt_on_the_command_line_with_a_model(start_model: Path, tmp_path: Pat
     assert "no method is called 'magic': choose one of ace, " in capsys.readouterr().err
 
 
-def test_the_method_is_that_of_the_settings_where_it_adapts(tmp_path: Path) -> None:
+def test_method_from_settings(tmp_path: Path) -> None:
     for name, wanted in (("reflexion", "reflexion"), ("grpo", "empo2-tips")):
         adapt_by(Guesser(), None, tmp_path / name, algorithm={"name": name}, eval={"trials": 0})  # type: ignore[arg-type]
         assert load_config(tmp_path / name / "config.toml").algorithm.name == wanted
-
-
-def test_another_panel_or_model_is_refused(start_model: Path, tmp_path: Path) -> None:
-    config = small_config(model={"path": str(start_model)}, eval={"trials": 0})
-    adapt(config, start_model, method="naive", out=tmp_path)
-    other = config.model_copy(update={"eval": config.eval.model_copy(update={"num_tasks": 2})})
-    with pytest.raises(RunError, match=r"another eval\.num_tasks"):
-        adapt(other, start_model, method="naive", out=tmp_path)
-    with pytest.raises(RunError, match=r"another model\.path"):
-        adapt(config, "random", method="naive", out=tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("algorithm.name", "empo2-tips"), ("rollout.max_steps", 7), ("env.options", {"gates": [0, 1]}), ("run.seed", 1)],
 )
-def test_what_decides_the_episodes_stays_even_if_it_is_allowed_to_change(
-    name: str, value: object, tmp_path: Path
-) -> None:
+def test_fixed_settings_cannot_change(name: str, value: object, tmp_path: Path) -> None:
     adapt_by(Guesser(), "reflexion", tmp_path, eval={"trials": 1})
     before = (tmp_path / "config.toml").read_text()
     section, key = name.split(".")
@@ -364,22 +303,7 @@ def test_what_decides_the_episodes_stays_even_if_it_is_allowed_to_change(
     assert (tmp_path / "config.toml").read_text() == before
 
 
-def test_every_setting_is_free_fixed_or_of_training_alone() -> None:
-    """A setting that comes new has to be put where it belongs."""
-    trains = (
-        *("preset", "empo2", "gigpo", "opsd", "opid", "ucob", "rehearsal", "lamer", "archive", "loss", "optim"),
-        *("train", "warmstart"),
-        *("run.name", "model.device", "model.gradient_checkpointing", "model.lora", "engine.name"),
-        "eval.metric",  # figures are computed anew at each start
-    )
-    kinds = (RUNTIME_KEYS, CHANGEABLE_KEYS, FIXED_ADAPTATION_KEYS, trains)
-    assert not [name for name in flatten_config(Config()) if not any(is_within(name, kind) for kind in kinds)]
-    assert {method for method in list_methods(trains=False) if method in Config.model_fields} <= {
-        *FIXED_ADAPTATION_KEYS
-    }
-
-
-def test_naive_is_what_an_evaluation_shows_but_for_its_seeds(start_model: Path, tmp_path: Path) -> None:
+def test_naive_adaptation_equals_evaluation(start_model: Path, tmp_path: Path) -> None:
     config = small_config(model={"path": str(start_model)}, eval={"temperature": 0.0})  # greedy: seeds say nothing
     (row,) = trailnotes.adapt(config, start_model, method="naive", out=tmp_path / "adapt")
     shown = evaluate(config, start_model, out=tmp_path / "eval")
@@ -389,17 +313,6 @@ def test_naive_is_what_an_evaluation_shows_but_for_its_seeds(start_model: Path, 
     assert played[0] == played[1]
 
 
-def test_without_matplotlib_the_numbers_are_there_and_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("matplotlib", "matplotlib.pyplot"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with caplog.at_level(logging.WARNING):
-        adapt_by(Guesser(), "empo2-tips", tmp_path, picture=True, eval={"trials": 1})
-    assert "no curve.png: pictures need matplotlib" in caplog.text
-    assert (tmp_path / "table.json").exists()
-
-
 # -- what the pages say
 
 
@@ -407,7 +320,7 @@ def test_without_matplotlib_the_numbers_are_there_and_a_note(
 def test_pages_explain_every_metric(method: str, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     adapt_by(Guesser(), method, tmp_path, eval={"trials": 1})
-    pages = "".join((root / "docs" / name).read_text() for name in ("metrics.md", "adapting.md"))
+    pages = render_metrics_page() + (root / "docs" / "adapting.md").read_text()
     names = {
         re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name)
         for line in lines(tmp_path / "metrics.jsonl")

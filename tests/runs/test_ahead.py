@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from tinyrun import SAME, differences, episodes, equal_weights, metrics, tiny_config, tip_rows, train_in_process
+from tinyrun import SAME, differences, equal_weights, metrics, tiny_config, tip_rows, train_in_process
 from trailnotes.config.methods import Method, register
-from trailnotes.errors import PolicyError, RunError
-from trailnotes.learner.learner import Learner
+from trailnotes.errors import RunError
 from trailnotes.learner.samples import build_samples
-from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.staleness import Correction, correct_samples
 from trailnotes.runs.train import train
@@ -52,7 +50,7 @@ def with_a_tip() -> TrajectoryGroup:
     )
 
 
-def test_weights_compare_now_with_then_under_the_prompt_that_was_acted_on() -> None:
+def test_stale_tokens_are_weighted_by_hand() -> None:
     group = with_a_tip()
     (row,) = build_samples([group], [[2.0]])
     assert row.token_ids == (1, 3, 7, 8), "trained without the tip"
@@ -79,19 +77,12 @@ def test_weights_compare_now_with_then_under_the_prompt_that_was_acted_on() -> N
         (Correction(2.0, "sequence", "mask"), (0.0, 0.0)),
     ],
 )
-def test_an_engines_mismatch_is_bounded_by_token_or_episode(correction: Correction, weights: Sequence[float]) -> None:
+def test_mismatch_bound_by_token_or_episode(correction: Correction, weights: Sequence[float]) -> None:
     group, learner = with_a_tip(), Now(math.log(0.6), math.log(0.75))
     (weighed,), _ = correct_samples(
         build_samples([group], [[1.0]]), [group], learner, rows="auto", correction=correction
     )  # type: ignore[arg-type]
     assert weighed.advantages[-2:] == pytest.approx(weights)
-
-
-def test_weights_of_now_that_say_what_was_said_then_change_nothing() -> None:
-    group = with_a_tip()
-    rows = build_samples([group], [[2.0]])
-    same = Now(*group.trajectories[0].steps[0].completion.logprobs)
-    assert correct_samples(rows, [group], same, rows="auto", correction=Correction(2.0))[0] == rows  # type: ignore[arg-type]
 
 
 def test_rows_of_steps_take_their_own_tokens() -> None:
@@ -108,10 +99,10 @@ def test_rows_of_steps_take_their_own_tokens() -> None:
 # -- whole runs
 
 
-@pytest.mark.parametrize("method", ["empo2", "grpo", "lamer", "opsd"])
-def test_ahead_by_one_every_iteration_but_the_first_is_one_version_behind(
-    start_model: Path, tmp_path: Path, method: str
-) -> None:
+@pytest.mark.parametrize(
+    "method", ["empo2", *(pytest.param(name, marks=pytest.mark.long) for name in ("lamer", "opsd"))]
+)
+def test_overlapped_iterations_are_one_version_stale(start_model: Path, tmp_path: Path, method: str) -> None:
     settings = {
         "algorithm": {"name": method},
         "rollout": {"max_async_iterations": 1, "num_tasks": 5},
@@ -126,6 +117,7 @@ def test_ahead_by_one_every_iteration_but_the_first_is_one_version_behind(
     assert (run.weights.version, run.count.iteration) == (4, 4)
 
 
+@pytest.mark.long
 def test_ahead_by_one_repeats_bit_for_bit(start_model: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         train(tiny_config(start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}), tmp_path / name)
@@ -134,8 +126,9 @@ def test_ahead_by_one_repeats_bit_for_bit(start_model: Path, tmp_path: Path) -> 
     assert not equal_weights(tmp_path / "a", tmp_path / "c"), "older weights played"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [{}, LORA], ids=["full", "lora"])
-def test_a_policy_with_weights_of_its_own_plays_like_one_that_shares_them(
+def test_separate_policy_weights_equal_shared_ones(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
 ) -> None:
     config = tiny_config(start_model, model=model | {"path": str(start_model)})
@@ -167,20 +160,8 @@ def test_a_run_that_was_ahead_resumes(start_model: Path, tmp_path: Path) -> None
     assert tip_rows(tmp_path)
 
 
-def test_the_tips_of_what_is_played_ahead_are_not_in_an_earlier_checkpoint(start_model: Path, tmp_path: Path) -> None:
-    config = tiny_config(
-        start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}, train={"save_every": 1, "keep_last": 9}
-    )
-    train(config, tmp_path)
-    assert tip_rows(tmp_path)
-    for saved in sorted((tmp_path / "checkpoints").glob("step-*")):
-        done = int(saved.name.removeprefix("step-"))
-        with closing(sqlite3.connect(saved / "memory.db")) as connection:
-            (last,) = connection.execute("SELECT max(step) FROM tips").fetchone()
-        assert last < done
-
-
-def test_validation_ahead_plays_with_the_weights_that_were_just_learned(start_model: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_overlapped_validation_uses_newest_weights(start_model: Path, tmp_path: Path) -> None:
     settings = {"eval_every": 1, "iterations": 3}
     run = train_in_process(
         tiny_config(start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}, train=settings), tmp_path
@@ -189,8 +170,9 @@ def test_validation_ahead_plays_with_the_weights_that_were_just_learned(start_mo
     assert all("validation/success" in line for line in metrics(tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ahead", "stops_at", "done"), [(1, 1, 2), (1, 9, 3)], ids=["asked to stop", "at its end"])
-def test_the_last_checkpoint_has_nothing_of_an_iteration_that_was_dropped(
+def test_dropped_iteration_leaves_nothing_in_the_checkpoint(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, stops_at: int, done: int
 ) -> None:
     rollout = Iteration.rollout
@@ -216,50 +198,6 @@ def test_a_failure_while_ahead_ends_the_run(start_model: Path, tmp_path: Path) -
         train(config, tmp_path)
 
 
-def test_the_rate_of_an_update_knows_what_its_tips_took(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted: list[int] = []
-    update = Iteration.update
-
-    async def watched(self: Iteration, samples: Sequence[Sample]) -> dict[str, float]:
-        counted.append(self.run.count.tokens_generated)
-        return await update(self, samples)
-
-    monkeypatch.setattr(Iteration, "update", watched)
-    run = train_in_process(tiny_config(start_model, train={"iterations": 1}), tmp_path)
-    acted = sum(len(step["completion"]["token_ids"]) for episode in episodes(tmp_path) for step in episode["steps"])
-    assert counted[0] > 0
-    assert run.count.tokens_generated == counted[0] + acted, "those of actions come when it ends"
-
-
-def test_a_run_that_cannot_be_built_closes_what_there_was(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[str] = []
-
-    def fails(*_: Any) -> None:
-        raise RunError("no rows")
-
-    monkeypatch.setattr(Learner, "close", lambda _: closed.append("learner"))
-    monkeypatch.setattr("trailnotes.runs.training.open_memory", lambda *_, **__: fails())
-    with pytest.raises(RunError, match="no rows"):
-        train(tiny_config(start_model), tmp_path)
-    assert closed == ["learner"]
-
-
-def test_an_engine_that_cannot_be_loaded_ends_the_run(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def load(*_: Any) -> float:
-        raise PolicyError("engine lost")
-
-    monkeypatch.setattr(HFPolicy, "load", load)
-    config = tiny_config(start_model, rollout={"max_async_iterations": 2, "num_tasks": 5}, train={"eval_every": 1})
-    with pytest.raises(PolicyError, match="engine lost"):
-        train(config, tmp_path)
-
-
 # -- methods that do not keep to it
 
 
@@ -280,9 +218,7 @@ async def never_ends(iteration: Iteration) -> None:
     ("method", "said"),
     [(updates_too_early, "inside `async with iteration.learning"), (never_ends, "finish with `await iteration.end")],
 )
-def test_a_method_that_leaves_an_iteration_open_is_told_so(
-    start_model: Path, tmp_path: Path, method: Any, said: str, ahead: int
-) -> None:
+def test_method_must_end_its_iteration(start_model: Path, tmp_path: Path, method: Any, said: str, ahead: int) -> None:
     name = register(Method(f"{method.__name__}_{ahead}", "open", method, trains=True)).name
     config = tiny_config(start_model, algorithm={"name": name}, rollout={"max_async_iterations": ahead, "num_tasks": 5})
     with pytest.raises(RunError, match=said):

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from small import small_config
 from tinyrun import SAME, differences, episodes, equal_weights, metrics, tiny_config, train_in_process
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
 from trailnotes.rollout.tips import WrittenTip
-from trailnotes.runs.authors import AuthorRegistry, check_author_age, compute_author_credit
+from trailnotes.runs.authors import AuthorRegistry, compute_author_credit
 from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.train import train
 from trailnotes.types import Completion, Observation, Sample, Step, Task, Tip, Trajectory, TrajectoryGroup
@@ -56,21 +54,7 @@ def test_a_row_is_what_the_author_read_and_wrote() -> None:
     assert kept.build_rows({("task", TEXT): 0.0}, 1) == [], "nothing to learn"
 
 
-def test_a_text_that_several_wrote_earns_its_first_author_alone() -> None:
-    kept = authors()
-    kept.remember([written(5), written(6)], 0)
-    kept.remember([written(7)], 1)
-    assert writer(kept, 2) == [5]
-
-
-def test_what_is_written_in_an_iteration_was_not_read_in_it() -> None:
-    kept = authors()
-    kept.remember([written(5)], 4)
-    assert writer(kept, 4) == []
-    assert writer(kept, 5) == [5]
-
-
-def test_a_tip_that_is_too_old_is_left_alone_and_the_next_author_follows() -> None:
+def test_author_age_limits_credit() -> None:
     kept = authors(author_age=3)
     kept.remember([written(5)], 0)
     kept.remember([written(6)], 2)
@@ -89,13 +73,6 @@ def test_authors_come_back_from_json_as_they_were() -> None:
     credit = ONE | {("task", "nothing found"): -1 / 3}
     assert again.build_rows(credit, 1) == kept.build_rows(credit, 1)
     assert len(kept.build_rows(credit, 1)) == 2
-
-
-def test_tips_of_an_engine_without_token_ids_have_no_row() -> None:
-    kept = authors()
-    about = written(5).trajectory
-    kept.remember([WrittenTip(about, Completion((), (), (), TEXT), (Tip("task", TEXT, key="", score=0.0),))], 0)
-    assert kept.build_rows(ONE, 1) == []
 
 
 def credited(start: Path, **sections: dict[str, Any]) -> Config:
@@ -140,6 +117,7 @@ def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watc
     return seen
 
 
+@pytest.mark.long
 def test_a_coefficient_of_zero_is_empo2_bit_for_bit(start_model: Path, tmp_path: Path, watched: Watched) -> None:
     zero = {"author_credit": 0.0, "author_share": "equal", "author_age": 9}
     train_in_process(tiny_config(start_model), tmp_path / "empo2")
@@ -157,19 +135,20 @@ def test_tips_are_credited_from_the_second_iteration_on(watched: Watched) -> Non
     assert all(0 <= line["authors/positive"] <= 1 for line in lines)
 
 
+@pytest.mark.long
 def test_a_credited_run_that_is_resumed_is_the_same_run(start_model: Path, tmp_path: Path, watched: Watched) -> None:
     train(credited(start_model, train={"iterations": 2}), tmp_path)
     train(credited(start_model), tmp_path, allow_change=["train.iterations"])
     assert differences(watched.path, tmp_path) == SAME
 
 
-def test_no_member_reads_what_was_written_in_its_own_iteration(watched: Watched) -> None:
+def test_tips_are_read_in_later_iterations_only(watched: Watched) -> None:
     """The memory is frozen while an iteration is played, or what a tip earned would depend on who was faster."""
     assert len(watched.shown) > 5
     assert all(tip in watched.held[iteration] and tip.step < iteration for iteration, tip in watched.shown)
 
 
-def test_each_reader_is_scored_under_all_its_tips_under_none_and_under_each_alone(watched: Watched) -> None:
+def test_readers_scored_with_all_none_and_each_tip(watched: Watched) -> None:
     readers = [e for e in episodes(watched.path) if any(step["tips"] for step in e["steps"])]
     texts = [{tip["text"] for step in e["steps"] for tip in step["tips"]} for e in readers]
     assert max(map(len, texts)) > 1
@@ -184,28 +163,3 @@ def test_equal_shares_score_nothing() -> None:
     nobody: Any = None
     credit = compute_author_credit([TrajectoryGroup(TASK, (reader, about))], nobody, nobody, config)
     assert credit == {("task", TEXT): 0.5, ("task", "nothing found"): 0.5}
-
-
-def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"set empo2\.mode_unit = \"trajectory\""):
-        small_config(empo2={"author_credit": 1.0, "mode_unit": "iteration"})
-    with pytest.raises(ValidationError, match=r"set algorithm\.author = \"policy\""):
-        small_config(empo2={"author_credit": 1.0}, algorithm={"author": "start"})
-
-
-def test_tips_must_be_sampled_as_they_are_trained(start_model: Path) -> None:
-    config = tiny_config(start_model, algorithm={"author_credit": 1.0}, memory={"write_temperature": 0.5})
-    with pytest.raises(ConfigError, match=r"set memory\.write_temperature"):
-        config.validate_training()
-
-
-def test_a_training_says_when_authors_are_forgotten_before_their_tasks_come_back(
-    start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "set empo2.author_age = 8" in check_author_age(small_config(rollout={"num_tasks": 16}), 60)
-    assert not check_author_age(small_config(rollout={"num_tasks": 16}, algorithm={"author_age": 8}), 60)
-    assert not check_author_age(small_config(rollout={"num_tasks": 5}, algorithm={"author_age": 1}), 3)
-    for age, times in ((1, 1), (9, 0)):
-        config = credited(start_model, algorithm={"author_credit": 1.0, "author_age": age}, train={"iterations": 1})
-        train(config, tmp_path / str(age))
-        assert capsys.readouterr().err.count("no author is credited: set empo2.author_age = ") == times

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import errno
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import RunError
-from trailnotes.runs.directory import RunDir, RunLock, is_trained, load_run_config
+from trailnotes.runs.directory import RunDir, is_trained, load_run_config
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task, Trajectory
 
@@ -37,14 +34,14 @@ def episode(member: int = 0) -> Trajectory:
 
 def test_a_new_directory_explains_itself(tmp_path: Path) -> None:
     config = load_config(None, ["--run.seed", "5", "--run.name", "first"])
-    with RunDir.open(tmp_path / "deep" / "run", config, command=["trailnotes", "train"]) as run:
+    with RunDir.open(tmp_path / "deep" / "run", config) as run:
         assert run.checkpoints.is_dir()
         assert run.memory_path.parent == run.path
     assert load_run_config(run.path) == config
     about = json.loads((run.path / "run.json").read_text())
     assert (about["name"], about["seed"]) == ("first", 5)
     (start,) = about["starts"]
-    assert start["command"] == ["trailnotes", "train"]
+    assert start["command"] == sys.argv
     assert start["python"] == ".".join(map(str, sys.version_info[:3]))
     assert start["packages"]["trailnotes"]
     assert "git" in start
@@ -60,7 +57,7 @@ def test_lines_and_episodes_are_appended(tmp_path: Path) -> None:
     assert [(r["iteration"], r["member"]) for r in records] == [(0, 0), (0, 1), (1, 2)]
 
 
-def test_going_on_sets_aside_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+def test_resume_moves_later_lines(tmp_path: Path) -> None:
     with RunDir.open(tmp_path, Config()) as run:
         for i in range(4):
             run.append_metrics({"iteration": i})
@@ -78,7 +75,7 @@ def test_going_on_sets_aside_what_came_after_the_checkpoint(tmp_path: Path) -> N
     assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == 2
 
 
-def test_a_changed_config_is_refused_unless_each_key_is_allowed(tmp_path: Path) -> None:
+def test_changed_config_needs_allow_change(tmp_path: Path) -> None:
     with RunDir.open(tmp_path, Config()) as run:
         run.append_metrics({"iteration": 0})
     changed = load_config(None, ["--optim.lr", "1e-3", "--train.iterations", "7"])
@@ -92,14 +89,6 @@ def test_a_changed_config_is_refused_unless_each_key_is_allowed(tmp_path: Path) 
     starts = json.loads((tmp_path / "run.json").read_text())["starts"]
     assert starts[-1]["changed"] == {"optim.lr": [1e-6, 1e-3], "train.iterations": [100, 7]}
     RunDir.open(tmp_path, changed).close()
-
-
-def test_a_former_key_may_be_allowed_to_change(tmp_path: Path) -> None:
-    with RunDir.open(tmp_path / "run", Config()) as run:
-        run.append_metrics({"iteration": 0})
-    changed = load_config(None, ["--rollout.ahead", "2"])
-    RunDir.open(tmp_path / "run", changed, allow_change=["rollout.ahead"]).close()
-    assert "max_async_iterations = 2" in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_a_start_that_came_to_nothing_binds_nobody(tmp_path: Path) -> None:
@@ -121,7 +110,7 @@ def test_whatever_a_start_has_ended_binds_the_next(tmp_path: Path, left: str) ->
         RunDir.open(tmp_path, load_config(None, ["--optim.lr", "1e-3"]))
 
 
-def test_a_second_process_is_refused_and_a_killed_one_frees_the_lock(tmp_path: Path) -> None:
+def test_lock_refuses_a_second_process(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "lock"], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -130,27 +119,6 @@ def test_a_second_process_is_refused_and_a_killed_one_frees_the_lock(tmp_path: P
         assert not (tmp_path / "config.toml").exists()
         holder.send_signal(signal.SIGKILL)
     RunDir.open(tmp_path, Config()).close()
-
-
-def test_a_released_lock_is_free_even_if_a_forked_child_lives(tmp_path: Path) -> None:
-    lock = RunLock(tmp_path / "lock")
-    child = os.fork()
-    if child == 0:
-        time.sleep(60)
-        os._exit(0)
-    try:
-        lock.release()
-        RunLock(tmp_path / "lock").release()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def test_a_failed_opening_frees_the_lock(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{")
-    for _ in range(2):
-        with pytest.raises(RunError, match=r"run\.json is damaged: move it away"):
-            RunDir.open(tmp_path, Config())
 
 
 def test_a_damaged_or_missing_config_is_named(tmp_path: Path) -> None:
@@ -162,52 +130,7 @@ def test_a_damaged_or_missing_config_is_named(tmp_path: Path) -> None:
         RunDir.open(tmp_path, Config())
 
 
-def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot make the run directory .*/file/run"):
-        RunDir.open(tmp_path / "file" / "run", Config())
-    (tmp_path / "run" / "lock").mkdir(parents=True)
-    with pytest.raises(RunError, match=r"cannot write .*/lock"):
-        RunDir.open(tmp_path / "run", Config())
-    (tmp_path / "other" / "run.json").mkdir(parents=True)
-    with pytest.raises(RunError, match=r"run\.json"):
-        RunDir.open(tmp_path / "other", Config())
-
-
-def test_a_full_disk_at_the_start_is_named_and_frees_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr("trailnotes.runs.directory.write_text_atomic", full)
-        with pytest.raises(RunError, match=r"config\.toml \(No space left on device\).*free space"):
-            RunDir.open(tmp_path, Config())
-    RunDir.open(tmp_path, Config()).close()
-
-
-def test_tensorboard_shows_exactly_the_lines(tmp_path: Path) -> None:
-    event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
-    tensor_util = pytest.importorskip("tensorboard.util.tensor_util")
-    config = load_config(None, ["--run.trackers", '["tensorboard"]'])
-    with RunDir.open(tmp_path, config) as run:
-        for i in range(3):
-            run.append_metrics({"iteration": i, "loss": float(i), "mode": "plain"})
-    with RunDir.open(tmp_path, config) as run:
-        run.move_lines_after(1)
-        run.append_metrics({"iteration": 1, "loss": 7.0})
-        run.append_metrics({"iteration": 2, "loss": 8.0})
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    points = [
-        (value.tag, event.step, tensor_util.make_ndarray(value.tensor).item())
-        for event in event_file_loader.EventFileLoader(str(file)).Load()
-        for value in event.summary.value
-    ]
-    (tag, _, settings), *curve = points
-    assert (tag, b"run.trackers" in settings) == ("config", True)
-    assert curve == [("loss", 0, 0.0), ("loss", 1, 7.0), ("loss", 2, 8.0)]
-
-
-def test_a_run_is_trained_once_its_last_checkpoint_has_the_budget(start_model: Path, tmp_path: Path) -> None:
+def test_is_trained(start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, train={"iterations": 1, "max_env_steps": 0})
     assert not is_trained(tmp_path / "run", config)
     train_in_process(config, tmp_path / "run")

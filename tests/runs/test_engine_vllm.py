@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from nodes import QUIET, TwoNodes
 from small import SETTINGS
 from tinyrun import distance, metrics, tiny_config, train_in_process
 from trailnotes.learner.states import export_model
-from trailnotes.runs.train import train
 from trailnotes.runs.training import TrainingRun, save_checkpoint
 from trailnotes.types import Sample
 from trailnotes.warmstart.small_model import build_model
@@ -47,7 +45,7 @@ def wide_model(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     ],
     ids=["grpo-full-two", "empo2-lora-ahead", "empo2-full-start-author", "empo2-lora-two"],
 )
-def test_what_vllm_played_trains_the_same_weights_in_one_process(
+def test_vllm_samples_train_the_same_weights(
     wide_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], sections: dict[str, Any]
 ) -> None:
     learned: list[tuple[list[Sample], int]] = []
@@ -82,28 +80,3 @@ def test_what_vllm_played_trains_the_same_weights_in_one_process(
     apart = distance(tmp_path / "played", tmp_path / "alone")
     print(f"largest difference of a weight: {apart:.2g}")
     assert 0 <= apart < 1e-5
-
-
-def test_ranks_and_an_engine_of_vllm_on_two_nodes(
-    wide_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("ray")
-    for name, value in QUIET.items():
-        monkeypatch.setenv(name, value)
-    nodes = TwoNodes()
-    settings: dict[str, Any] = {
-        "model": {"path": str(wide_model)},
-        "env": {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}, "num_workers": 1},
-        "optim": {"lr": 1e-4},
-        "run": {"deterministic": False},
-        "train": {"iterations": 2},
-        "learner": {"world_size": 2},
-        "cluster": {"address": nodes.address},
-    }
-    try:
-        train(tiny_config(wide_model, **settings, engine=ENGINE), tmp_path / "run")
-    finally:
-        nodes.close()
-    lines = metrics(tmp_path / "run")
-    assert [line["iteration"] for line in lines] == [0, 1]
-    assert all(line["engine/sync"] < 2e-5 and line["engine/difference"] < 2e-5 for line in lines)

@@ -16,7 +16,7 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
-from trailnotes.errors import ConfigError, PolicyError, RunError
+from trailnotes.errors import RunError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import Conversation, parse_listed_actions
 from trailnotes.runs.evaluate import rollout
@@ -36,38 +36,25 @@ def test_what_a_turn_lists_can_be_read_back(actions: list[str], style: str) -> N
     assert parse_listed_actions(turn, style) == actions  # type: ignore[arg-type]
 
 
-def test_a_turn_without_a_list_gives_none_and_a_cut_action_is_left_out() -> None:
-    assert parse_listed_actions("a room", "full") == []
-    assert parse_listed_actions("a room\nAdmissible actions: go north; go so [...]", "full") == ["go north"]
-    assert parse_listed_actions("a room\nactions : go north , go so [...]", "terse") == ["go north"]
-
-
-def said(config: Config, *turns: str) -> str:
+def sample_action(config: Config, *turns: str) -> str:
     policy = build_random_policy(config)
     policy.open_episode("e")
     messages = [Message("user", turn) for turn in turns]
     return asyncio.run(policy.generate(messages, Sampling(max_tokens=99), "e")).text
 
 
-def test_the_random_player_draws_evenly_and_repeats_itself() -> None:
+def test_random_policy_is_uniform_and_repeatable() -> None:
     config = Config()
-    draws = Counter(said(config, f"room {n}\nAdmissible actions: a; b; c; d") for n in range(400))
+    draws = Counter(sample_action(config, f"room {n}\nAdmissible actions: a; b; c; d") for n in range(400))
     assert set(draws) == {"a", "b", "c", "d"}
     assert min(draws.values()) > 60  # 100 each are expected
     turn = "room\nAdmissible actions: a; b; c; d"
-    assert said(config, turn) == said(config, turn)
+    assert sample_action(config, turn) == sample_action(config, turn)
     other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 1})})
-    assert {said(other, f"{n}{turn}") == said(config, f"{n}{turn}") for n in range(30)} == {True, False}
-
-
-def test_without_a_list_it_says_what_to_set() -> None:
-    with pytest.raises(PolicyError, match=r"rollout\.show_actions = true"):
-        said(Config(), "a room")
-
-
-def test_it_cannot_be_trained() -> None:
-    with pytest.raises(ConfigError, match="cannot be trained"):
-        Config(model=ModelConfig(path=RANDOM)).validate_training()
+    assert {sample_action(other, f"{n}{turn}") == sample_action(config, f"{n}{turn}") for n in range(30)} == {
+        True,
+        False,
+    }
 
 
 class Doors:
@@ -123,7 +110,7 @@ def resolve(model_or_run: Path | str) -> EvaluatedModel:
         return subject
 
 
-def test_a_run_is_its_last_checkpoint_with_memory_and_spending(run_dir: Path) -> None:
+def test_run_is_evaluated_at_its_last_checkpoint(run_dir: Path) -> None:
     last = run_dir / "checkpoints" / "step-000002"
     of_run = resolve(run_dir)
     assert of_run == resolve(last)
@@ -137,7 +124,7 @@ def test_a_run_is_its_last_checkpoint_with_memory_and_spending(run_dir: Path) ->
     assert resolve("some/hub-name").model == "some/hub-name"
 
 
-def test_a_run_without_a_checkpoint_and_a_damaged_one_are_named(run_dir: Path, tmp_path: Path) -> None:
+def test_run_without_whole_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(RunError, match="holds no finished checkpoint yet"):
         resolve(tmp_path)
@@ -149,7 +136,7 @@ def test_a_run_without_a_checkpoint_and_a_damaged_one_are_named(run_dir: Path, t
         resolve(step)
 
 
-def test_a_run_of_adapters_is_examined_as_it_was_validated(start_model: Path, tmp_path: Path) -> None:
+def test_adapters_are_evaluated_unmerged(start_model: Path, tmp_path: Path) -> None:
     """A step of 1e-6 is below the last bit of a bfloat16 weight: merged, most of it would be lost."""
     model = {"dtype": "bfloat16", "lora": {"enabled": True, "rank": 2, "alpha": 4.0}}
     config = tiny_config(start_model, model=model, optim={"lr": 1e-6}, train={"iterations": 2}, loss={"kl": 0.0})

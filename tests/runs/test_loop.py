@@ -1,12 +1,9 @@
-"""`run_to_end` in a program and where an event loop runs already, as in a notebook."""
+"""`run_to_end` in a program and in a notebook, and signals that ask a process to end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
-import logging
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +13,9 @@ import pytest
 
 import trailnotes
 from small import small_config
+from trailnotes.errors import Interrupted
 from trailnotes.runs.loop import run_to_end
+from trailnotes.runs.signals import interrupt_on_signals, request_stop_on_signals
 
 WORD = contextvars.ContextVar("WORD", default="")
 
@@ -47,7 +46,7 @@ def place(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def test_it_returns_what_the_coroutine_returns_and_knows_its_context(place: Any) -> None:
+def test_run_to_end_returns_the_result_in_context(place: Any) -> None:
     async def word() -> str:
         said = [WORD.get()]
         await asyncio.sleep(0)
@@ -61,7 +60,7 @@ def test_it_returns_what_the_coroutine_returns_and_knows_its_context(place: Any)
     assert contextvars.copy_context().run(place, call) == "tip"
 
 
-def test_it_raises_what_the_coroutine_raises_and_may_be_nested(place: Any) -> None:
+def test_run_to_end_raises_and_nests(place: Any) -> None:
     async def fail() -> None:
         raise LookupError("inner")
 
@@ -74,7 +73,7 @@ def test_it_raises_what_the_coroutine_raises_and_may_be_nested(place: Any) -> No
     assert place(lambda: run_to_end(outer())) == "went on"
 
 
-def test_ctrl_c_cancels_the_coroutine_which_may_clean_up(place: Any) -> None:
+def test_ctrl_c_cancels_the_coroutine(place: Any) -> None:
     ended = []
 
     async def wait() -> None:
@@ -93,60 +92,6 @@ def test_ctrl_c_cancels_the_coroutine_which_may_clean_up(place: Any) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_ctrl_c_that_is_ignored_stays_so(place: Any) -> None:
-    async def go_on() -> str:
-        signal.raise_signal(signal.SIGINT)
-        await asyncio.sleep(0)
-        return "went on"
-
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        assert place(lambda: run_to_end(go_on())) == "went on"
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_handlers_may_be_set_inside(place: Any) -> None:
-    caught = []
-
-    async def handle() -> None:
-        before = signal.signal(signal.SIGTERM, lambda *_: caught.append(True))
-        signal.raise_signal(signal.SIGTERM)
-        await asyncio.sleep(0)
-        signal.signal(signal.SIGTERM, before)
-
-    place(lambda: run_to_end(handle()))
-    assert caught == [True]
-
-
-def test_tasks_that_a_signal_met_are_not_told_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
-    async def struck() -> None:
-        raise KeyboardInterrupt
-
-    async def waits() -> None:
-        tasks = [asyncio.ensure_future(struck()) for _ in range(3)]
-        await asyncio.gather(*tasks)
-
-    with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.ERROR):
-        run_to_end(waits())
-    gc.collect()
-    assert not caplog.records
-
-
-def test_nothing_else_starts_a_loop() -> None:
-    """The root of it: `asyncio.run` refuses where a loop runs, so the package has one place that starts loops.
-
-    The loops of verifiers' episodes, and of agents that are coroutines, run in threads of their own.
-    """
-    root = Path(__file__).parents[2]
-    starts = re.compile(r"asyncio\.(run|Runner)\(|new_event_loop\(|run_until_complete")
-    assert {file.name for file in root.glob("**/src/**/*.py") if starts.search(file.read_text())} == {
-        "loop.py",
-        "pool.py",
-        "stage.py",
-    }
-
-
 def test_the_public_functions_work_in_a_notebook(start_model: Path, tmp_path: Path) -> None:
     config = small_config(model={"path": str(start_model)}, train={"iterations": 1}, eval={"num_tasks": 1})
     run, out = tmp_path / "run", tmp_path / "adapt"
@@ -154,3 +99,38 @@ def test_the_public_functions_work_in_a_notebook(start_model: Path, tmp_path: Pa
     assert last == run / "checkpoints/step-000001/model"
     assert in_notebook(lambda: trailnotes.evaluate(config, run)).num_episodes == 1
     assert len(in_notebook(lambda: trailnotes.adapt(config, run, trials=1, out=out))) == 2
+
+
+# -- signals
+
+
+@pytest.mark.usefixtures("heeds_hangup")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_interrupts(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt) as caught, interrupt_on_signals():
+        signal.raise_signal(number)
+    assert isinstance(caught.value, Interrupted)
+    assert caught.value.number == number
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.usefixtures("heeds_hangup")
+def test_second_signal_interrupts() -> None:
+    asked: list[int] = []
+    with request_stop_on_signals(lambda: asked.append(1)) as received:
+        signal.raise_signal(signal.SIGHUP)
+        assert (asked, received) == ([1], [signal.SIGHUP])
+        with pytest.raises(Interrupted) as caught:
+            signal.raise_signal(signal.SIGINT)
+    assert (caught.value.number, received) == (signal.SIGINT, [signal.SIGHUP])
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupt_on_signals(), request_stop_on_signals(lambda: None) as received:
+            signal.raise_signal(signal.SIGHUP)
+        assert not received
+    finally:
+        signal.signal(signal.SIGHUP, before)

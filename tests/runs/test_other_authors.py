@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from proxy import Proxy
 from served import MODEL
 from small import small_config
 from tinyrun import SAME, differences, episodes, metrics, tiny_config, train_in_process
-from trailnotes.config.schema import Config
-from trailnotes.config.unused import warn_unused
 from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.scripted import ScriptedPolicy
@@ -61,14 +58,6 @@ def test_the_actions_up_to_the_last_raise_are_quoted() -> None:
     assert tip.text == "What raised the score: 'go to hall', 'look', 'take 'lamp''."
 
 
-def test_brackets_are_left_out_where_a_prompt_would_show_others() -> None:
-    bought = (("search[ red [wool] shoes ]", 0.0), ("look", 0.0), ("click[buy now]", 0.5))
-    (tip,) = extracted(*bought)
-    assert tip.text == "search red [wool] shoes ; look ; click buy now"
-    (tip,) = extracted(*bought, style="full")
-    assert tip.text == "What raised the score: 'search[ red [wool] shoes ]', 'look', 'click[buy now]'."
-
-
 def test_a_long_quotation_loses_whole_actions_at_its_end() -> None:
     whole = "go to hall ; look ; take 'lamp'"
     assert [tip.text for tip in extracted(*REWARDED, max_tip_tokens=len(whole))] == [whole]
@@ -90,7 +79,8 @@ def test_an_episode_that_raised_nothing_has_no_tip() -> None:
     assert extracted(("look", 0.0), ("eat lamp", -1.0)) == []
 
 
-def test_a_run_learns_from_extracted_tips_and_goes_on_as_it_would_have(start_model: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_run_with_extracted_tips_resumes_exactly(start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, algorithm={"author": "extract"}, train={"iterations": 2})
     train_in_process(config, tmp_path / "whole")
     train(tiny_config(start_model, algorithm={"author": "extract"}, train={"iterations": 1}), tmp_path / "run")
@@ -116,9 +106,8 @@ def asks(proxy: Proxy) -> dict[str, Any]:
     return {"algorithm": {"author": f"openai:{MODEL}"}, "endpoint": endpoint}
 
 
-def test_an_endpoint_writes_for_the_trained_reader_and_is_paid_once(
-    start_model: Path, tmp_path: Path, proxy: Proxy
-) -> None:
+@pytest.mark.long
+def test_endpoint_author_is_paid_once(start_model: Path, tmp_path: Path, proxy: Proxy) -> None:
     config = tiny_config(start_model, **asks(proxy), train={"iterations": 2}, rollout={"num_tasks": 2})
     train_in_process(config, tmp_path / "whole")
     answers = len(proxy.asked)
@@ -145,27 +134,3 @@ def test_an_adaptation_reads_what_another_author_wrote(start_model: Path, tmp_pa
         with open_memory(tmp_path / name / "memory.db") as memory:
             assert {tip.model for tip in memory.store.load_tips()} == {author}
     assert second["endpoint/requests"] == 4
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "said"),
-    [
-        ({"author": "me"}, "choose policy, start, extract, or openai:NAME"),
-        ({"author": "openai: "}, "names no model"),
-        ({"author": "extract", "author_credit": 1.0}, 'set algorithm.author = "policy"'),
-        ({"author": "openai:m", "author_credit": 1.0}, 'set algorithm.author = "policy"'),
-    ],
-)
-def test_an_author_who_does_not_exist_or_cannot_be_credited_is_refused(algorithm: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        small_config(algorithm=algorithm)
-
-
-def test_anchored_tips_of_another_author_are_named_as_without_effect(caplog: pytest.LogCaptureFixture) -> None:
-    config = Config.model_validate({"algorithm": {"author": "extract", "anchor_tips": 0.25}})
-    with caplog.at_level(logging.WARNING):
-        warn_unused(config)
-    assert caplog.messages == [
-        "settings without effect: algorithm.anchor_tips (needs algorithm.author = policy or start)"
-    ]
-    assert not config.has_anchor_rows

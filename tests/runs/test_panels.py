@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from small import small_config
-from trailnotes.errors import ConfigError
 from trailnotes.reporting.crossed import MIN_FAMILIES
 from trailnotes.reporting.intervals import Interval, compute_wilson_limits, t_quantile
 from trailnotes.runs.load_policy import EvaluatedModel
@@ -16,11 +15,8 @@ from trailnotes.runs.panels import (
     build_panel_result,
     estimate_interval,
     format_markdown_table,
-    get_family,
-    write_episodes,
     write_table,
 )
-from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 
 
@@ -34,7 +30,7 @@ def steps_of(value: float) -> tuple[Step, ...]:
     return (Step(Observation("room"), (), Completion((), (), (), "wait"), (), "wait", value),)
 
 
-def test_with_few_families_a_model_is_examined_on_these_games_alone() -> None:
+def test_interval_on_the_panel_with_few_families() -> None:
     episodes = [episode(f"w/route/amber/test-{i}", i < 5) for i in range(10)]
     mean, interval, name = estimate_interval(episodes, small_config())
     assert name.startswith("on this panel, of this one model: the same games played again, Wilson's, 95%")
@@ -61,12 +57,6 @@ def test_with_families_enough_they_are_the_sample() -> None:
     assert (mean, interval) == (0.5, Interval(0.5, pytest.approx(float(low)), pytest.approx(float(high))))
 
 
-def test_samples_of_a_game_are_no_more_games() -> None:
-    """Each game of ten families played once or fifty times over with the same result: beyond the panel it is one."""
-    once = [episode(f"w/route/{name}/test-0", name < "f") for name in "abcdefghij"]
-    assert estimate_interval(once * 50, small_config()) == estimate_interval(once, small_config())
-
-
 def test_returns_have_students_interval_or_none() -> None:
     config = small_config(eval={"metric": "return"})
     episodes = [
@@ -82,17 +72,7 @@ def test_returns_have_students_interval_or_none() -> None:
     assert "| no interval |" in format_markdown_table([result])
 
 
-def test_a_family_is_the_task_without_its_last_part() -> None:
-    assert get_family(Task("waymarks/route/amber/test-3", "waymarks")) == "waymarks/route/amber"
-    assert get_family(Task("coin", "textworld")) == "textworld"
-
-
-def test_a_panel_that_nobody_played_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="no episode of split 'test' could be played"):
-        build_panel_result([], small_config(), EvaluatedModel("m", "grpo"), memory=False)
-
-
-def test_tables_hold_every_field_and_the_name_of_the_interval(tmp_path: Path) -> None:
+def test_table_files(tmp_path: Path) -> None:
     row = PanelResult("empo2", True, "test", "success", 0.5, 0.25, 0.75, 38400, 2, 80, 160, "Wilson 95%")
     write_table([row], tmp_path)
     assert json.loads((tmp_path / "table.json").read_text()) == {"rows": [asdict(row)]}
@@ -102,25 +82,3 @@ def test_tables_hold_every_field_and_the_name_of_the_interval(tmp_path: Path) ->
     assert text.endswith("\nIntervals: Wilson 95%.\n")
     head, rule, first = text.splitlines()[:3]
     assert head.count("|") == rule.count("|") == first.count("|")
-
-
-def test_the_figures_of_one_run_go_by_their_names(tmp_path: Path) -> None:
-    row = PanelResult("empo2-tips", True, "test", "success", 0.5, 0.25, 0.75, 38400, 1, 80, 160, "Wilson 95%")
-    write_table([row], tmp_path, ["trial 3"])
-    (record,) = json.loads((tmp_path / "table.json").read_text())["rows"]
-    assert next(iter(record)) == "figure"
-    assert record == {"figure": "trial 3", **asdict(row)}
-    assert (tmp_path / "table.md").read_text().splitlines() == [
-        "| figure | memory | panel | metric | mean | interval | env steps |",
-        "|---|---|---|---|---|---|---|",
-        "| trial 3 | with | test (80) | success | 0.500 | [0.250, 0.750] | 38,400 |",
-        "",
-        "Intervals: Wilson 95%.",
-    ]
-    assert format_markdown_table([], []).startswith("| figure |"), "before the first figure"
-
-
-def test_episodes_keep_text_that_is_no_unicode(tmp_path: Path) -> None:
-    odd = Trajectory(Task("a/0", "own"), (), Observation("half \ud800"), "terminated", False, 0.0)
-    write_episodes([odd], tmp_path / "episodes.jsonl")
-    assert next(read_jsonl(tmp_path / "episodes.jsonl"))["final_observation"]["text"] == "half \ud800"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import shutil
 import signal
 import sqlite3
-import weakref
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -17,25 +15,18 @@ from typing import Any
 
 import pytest
 
-from paying import Paid
 from tinyrun import SAME, differences, metrics, run_command, tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import describe_training_overlap, load_panel, load_rehearsal_tasks, tasks_of
-from trailnotes.errors import ConfigError, EnvError
+from trailnotes.errors import ConfigError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
 from trailnotes.rollout.tips import TipBatch, write_tips
 from trailnotes.runs.adapt import adapt
-from trailnotes.runs.dry_run import dry_run
-from trailnotes.runs.estimate.forecast import (
-    count_rehearsal_episodes,
-    estimate_iterations,
-    shrink_config,
-    split_usage,
-)
-from trailnotes.runs.load_policy import build_model_policy, load_policy
+from trailnotes.runs.dry_run import count_rehearsal_episodes, dry_run, estimate_iterations, shrink_config, split_usage
+from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.runs.rehearsal import (
     Rehearsal,
     build_recording_config,
@@ -48,7 +39,7 @@ from trailnotes.runs.train import train
 from trailnotes.storage.demonstrations import Demonstration, read_demonstrations, write_demonstrations
 from trailnotes.storage.files import read_jsonl
 from trailnotes.storage.records import trajectory_from_json
-from trailnotes.types import Completion, Message, Observation, Task
+from trailnotes.types import Completion, Message, Task
 
 SPARE = {"split": "spare", "num_tasks": 2, "rows": 3}
 
@@ -97,7 +88,7 @@ def alone(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"split": "spare", "options": {"families": ["keys/hazel"]}, "num_tasks": 0}, {}, ""),
     ],
 )
-def test_games_that_are_trained_or_examined_are_refused(
+def test_trained_or_evaluated_games_are_refused(
     rehearsal: dict[str, Any], more: dict[str, Any], named: str, start_model: Path, tmp_path: Path
 ) -> None:
     env = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2, "new_families": 2}}
@@ -110,7 +101,7 @@ def test_games_that_are_trained_or_examined_are_refused(
     assert not (tmp_path / "run").exists(), "refused before anything is made"
 
 
-def test_games_are_known_again_in_a_file_under_any_name(start_model: Path, tmp_path: Path) -> None:
+def test_games_in_a_file_are_recognized_by_content(start_model: Path, tmp_path: Path) -> None:
     """By identity: the file's game has another id, but the environment, seed and options of one that is trained."""
     config = rehearsing(start_model, rehearsal={"split": "", "path": str(tmp_path / "r.jsonl")})
     turns = (Message("user", "u"), Message("assistant", "a"))
@@ -123,7 +114,7 @@ def test_games_are_known_again_in_a_file_under_any_name(start_model: Path, tmp_p
     assert len(read_rehearsal(config, tmp_path / "r.jsonl")) == 1
 
 
-def test_who_examines_on_rehearsed_games_is_told(start_model: Path, recorded: Path) -> None:
+def test_evaluation_on_rehearsed_games_is_reported(start_model: Path, recorded: Path) -> None:
     trained = rehearsing(start_model, rehearsal={"num_tasks": 0})
     examined = trained.model_copy(update={"eval": trained.eval.model_copy(update={"split": "spare", "num_tasks": 0})})
     assert describe_training_overlap(trained, trained) == ""
@@ -140,7 +131,7 @@ def test_who_examines_on_rehearsed_games_is_told(start_model: Path, recorded: Pa
 # -- what was said
 
 
-def test_what_is_recorded_is_what_was_said(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_has_the_sampled_ids(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row begins with a prompt that the start model was given, and ends with the very ids that it sampled."""
     heard: list[Completion] = []
     generate = HFPolicy.generate
@@ -167,38 +158,6 @@ def test_what_is_recorded_is_what_was_said(start_model: Path, tmp_path: Path, mo
     assert any(
         "note" in m.content and any(text in m.content for text in shown) for each in found for m in each.messages
     )
-
-
-def test_ids_of_another_tokenizer_give_way_to_the_text(start_model: Path) -> None:
-    chat = ChatFormat(load_tokenizer(tiny_config(start_model).model))
-
-    def learned(text: str, ids: tuple[int, ...] | None) -> tuple[int, ...]:
-        row, mask = chat.encode_with_mask((Message("user", "go"), Message("assistant", text, ids)), {1})
-        return tuple(token for token, trained in zip(row, mask, strict=True) if trained)
-
-    sampled = tuple(token for letter in "north" for token in chat.tokenizer(letter).input_ids)  # not as it would write
-    said = chat.decode(sampled)
-    assert learned(said, sampled) == sampled != learned(said, None)
-    assert learned(said[:3], sampled) == sampled, "cut at a stop string"
-    assert learned("south", sampled) == learned("south", (10**9,)) == learned("south", None)
-    assert learned("", sampled) == learned("", None)
-
-
-def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    """With texts that hold other ends of lines, sampled ids, the turns that teach, and the whole game."""
-    odd = "a\u2028b\x85c"
-    turns = (Message("user", odd), Message("assistant", "x", (4, 5)), Message("user", "v"), Message("assistant", "y"))
-    task = Task("t", "env", 3, "spare", {"rule": ["north"]})
-    written = [Demonstration(turns, frozenset({3}), task), Demonstration(turns[:2], frozenset({1}))]
-    write_demonstrations(written, tmp_path / "r.jsonl")
-    assert read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path") == written
-
-
-def test_ids_that_are_none_are_named(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "token_ids": 7}]
-    (tmp_path / "r.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
-    with pytest.raises(ConfigError, match=r"r\.jsonl:1 is not a demonstration"):
-        read_demonstrations(tmp_path / "r.jsonl", "rehearsal.path")
 
 
 def test_tips_stay_with_their_episodes_where_one_failed(start_model: Path, recorded: Path, tmp_path: Path) -> None:
@@ -233,7 +192,7 @@ def test_tips_stay_with_their_episodes_where_one_failed(start_model: Path, recor
         ((0.5, 0.5, 0.5), (False, False, False), [False, False, False], [False, False, False]),
     ],
 )
-def test_what_helped_is_told_by_what_followed(
+def test_helpful_rows_by_later_trials(
     earned: tuple[float, ...], won: tuple[bool, ...], episodes: list[bool], tips: list[bool],
     start_model: Path, recorded: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -255,7 +214,7 @@ def test_what_helped_is_told_by_what_followed(
     ]
 
 
-def test_an_update_rehearses_each_kind_as_often_and_imitates_what_helped(start_model: Path, tmp_path: Path) -> None:
+def test_rehearsed_rows_are_even_over_kinds(start_model: Path, tmp_path: Path) -> None:
     kinds = {"trial-0": 3, "trial-1": 6, "tip": 20}
     turns = (Message("user", "go"), Message("assistant", "north"))
     made = [
@@ -301,13 +260,6 @@ def test_what_is_recorded_counts_from_the_start(alone: Path) -> None:
     assert first["update/kl_to_reference_rehearsal"] == pytest.approx(0.0, abs=1e-2)
 
 
-def test_a_limit_that_recording_uses_up_is_an_error(start_model: Path, alone: Path, tmp_path: Path) -> None:
-    steps = int(read_recording_usage(alone / "rehearsal")["env_steps"])
-    config = rehearsing(start_model, train={"max_env_steps": steps})
-    with pytest.raises(ConfigError, match=rf"takes {steps} environment steps.*leaves nothing to train: raise train"):
-        train(config, tmp_path / "run")
-
-
 def test_a_file_costs_nothing(start_model: Path, recorded: Path, tmp_path: Path) -> None:
     path = str(recorded / "rehearsal.jsonl")
     config = rehearsing(start_model, rehearsal={"split": "", "path": path}, train={"iterations": 1})
@@ -318,7 +270,7 @@ def test_a_file_costs_nothing(start_model: Path, recorded: Path, tmp_path: Path)
     assert not (tmp_path / "run" / "rehearsal").exists()
 
 
-def test_a_method_without_tips_neither_records_nor_rehearses(start_model: Path, tmp_path: Path) -> None:
+def test_method_without_tips_ignores_rehearsal(start_model: Path, tmp_path: Path) -> None:
     config = rehearsing(start_model, algorithm={"name": "grpo"}, loss={"kl": 0.0}, train={"iterations": 1})
     assert not config.has_reference_model
     train(config, tmp_path / "run")
@@ -327,7 +279,7 @@ def test_a_method_without_tips_neither_records_nor_rehearses(start_model: Path, 
     assert "update/tokens_rehearsal" not in line
 
 
-def test_a_dry_run_records_little_and_foretells_the_rest(start_model: Path, tmp_path: Path) -> None:
+def test_dry_run_extrapolates_the_recording(start_model: Path, tmp_path: Path) -> None:
     rehearsal = {"num_tasks": 60}
     config = rehearsing(start_model, rehearsal=rehearsal, train={"iterations": 1000, "max_env_steps": 1000})
     copy = shrink_config(config)
@@ -347,7 +299,8 @@ def test_a_dry_run_records_little_and_foretells_the_rest(start_model: Path, tmp_
 # -- what an interruption leaves
 
 
-def test_killed_while_it_records_it_goes_on_there(start_model: Path, alone: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_resume_after_kill_while_recording(start_model: Path, alone: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     (tmp_path / "config.toml").write_text(to_toml(rehearsing(start_model)))
     words = ["train", str(tmp_path / "config.toml"), "--run-dir", str(run_dir)]
@@ -363,9 +316,10 @@ def test_killed_while_it_records_it_goes_on_there(start_model: Path, alone: Path
     assert (run_dir / "rehearsal/rehearsal.jsonl").read_bytes() == (alone / "rehearsal/rehearsal.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", ["train", "record", "adapt"])
-def test_whoever_interrupts_learns_that_the_same_command_continues(
+@pytest.mark.parametrize(
+    ("command", "number"), [("train", signal.SIGINT), ("record", signal.SIGTERM), ("adapt", signal.SIGINT)]
+)
+def test_interrupt_names_the_finished_work(
     command: str, number: int, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -387,63 +341,7 @@ def test_whoever_interrupts_learns_that_the_same_command_continues(
     assert f"{kept} keeps all finished work: the same command continues" in capsys.readouterr().err
 
 
-def test_a_resumed_run_counts_the_recording_once(start_model: Path, alone: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    train(rehearsing(start_model, train={"iterations": 1}), run_dir)
-    train(rehearsing(start_model), run_dir, allow_change=["train.iterations"])
-    assert differences(alone, run_dir) == SAME
-
-
-def test_a_damaged_file_is_named_and_made_again_without_playing(
-    start_model: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = rehearsing(start_model)
-    out = tmp_path / "rehearsal"
-    out.mkdir()
-    for file in recorded.rglob("*"):
-        if file.is_file():
-            (out / file.relative_to(recorded)).parent.mkdir(parents=True, exist_ok=True)
-            (out / file.relative_to(recorded)).write_bytes(file.read_bytes())
-    whole = (out / "rehearsal.jsonl").read_bytes()
-    (out / "rehearsal.jsonl").write_bytes(whole[:-40])
-    with pytest.raises(ConfigError, match=r"rehearsal\.jsonl:8 .*remove the file, and the same command makes it again"):
-        read_rehearsal(config, out / "rehearsal.jsonl")
-    (out / "rehearsal.jsonl").unlink()
-    monkeypatch.setattr(Paid, "step", never)
-    monkeypatch.setattr(HFPolicy, "generate", never)
-    assert record_rehearsal(config, out).read_bytes() == whole
-
-
-def never(*_: object) -> Observation:
-    raise EnvError("nothing is to be played")
-
-
-def test_a_run_that_has_begun_keeps_its_recording_when_settings_change(
-    start_model: Path, alone: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(alone, tmp_path / "run")
-    config = rehearsing(start_model, memory={"top_k": 3}, train={"iterations": 3})
-    train(config, tmp_path / "run", allow_change=["memory.top_k", "train.iterations"])
-    assert len(metrics(tmp_path / "run")) == 3
-
-
-def test_the_model_that_recorded_makes_room(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = []
-
-    def watched(*arguments: Any) -> HFPolicy:
-        policy = load_policy(*arguments)
-        assert isinstance(policy, HFPolicy)
-        models.append(weakref.ref(policy.model))
-        return policy
-
-    monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", watched)
-    record_rehearsal(rehearsing(start_model, rehearsal={"num_tasks": 1}), tmp_path / "out")
-    assert [model() for model in models] == [None]
-
-
-def test_a_recording_of_other_settings_is_refused_and_of_other_training_is_not(
-    start_model: Path, recorded: Path
-) -> None:
+def test_recording_of_other_settings_is_refused(start_model: Path, recorded: Path) -> None:
     other = rehearsing(start_model, rehearsal={"num_tasks": 1})
     with pytest.raises(ConfigError, match=r"recording with another eval\.num_tasks: set it back, or remove"):
         record_rehearsal(other, recorded)
@@ -471,6 +369,7 @@ def test_the_command_records_and_says_what_it_took(
 # -- the start model as the author
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("author", ["start", "policy"])
 def test_the_start_model_writes_the_tips(
@@ -499,6 +398,7 @@ def test_the_start_model_writes_the_tips(
     assert {step["policy_version"] for line in lines for step in line["steps"]} == {1}, "it acts as before"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("author", ["start", "policy"])
 def test_an_adaptation_of_the_run_has_the_same_author(author: str, start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, algorithm={"author": author}, train={"iterations": 1})

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paying import Paid
-from tinyrun import SAME, differences, episodes, metrics, tiny_config, train_in_process
+from tinyrun import episodes, metrics, tiny_config, train_in_process
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError
-from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import training as run_module
 from trailnotes.runs.iteration import Iteration
@@ -48,7 +45,7 @@ def test_what_failed_episodes_cost_is_counted(start_model: Path, tmp_path: Path)
     assert line["env_steps"] == sum(len(episode["steps"]) for episode in played)
 
 
-def test_the_learning_rate_falls_over_the_last_part_of_the_run() -> None:
+def test_learning_rate_decay() -> None:
     def scale(iteration: int, env_steps: int = 0, *, tokens: int = 0, decay: float = 0.5, **limits: int) -> float:
         settings = {"train": {"iterations": 10, **limits}, "optim": {"lr_decay": decay}}
         run = TrainingRun.__new__(TrainingRun)
@@ -65,14 +62,11 @@ def test_the_learning_rate_falls_over_the_last_part_of_the_run() -> None:
 @pytest.mark.parametrize(
     ("sections", "loaded", "held"),
     [
-        ({"loss": {"kl": 0.0}}, False, False),
-        ({"loss": {"kl": 0.01}}, True, True),
         ({"loss": {"kl": 0.0}, "algorithm": {"author": "start"}}, True, False),
         ({"loss": {"kl": 0.01}, "algorithm": {"author": "start"}}, True, True),
-        ({"loss": {"kl": 0.0}, "algorithm": {"name": "grpo", "author": "start"}}, False, False),
     ],
 )
-def test_the_start_model_is_loaded_once_for_whoever_needs_it(
+def test_initial_model_is_loaded_once(
     start_model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -85,41 +79,6 @@ def test_the_start_model_is_loaded_once_for_whoever_needs_it(
     run = train_in_process(tiny_config(start_model, train={"iterations": 1}, **sections), tmp_path)
     assert len(made) == loaded
     assert [model for model in run.learner.models if model in made] == made * held
-
-
-class FakeSentences:
-    """Stands in for the module sentence_transformers: hashed words, and a record of who asked where for how many."""
-
-    def __init__(self) -> None:
-        self.devices: list[str | None] = []
-        self.threads: set[int] = set()
-
-    def SentenceTransformer(self, source: str, device: str | None, **_: Any) -> FakeSentences:  # noqa: N802 (their name)
-        self.devices.append(device)
-        return self
-
-    def encode(self, texts: list[str], *, batch_size: int, **_: Any) -> np.ndarray:
-        assert batch_size == 1, "the run repeats bit for bit"
-        if texts != ["dim"]:
-            self.threads.add(threading.get_ident())
-        return HashingEmbedder().embed(texts)
-
-
-def test_one_model_embeds_for_memory_and_novelty_in_a_thread_of_its_own(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = FakeSentences()
-    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
-    algorithm = {"intrinsic": "states", "p_memory": 1.0}
-    settings = {"algorithm": algorithm, "train": {"iterations": 2}}
-    modelled = {"embedder": "some/model", "threshold": 0.0}
-    train_in_process(tiny_config(start_model, memory=modelled, **settings), tmp_path / "modelled")
-    assert library.devices == ["cpu"]
-    assert len(library.threads) == 1
-    assert threading.get_ident() not in library.threads
-    train_in_process(tiny_config(start_model, memory={"threshold": 0.0}, **settings), tmp_path / "hashing")
-    assert differences(tmp_path / "modelled", tmp_path / "hashing") == SAME, "the same vectors, the same run"
-    assert any(step["tips"] for episode in episodes(tmp_path / "modelled") for step in episode["steps"])
 
 
 def test_the_former_name_of_the_iterations_module_warns(monkeypatch: pytest.MonkeyPatch) -> None:

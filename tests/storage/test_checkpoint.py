@@ -42,22 +42,6 @@ def test_what_is_saved_is_there(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000010"]
 
 
-def test_the_newest_is_by_number_not_by_name_or_time(tmp_path: Path) -> None:
-    for step in (1_000_000, 999_999, 2):
-        checkpoint.save(tmp_path, step, writer())
-    assert [c.step for c in checkpoint.scan(tmp_path)] == [2, 999_999, 1_000_000]
-    assert checkpoint.find_latest(tmp_path) == tmp_path / "step-1000000"
-
-
-def test_there_may_be_none(tmp_path: Path) -> None:
-    with checkpoint.hold_latest(tmp_path) as latest:
-        assert latest is None
-    assert checkpoint.find_latest(tmp_path / "nowhere") is None
-    (tmp_path / "step-abc").mkdir()
-    (tmp_path / "step-000001").write_text("a file")
-    assert checkpoint.find_latest(tmp_path) is None
-
-
 def test_the_same_step_again_replaces(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 1, writer("old"))
     path = checkpoint.save(tmp_path, 1, writer("new"))
@@ -198,34 +182,6 @@ def test_a_stripped_checkpoint_is_whole_without_its_parts(tmp_path: Path) -> Non
     assert checkpoint.strip(path, STATE), "twice is fine"
 
 
-def test_what_a_kill_left_of_the_parts_goes_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = checkpoint.save(tmp_path, 1, with_state)
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", lambda *_: _raise(KeyboardInterrupt()))
-        with pytest.raises(KeyboardInterrupt):
-            checkpoint.strip(path, STATE)
-    assert not (path / "state.json").exists()
-    assert (path / "parts" / "0").exists()
-    assert checkpoint.verify(path) == [], "whole at any moment"
-    assert checkpoint.strip(path, STATE)
-    assert not (path / "parts").exists()
-
-
-def test_who_looks_at_a_checkpoint_while_it_is_stripped_sees_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = checkpoint.save(tmp_path, 1, with_state)
-    hashed = checkpoint._hash_file
-
-    def sha256(file: Path) -> str:
-        checkpoint.strip(path, STATE)  # another process, this very moment
-        return hashed(file)
-
-    monkeypatch.setattr(checkpoint, "_hash_file", sha256)
-    assert checkpoint.verify(path) == []
-    assert not (path / "parts").exists()
-
-
 def _raise(error: BaseException) -> None:
     raise error
 
@@ -263,34 +219,3 @@ with checkpoint.hold_checkpoint(Path(sys.argv[1])) as there:
     print(there, flush=True)
     time.sleep(60)
 """
-
-
-def test_the_hold_of_a_killed_process_is_gone_with_it(tmp_path: Path) -> None:
-    first = checkpoint.save(tmp_path, 1, writer())
-    checkpoint.save(tmp_path, 2, writer())
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(first)], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "True\n"
-        assert checkpoint.prune(tmp_path, keep_last=1) == []
-        holder.kill()
-        holder.wait()
-        assert checkpoint.prune(tmp_path, keep_last=1) == [first]
-
-
-@pytest.mark.parametrize("moment", ["while it is read", "between choice and hold"])
-def test_one_that_is_pruned_before_it_is_held_gives_way_to_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    checkpoint.save(tmp_path, 1, writer())
-    name = "verify" if moment == "while it is read" else "hold_checkpoint"
-    function = getattr(checkpoint, name)
-
-    def late(path: Path, *more: bool) -> object:
-        monkeypatch.setattr(checkpoint, name, function)
-        checkpoint.save(tmp_path, 2, writer())
-        assert [gone.name for gone in checkpoint.prune(tmp_path, keep_last=1)] == ["step-000001"]
-        return function(path, *more)
-
-    monkeypatch.setattr(checkpoint, name, late)
-    with checkpoint.hold_latest(tmp_path) as found:
-        assert found == tmp_path / "step-000002"

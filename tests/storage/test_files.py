@@ -6,18 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trailnotes.storage.files import find_free_path, open_no_follow, write_bytes_atomic, write_text_atomic
-
-
-@pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o002, 0o664), (0o022, 0o644)])
-def test_a_file_has_the_mode_that_the_umask_leaves(mask: int, mode: int, tmp_path: Path) -> None:
-    before = os.umask(mask)
-    try:
-        write_text_atomic(tmp_path / "note.txt", "private\n")
-        write_text_atomic(tmp_path / "note.txt", "again\n")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "note.txt").stat().st_mode) == mode
+from trailnotes.storage.files import write_bytes_atomic, write_text_atomic
 
 
 def test_text_is_written_as_utf8_and_readable_by_others(tmp_path: Path) -> None:
@@ -62,18 +51,3 @@ def test_content_is_flushed_before_it_takes_the_name(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Path, "replace", watched_rename)
     write_bytes_atomic(path, b"whole")
     assert seen == ["flush", "rename"]
-
-
-def test_free_name_counts_past_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "tips.jsonl"
-    assert find_free_path(path).name == "tips.1.jsonl"
-    (tmp_path / "tips.1.jsonl").touch()
-    (tmp_path / "tips.3.jsonl").touch()
-    assert find_free_path(path).name == "tips.2.jsonl"
-
-
-def test_a_lock_is_no_link(tmp_path: Path) -> None:
-    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic link"):
-        open_no_follow(tmp_path / "lock")
-    assert not (tmp_path / "elsewhere").exists()

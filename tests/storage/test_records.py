@@ -58,8 +58,3 @@ def test_an_episode_comes_back_but_for_keys_and_prompts_of_which_the_length_is_l
     ]
     assert found == replace(original, steps=tuple(steps))
     assert encode_line(trajectory_to_json(found)) == encode_line(trajectory_to_json(original)), "and as the same bytes"
-
-
-def test_a_failed_episode_comes_back() -> None:
-    failed = Trajectory(Task("a", "b"), (), Observation(""), "error", False, 0.0, error="worker died")
-    assert trajectory_from_json(trajectory_to_json(failed)) == failed

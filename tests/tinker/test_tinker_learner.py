@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import random
 import tarfile
@@ -21,7 +20,7 @@ from trailnotes.algorithms.gigpo import GigpoConfig, compute_two_level_advantage
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import resolve_config
-from trailnotes.errors import ConfigError, ServerError
+from trailnotes.errors import ServerError
 from trailnotes.learner.credit.episodes import group_advantages, leave_one_out_advantages, score_group
 from trailnotes.learner.credit.steps import collect_visits
 from trailnotes.learner.learner import Learner
@@ -149,27 +148,6 @@ def test_three_updates_give_the_weights_that_they_give_here(method: str, pair: A
 def test_the_command_lists_the_models_of_a_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--learner.url", server.url]) == 0
     assert capsys.readouterr().out == f"{server.model}\n"
-
-
-def test_a_model_that_holds_fewer_tokens_is_refused(stand_in: Any) -> None:
-    config = make_config(stand_in("documented"), "--rollout.max_context_tokens", "4500")
-    with pytest.raises(ConfigError, match=r"lower rollout\.max_context_tokens, which is 4,500"):
-        TinkerPolicy(config, TinkerServer(config.learner))
-
-
-PACKED = [gzip.compress(b"junk" * times, mtime=0) for times in (1, 99)]
-
-
-@pytest.mark.parametrize("sent", [b"junk", PACKED[0], PACKED[1][:-9], b""])
-def test_an_archive_that_cannot_be_read_costs_the_weights_alone(
-    stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
-) -> None:
-    config = make_config(stand_in("documented"))
-    learner = TinkerLearner(config, TinkerServer(config.learner))
-    monkeypatch.setattr(TinkerServer, "download_archive", lambda *given: given[-2].write(sent))
-    learner.export(tmp_path / "model")
-    assert "gives no adapters of peft" in caplog.text
-    assert [path.name for path in (tmp_path / "model").iterdir()] == ["adapter_config.json"]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
-import json
 import multiprocessing
 import os
-import socket
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -21,7 +17,7 @@ from safetensors.torch import load_file
 
 from children import wait_for
 from small import small_config
-from tinker_servers import KEY, RANK, REAL, Server, SkyRL, StandIn, ask, close_service
+from tinker_servers import KEY, RANK, REAL, Server, SkyRL, StandIn, close_service
 from tinyrun import command, episodes, metrics
 from trailnotes.commands import main
 from trailnotes.config.methods import resolve_method
@@ -33,7 +29,6 @@ from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_sample
 from trailnotes.learner.tinker import TinkerLearner
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.policies.tinker import CompletionCache
 from trailnotes.runs import iteration as iterations
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.preflight import run_preflight
@@ -114,19 +109,6 @@ def find_line(output: str) -> str:
     assert len(lines) == 1, output
     assert output.rstrip().endswith(lines[0])
     return lines[0]
-
-
-def act_at(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], object]) -> None:
-    """Do something once a run has kept its `number`-th completion."""
-    store, count = CompletionCache.store, Counter[str]()
-
-    def store_and_act(self: CompletionCache, *given: Any) -> None:
-        store(self, *given)
-        count["stored"] += 1
-        if count["stored"] == number:
-            action()
-
-    monkeypatch.setattr(CompletionCache, "store", store_and_act)
 
 
 def count_tokens(run_dir: Path) -> Mapping[str, int]:
@@ -253,19 +235,6 @@ def test_a_killed_run_goes_on_at_the_real_server(server: Server, tmp_path: Path)
         assert list_actions(tmp_path / str(fatal) / "run")[:8] == list_actions(tmp_path / "whole" / "run")[:8]
 
 
-@pytest.mark.parametrize("server", [pytest.param("real", marks=pytest.mark.tinker)], indirect=True)
-def test_a_server_without_room_for_adapters_says_what_to_do(server: Server, tmp_path: Path, capsys: Any) -> None:
-    held = []
-    try:
-        with pytest.raises(ValueError, match="Maximum number of LoRA adapters"):
-            held.extend(server.create() for _ in range(40))
-        line = fail(write_config(server, tmp_path), capsys)
-        assert "it frees those of a lost run after some minutes; wait, or start it with room for more adapters" in line
-    finally:
-        for client in held:
-            ask(f"{server.url}/api/v1/unload_model", {"model_id": client.model_id})
-
-
 class Lasting(PosixPath):
     """The directory of a server that is started again."""
 
@@ -303,18 +272,6 @@ def test_a_run_outlives_its_server(
     assert_same_run(whole, tmp_path / "run", 1e-6 if kind == "real" else 0.0)
 
 
-def test_a_server_that_has_forgotten_its_models_is_one_line(
-    own: StandIn, tmp_path: Path, undisturbed: Any, monkeypatch: Any, capsys: Any
-) -> None:
-    words = write_config(own, tmp_path)
-    with monkeypatch.context() as patch:
-        act_at(patch, ASKED + 2, lambda: own.add_fault(forget=True))
-        line = fail(words, capsys)
-    assert "not loaded; it has lost what this run keeps there (was it restarted?): run the same command again" in line
-    assert main(words) == 0
-    assert_same_run(undisturbed(own.dialect)[0], tmp_path / "run")
-
-
 # -- refusals
 
 
@@ -327,20 +284,6 @@ def test_what_is_refused_for_a_while_is_asked_again(own: StandIn, tmp_path: Path
     whole, tokens = undisturbed(own.dialect)
     assert_same_run(whole, tmp_path / "run")
     assert count_at(own) == tokens == count_tokens(tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("path", "doing"), [("create_model", "making adapters"), ("asample", "scoring"), ("optim_step", "taking a step")]
-)
-def test_a_future_that_never_ends_is_one_line(stand_in: Any, tmp_path: Path, path: str, doing: str) -> None:
-    server = stand_in("documented")
-    server.add_fault(path=path, hang=True)
-    words = write_config(server, tmp_path, learner={"timeout": 10.0})
-    code, output = Command(words, tmp_path / "output").wait()
-    assert code == 2, output
-    line = find_line(output)
-    assert f"{server.url} has not answered for 10 s while {doing}: see whether it is stuck, or raise" in line
-    assert "raise learner.timeout, with --allow-change learner.timeout; the run resumes at the last checkpoint" in line
 
 
 def test_a_wrong_key_is_named_and_never_shown(
@@ -369,49 +312,6 @@ def test_the_key_is_in_no_file_and_in_no_output(stand_in: Any, tmp_path: Path, m
     assert code == 0, output
     assert KEY not in output
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
-
-
-class Stranger(http.server.BaseHTTPRequestHandler):
-    """A web server of something else."""
-
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def log_message(self, *given: Any) -> None:
-        pass
-
-
-def test_an_address_of_nobody_and_of_somebody_else(model_dir: Path, tmp_path: Path, capsys: Any) -> None:
-    words = write_config(StandIn("documented", model_dir, tmp_path), tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    line = fail([*words, "--learner.url", url], capsys)
-    assert f"no server answers at {url}" in line
-    assert "start the server there, or set learner.url to its address" in line
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{other.server_port}"
-        assert f"{url} is no server of the Tinker API" in fail([*words, "--learner.url", url], capsys)
-        other.shutdown()
-
-
-def test_a_checkpoint_that_the_server_has_deleted_is_named(own: StandIn, tmp_path: Path, capsys: Any) -> None:
-    words = write_config(own, tmp_path, train={"iterations": 1})
-    assert main(words) == 0
-    state = json.loads((tmp_path / "run" / "checkpoints" / "step-000001" / "learner.json").read_text())["state"]
-    own.add_fault(delete=state)
-    line = fail([*words, "--train.iterations", "2", "--allow-change", "train.iterations"], capsys)
-    assert f"no longer has the state of {tmp_path}/run/checkpoints/step-000001 ({state})" in line
-    assert "delete step-000001 to resume at the checkpoint before it, or begin another run" in line
-
-
-def test_settings_that_this_server_does_not_follow(stand_in: Any, tmp_path: Path, capsys: Any) -> None:
-    server = stand_in("skyrl")
-    other = tmp_path / "other"
-    other.symlink_to(server.model)
-    words = write_config(server, tmp_path)
-    assert "set optim.grad_clip = 0" in fail([*words, "--optim.grad_clip", "1.0"], capsys)
-    assert f"set model.path to one of {server.model}" in fail([*words, "--model.path", str(other)], capsys)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small import demonstration_texts, small_config
+from small import demonstration_texts
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.types import Message
-from trailnotes.warmstart.small_model import END, build_model, train_tokenizer
+from trailnotes.warmstart.small_model import END, train_tokenizer
 
 TEXTS = demonstration_texts(200)
 TOKENIZER = train_tokenizer(TEXTS, 512)
@@ -45,20 +45,3 @@ def test_the_chat_template_keeps_the_append_only_property() -> None:
     ids = chat.encode([Message("user", "exits north"), Message("assistant", "north"), Message("user", "won")])
     names = TOKENIZER.convert_ids_to_tokens(list(ids))
     assert [n for n in names if n.startswith("<|")] == ["<|user|>", "<|assistant|>", END, "<|user|>", "<|assistant|>"]
-
-
-def test_a_model_has_the_size_asked_for_and_ties_its_embeddings() -> None:
-    warm = small_config(warmstart={"hidden_size": 32, "num_layers": 2, "num_heads": 4}).warmstart
-    model = build_model(TOKENIZER, warm, 99)
-    config = model.config
-    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (32, 2, 4)
-    assert config.max_position_embeddings == 99
-    assert config.vocab_size == len(TOKENIZER)
-    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
-
-
-def test_an_exact_vocabulary_gives_the_very_text_back() -> None:
-    texts = ["click[ tn0022d672 ]", "search[ 60 x 90 cm, x-small ]", " two  blanks\n and a line"]
-    exact, words = (train_tokenizer(texts * 20, 400, exact=own) for own in (True, False))
-    assert [exact.decode(exact.encode(text)) for text in texts] == texts
-    assert words.decode(words.encode(texts[0])) != texts[0]

@@ -108,4 +108,14 @@ def term_metrics(terms: Sequence[TwoLevelAdvantages]) -> dict[str, float]:
     }  # fmt: skip
 
 
-METHOD = Method("gigpo", "GiGPO", gigpo, trains=True, colour="#0072b2", sections={"gigpo": GigpoConfig})
+METHOD = Method(
+    "gigpo", "GiGPO", gigpo, trains=True, colour="#0072b2", sections={"gigpo": GigpoConfig},
+    metrics=(
+        ("gigpo/singletons", "share", "steps that are the only visit of their state",
+         "far below 1 (the paper: 0.2 to 0.35); at 1 this is GRPO"),
+        ("gigpo/group_mean", "visits", "mean number of visits of a state", "above 1"),
+        ("gigpo/group_max", "visits", "largest number of visits of a state",
+         "at least `rollout.group_size`; far above: members walk in circles"),
+        ("gigpo/step_share", "share", "step terms' sizes over both terms' sizes", "about a half"),
+    ),
+)  # fmt: skip

@@ -295,4 +295,13 @@ def add_teacher_signal(
 METHOD = Method(
     "opsd", "OPSD", opsd, trains=True, memory=True, plain=True, colour="#882255", sections={"opsd": OpsdConfig},
     needs_initial_model=lambda config: config.section(OpsdConfig).has_frozen_teacher,
+    metrics=(  # means over the sampled tokens that have a teacher
+        ("opsd/taught", "share", "sampled tokens that have a teacher",
+         "0 in the first iteration (not with `opid`), then near 1"),
+        ("opsd/log_ratio", "nats", "mean log-probability with tips less that without", "below 0, towards 0"),
+        ("opsd/endorsed", "share", "tokens that the teacher likes better than the student does", "neither 0 nor 1"),
+        ("opsd/gated", "share", "tokens that `opsd.gate` withholds from the teacher", "0 with `\"none\"`"),
+        ("opsd/signal", "", "mean size of what the teacher adds to the advantage", "0 says that tips change nothing"),
+        ("opsd/teacher_tokens", "tokens", "length of the rows with tips: the price of the second scoring", ""),
+    ),
 )  # fmt: skip

@@ -181,4 +181,11 @@ def lesson_metrics(lessons: Sequence[Lesson], gates: Sequence[Array]) -> dict[st
 METHOD = Method(
     "ucob", "UCOB", ucob, trains=True, memory=True, colour="#7a5195",
     sections={"ucob": UcobConfig, "gigpo": GigpoConfig, "empo2": Empo2Config},
+    metrics=(  # 0 without lessons
+        ("ucob/lessons", "pairs", "a teacher and a pupil that met the same state",
+         "0 in the first iteration, then a few of each game"),
+        ("ucob/from_tips", "share", "lessons whose teacher acted with tips", "above 1/2: tips help"),
+        ("ucob/gap", "share of the highest score", "mean of what the teacher earned more", ""),
+        ("ucob/gate", "", "mean gate of the taught tokens", "1/2: both contexts agree; above: the pupil lacks it"),
+    ),
 )  # fmt: skip

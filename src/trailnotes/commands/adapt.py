@@ -17,8 +17,8 @@ from trailnotes.config.methods import TIPS_ONLY_METHOD
 
 
 def _run(args: Namespace) -> None:
+    from trailnotes.reporting.terminal import ProgressBar
     from trailnotes.runs.adapt import adapt
-    from trailnotes.runs.console import ProgressBar
 
     config = load_command_config(args.subject, args.config, args.settings)
     with ProgressBar(1.0, "adapt") as bar:

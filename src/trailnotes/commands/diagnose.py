@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _run(args: Namespace) -> None:
-    from trailnotes.runs.diagnose.checks import diagnose
+    from trailnotes.runs.diagnose import diagnose
 
     print(diagnose(args.run_dir))
 

@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import WIDTH, Command, argument
-from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.errors import ConfigError, EnvError, MissingExtraError, find_missing_module, format_install_command
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -34,15 +34,18 @@ def _list(_: Namespace) -> None:
 
 def _check(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.envs import check_env, load_env_class, make_env, validate_options
+    from trailnotes.envs import load_env_class, make_env, validate_options
+    from trailnotes.envs.check import find_faults
 
     require_env_packages(args.name)
     options = load_config(None, args.settings).env.options
     validate_options(args.name, load_env_class(args.name), options)
-    skipped = check_env(functools.partial(make_env, args.name, **options))
-    print(f"{args.name} keeps the contract")
-    for line in skipped:
-        print(f"  not checked: {line}")
+    faults, unchecked = find_faults(functools.partial(make_env, args.name, **options))
+    print(f"{args.name} {'breaks' if faults else 'keeps'} the contract")
+    for line in [*faults, *(f"not checked: {each}" for each in unchecked)]:
+        print(f"  {line}")
+    if faults:
+        raise EnvError(f"{args.name} breaks the contract ({len(faults)} faults)")
 
 
 def require_env_packages(name: str) -> None:
@@ -64,7 +67,7 @@ COMMANDS = (
     Command(
         name="envs check", summary="check that an environment meets the contract",
         about="Play an environment as an author's test would: same seed, same text; endings; odd actions; what comes "
-        "after the end. Stops at the first violation and says what to change.",
+        "after the end. Lists all faults, the likeliest first, with what to change; a call that hangs ends the check.",
         example="trailnotes envs check waymarks-simulator", run=_check,
         arguments=(
             argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),

@@ -12,7 +12,7 @@ from trailnotes.commands.command import Command, argument
 
 def _run(args: Namespace) -> None:
     from trailnotes.reporting.tables import print_table, print_text
-    from trailnotes.runs.console import ProgressBar
+    from trailnotes.reporting.terminal import ProgressBar
     from trailnotes.runs.evaluate import evaluate
     from trailnotes.runs.panels import build_panel_table, format_markdown_table
 
@@ -21,7 +21,7 @@ def _run(args: Namespace) -> None:
         result = evaluate(config, args.subject, memory=args.memory, out=args.out, progress=bar)
     table, _, below = format_markdown_table([result]).partition("\n\n")
     if sys.stdout.isatty():
-        print_table("", build_panel_table([result]), ("seeds", "env steps", "metric", "memory"))
+        print_table("", build_panel_table([result]))
     else:
         print(table.rstrip())
     print_text(below.splitlines())

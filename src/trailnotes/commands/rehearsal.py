@@ -18,8 +18,8 @@ USAGE_HINT = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `
 
 def _record(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.runs.console import ProgressBar
-    from trailnotes.runs.dependencies import require_dependencies
+    from trailnotes.reporting.terminal import ProgressBar
+    from trailnotes.runs.preflight import require_dependencies
     from trailnotes.runs.rehearsal import build_recording_config, read_recording_usage, record_rehearsal
 
     config = load_config(args.config, args.settings)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def _run(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.runs.console import ProgressBar
+    from trailnotes.reporting.terminal import ProgressBar
     from trailnotes.warmstart.training import warmstart
 
     config = load_config(args.config, args.settings)

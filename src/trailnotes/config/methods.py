@@ -43,6 +43,7 @@ class Method:
     data: str = ""  # the setting that names other runs whose episodes it learns from; "" plays another run's model
     colour: str = ""  # in plots; "" takes one that is left
     learned_from: str | TaskLister = ""  # "module:function", or the function: games beside train.split of `trains`
+    metrics: tuple[tuple[str, str, str, str], ...] = ()  # of its own: name, unit, meaning, what is healthy
     sections: Mapping[str, type[Section]] = field(default_factory=dict)  # of the config, besides those of all methods
     validate: Callable[[Any], None] | None = None  # refuses a `Config` that it cannot run, by `ConfigError`
     needs_initial_model: Callable[[Any], bool] | None = None  # with this `Config`, even if `loss.kl` is 0

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
     from trailnotes.config.schema import EnvConfig
-    from trailnotes.envs.workers.hosts import Host
+    from trailnotes.envs.workers.pool import Host
     from trailnotes.gateway.server import GatewayServer
 
 GRACE_S: Final = 5.0  # for an agent's own end after its last report

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from trailnotes.envs.options import require_text_list, require_type
+from trailnotes.envs.base import require_text_list, require_type
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task

@@ -1,10 +1,10 @@
 """Intervals of seeds crossed with families: one for these games, one for others.
 
-Every seed plays the same games, so more seeds do not make the families more; each kind of sample has its own part of
-the variance and its own degrees of freedom. On this panel games are given and seeds drawn: Student's t over the seeds'
-means. Beyond it both are drawn: each part has a margin by Student's t of its own degrees of freedom, and their squares
-are added (MOVER, Zou and Donner 2008), since one t would trust two seeds that agree by chance. Both parts contain their
-interaction, which errs on the wide side. Functions take any leading dimensions.
+Every seed plays the same games, so more seeds do not make the families more. On this panel games are given and seeds
+drawn: Student's t over the seeds' means. Beyond it both are drawn: each part has a margin by Student's t of its own
+degrees of freedom, and their squares are added (MOVER, Zou and Donner 2008), since one t would trust two seeds that
+agree by chance. Both parts contain their interaction, which errs on the wide side. Functions take any leading
+dimensions.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _clip_limits(mean: Floats, square: Floats, bounds: Bounds) -> Limits:
     return np.maximum(mean - np.sqrt(square), low), np.minimum(mean + np.sqrt(square), high)
 
 
-def compute_population_limits(found: CrossedMoments, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
+def compute_population_limits(moments: CrossedMoments, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
     """Compute Wilson's limits of a rate, by the number of trials that gives the margin; else the margin itself, cut.
 
     That number is at most two a family: families that came out alike may hide some that would not. Near 0 and 1 few
@@ -138,13 +138,13 @@ def compute_population_limits(found: CrossedMoments, bounds: Bounds, confidence:
     which each is won or lost as a whole, of which one less count than there are. Nor does it come nearer than where
     none is won, or all are: so a single win takes no room away.
     """
-    square = found.squared_margin(confidence)
+    square = moments.squared_margin(confidence)
     if bounds != RATE_BOUNDS:
-        return _clip_limits(found.mean, square, bounds)
-    rate = np.clip(found.mean, 0.0, 1.0)
-    quantile, whole = t_quantile(found.families.df, confidence), max(found.num_families - 1.0, 1.0)
+        return _clip_limits(moments.mean, square, bounds)
+    rate = np.clip(moments.mean, 0.0, 1.0)
+    quantile, whole = t_quantile(moments.families.df, confidence), max(moments.num_families - 1.0, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        number = np.minimum(quantile**2 * rate * (1 - rate) / square, 2.0 * found.num_families)
+        number = np.minimum(quantile**2 * rate * (1 - rate) / square, 2.0 * moments.num_families)
     inside = np.abs(rate - 0.5) < 0.5 - ROUNDING_TOLERANCE
     low, high = compute_wilson_limits(rate, np.where(inside, number, whole), quantile)
     low_whole, high_whole = compute_wilson_limits(rate, whole, quantile)
@@ -168,9 +168,9 @@ def compute_difference_limits(
     other_low, other_high = compute_population_limits(other, RATE_BOUNDS, confidence)
     a, b = one.variance, other.variance
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = (a + b - difference.variance) / (2 * np.sqrt(a * b))
+        correlation = (a + b - difference.variance) / (2 * np.sqrt(a * b))
     most = 1 - 1 / one.num_families  # methods that came out alike in so many families may differ in the next one
-    together = np.clip(np.where((a > 0) & (b > 0), found, 0.0), -most, most)
+    together = np.clip(np.where((a > 0) & (b > 0), correlation, 0.0), -most, most)
 
     def joint(x: Floats, y: Floats) -> Floats:
         return np.sqrt(np.maximum(x**2 + y**2 - 2 * together * x * y, 0.0))
@@ -198,11 +198,11 @@ def estimate(
         played = [own for own in values.values() if own]
         means = [float((_compute_game_weights([*own], families) @ [*own.values()]).mean()) for own in played]
         return Estimate(float(np.mean(means)), None, None, NO_COMMON_GAME, NO_COMMON_GAME)
-    found = compute_moments(build_matrix(values, games), _compute_game_weights(games, families))
-    on_panel = compute_panel_limits(found.mean, found.seeds, bounds, confidence)
-    beyond = compute_population_limits(found, bounds, confidence)
-    not_beyond = explain_too_few(found.num_families, unit) or explain_no_variation(found, bounds)
-    return build_estimate(found.mean, on_panel, beyond, explain_no_panel_interval(found, len(values)), not_beyond)
+    moments = compute_moments(build_matrix(values, games), _compute_game_weights(games, families))
+    on_panel = compute_panel_limits(moments.mean, moments.seeds, bounds, confidence)
+    beyond = compute_population_limits(moments, bounds, confidence)
+    not_beyond = explain_too_few(moments.num_families, unit) or explain_no_variation(moments, bounds)
+    return build_estimate(moments.mean, on_panel, beyond, explain_no_panel_interval(moments, len(values)), not_beyond)
 
 
 def estimate_difference(
@@ -215,13 +215,13 @@ def estimate_difference(
     shares = _compute_game_weights(games, families)
     first, second = (build_matrix({seed: own[seed] for seed in seeds}, games) for own in (values, baseline))
     one, other = compute_moments(first, shares), compute_moments(second, shares)
-    found = compute_moments(first - second, shares)
-    on_panel = compute_panel_limits(found.mean, found.seeds, (-1.0, 1.0) if rates else None, confidence)
-    beyond = compute_population_limits(found, None, confidence)
+    moments = compute_moments(first - second, shares)
+    on_panel = compute_panel_limits(moments.mean, moments.seeds, (-1.0, 1.0) if rates else None, confidence)
+    beyond = compute_population_limits(moments, None, confidence)
     if rates:
-        beyond = compute_difference_limits(one, other, found, confidence)
-    not_beyond = explain_too_few(found.num_families) or explain_no_variation(found, RATE_BOUNDS if rates else None)
-    return build_estimate(found.mean, on_panel, beyond, explain_no_panel_interval(found, len(seeds)), not_beyond)
+        beyond = compute_difference_limits(one, other, moments, confidence)
+    not_beyond = explain_too_few(moments.num_families) or explain_no_variation(moments, RATE_BOUNDS if rates else None)
+    return build_estimate(moments.mean, on_panel, beyond, explain_no_panel_interval(moments, len(seeds)), not_beyond)
 
 
 def build_estimate(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel: str, not_beyond: str) -> Estimate:
@@ -234,15 +234,15 @@ def build_estimate(mean: Floats, on_panel: Limits, beyond: Limits, not_on_panel:
     )  # fmt: skip
 
 
-def explain_no_panel_interval(found: CrossedMoments, num_played: int) -> str:
-    if found.num_seeds > 1:
+def explain_no_panel_interval(moments: CrossedMoments, num_played: int) -> str:
+    if moments.num_seeds > 1:
         return ""
     return ONE_SEED if num_played == 1 else SEEDS_ALIKE
 
 
-def explain_no_variation(found: CrossedMoments, bounds: Bounds) -> str:
+def explain_no_variation(moments: CrossedMoments, bounds: Bounds) -> str:
     """Explain a missing interval where nothing varied; "" for rates, which leave room all the same."""
-    return NO_VARIATION if bounds != RATE_BOUNDS and not (found.variance > ROUNDING_TOLERANCE**2).any() else ""
+    return NO_VARIATION if bounds != RATE_BOUNDS and not (moments.variance > ROUNDING_TOLERANCE**2).any() else ""
 
 
 def explain_too_few(number: int, unit: str = "families") -> str:

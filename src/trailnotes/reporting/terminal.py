@@ -1,14 +1,24 @@
-"""Untrusted text on a terminal: characters that move the cursor or turn lines are escaped."""
+"""Output of commands: progress, and untrusted text, in which characters that move the cursor are escaped."""
 
 from __future__ import annotations
 
-from typing import IO, TYPE_CHECKING, Any
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, Self, cast
+
+from trailnotes.types import MODES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from pathlib import Path
 
     from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.progress import Progress
     from rich.segment import Segment
+
+    from trailnotes.config.schema import Config
 
 CONSOLE_HEIGHT = 24  # whatever a terminal has: rich takes no width without a height from one that can do little
 
@@ -62,3 +72,144 @@ def open_console(stream: IO[str], width: int | None = None) -> Console:
     height = None if width is None else CONSOLE_HEIGHT  # without it rich asks the terminal for both
     file = stream.stream if isinstance(stream, PrintableStream) else stream
     return PrintableConsole(file=file, width=width, height=height)
+
+
+# -- progress
+
+
+class ProgressBar:
+    """Progress bar of a task with an end, as a context manager.
+
+    Off a terminal it prints a line at the first update, then at most one every `interval` seconds, and one at the end.
+    """
+
+    def __init__(self, total: float, title: str, *, stream: IO[str] | None = None, interval: float = 10.0) -> None:
+        self.total, self.title, self.interval = total, title, interval
+        self.stream = ignore_write_errors(sys.stderr if stream is None else stream)
+        self._first: tuple[float, float] | None = None  # (time, completed) at the first update, for the time left
+        self._printed = float("-inf")
+        self._pending = ""
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self.stream.isatty():
+            self._bar = _build_bar(self.stream)
+            self._bar.start()
+            self._bar.add_task(self.title, total=self.total, facts="", left="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pending:
+            self.note(self._pending)
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, completed: float, facts: Mapping[str, float | str] | None = None, label: str = "") -> None:
+        """Show the progress in the unit of `total`, with `facts`, and a `label` in place of the count."""
+        now, left = time.monotonic(), ""
+        start, before = self._first = self._first or (now, completed)
+        if completed > before:
+            left = f"{format_duration((self.total - completed) * (now - start) / (completed - before))} left"
+        text = "  ".join(f"{name} {_format_number(value)}" for name, value in (facts or {}).items())
+        count = label or f"{completed:g}/{self.total:g}"
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=completed, facts=f"{count}  {text}", left=left)
+            return
+        self._pending = "  ".join(part for part in (self.title, count, text, left) if part)
+        if now - self._printed >= self.interval or completed >= self.total:
+            self.note(self._pending)
+            self._printed, self._pending = now, ""
+
+    def note(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(escape_unprintable_lines(text), file=self.stream, flush=True)
+
+
+class TrainingProgress(ProgressBar):
+    """Progress bar of a training, fed with the lines of metrics.jsonl."""
+
+    def __init__(self, config: Config, path: Path, *, stream: IO[str] | None = None) -> None:
+        super().__init__(1.0, " ".join(dict.fromkeys((config.algorithm.name, path.name))), stream=stream)
+        self._train, self._metric = config.train, config.eval.metric
+        self._previous: tuple[float, Mapping[str, Any]] | None = None
+
+    def update_metrics(self, line: Mapping[str, Any]) -> None:
+        iterations, steps = self._train.iterations, self._train.max_env_steps
+        done, taken = line["iteration"] + 1, line.get("env_steps", 0)
+        share, count = done / iterations, f"iteration {done}/{iterations}"
+        if steps and taken / steps > share:  # the steps end the run first
+            share, count = taken / steps, f"iteration {done}, {taken:,}/{steps:,} steps"
+        modes = [mode for mode in MODES if f"rollout/return/{mode}" in line]
+        names = {"return": "rollout/return", "success": "rollout/success"}
+        plain = f"rollout/{self._metric}/plain"
+        if plain in line and modes != ["plain"]:  # the mean mixes those that read tips with those that do not
+            names = {f"{self._metric} without tips": plain, self._metric: names[self._metric]} | names
+        facts: dict[str, float | str] = {name: line[key] for name, key in names.items() if key in line}
+        now = time.monotonic()
+        if self._previous and now > self._previous[0]:
+            before, old = self._previous
+            for name, key in {"steps/s": "env_steps", "tokens/s": "tokens_generated"}.items():
+                if key in line and key in old:
+                    facts[name] = (line[key] - old[key]) / (now - before)
+        self._previous = now, line
+        if modes:
+            facts["mode"] = "+".join(modes)
+        self.update(min(share, 1.0), facts, count)
+
+
+class _BestEffortStream:
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+def ignore_write_errors(stream: IO[str]) -> IO[str]:
+    """Wrap `stream` so that failed writes, as of a closed terminal, are lost in silence."""
+    return cast("IO[str]", _BestEffortStream(stream))
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds as minutes or hours: ``75`` -> ``1:15``; ``3700`` -> ``1:01:40``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def format_megabytes(size: float, decimals: int = 0) -> str:
+    """Format bytes in units of 2^20, without the unit: ``2097152`` -> ``2``."""
+    return f"{size / (1 << 20):,.{decimals}f}"
+
+
+def _format_number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _build_bar(stream: IO[str]) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    # The time left comes before the facts: what does not fit is cut at the end.
+    cut = partial(Column, no_wrap=True, overflow="ellipsis")
+    columns = (
+        TextColumn("{task.description}", style="bold", markup=False, table_column=cut(max_width=20)),
+        BarColumn(bar_width=12),
+        TextColumn("{task.percentage:3.0f}%"),
+        TextColumn("{task.fields[left]}", markup=False, table_column=cut()),
+        TextColumn("{task.fields[facts]}", markup=False, table_column=cut(ratio=1)),
+    )
+    return Progress(*columns, console=open_console(stream), expand=True)

@@ -1,4 +1,4 @@
-"""The conversation of an episode: grown turn by turn, with tips and without; and rebuilt when the episode has ended."""
+"""The conversation of an episode, grown turn by turn, with tips and without; rebuilt when the episode has ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, Final, Literal
 
 from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.schema import ActionFormat, RolloutConfig
-from trailnotes.rollout.branches import Branches, Turn, parse_request
-from trailnotes.types import NO_OP, Message, Observation, Tip, TokenIds, Trajectory, strip_thinking
+from trailnotes.types import NO_OP, Message, Observation, Role, Tip, TokenIds, Trajectory, strip_thinking
 
 CountTokens = Callable[[str], int]
 
@@ -62,8 +61,7 @@ def parse_action(text: str, action_format: ActionFormat, style: Literal["full", 
     """
     answer = strip_thinking(text)
     if action_format == "tags":
-        found = [inner for inner in _TAGS.findall(answer) if inner.strip()]
-        lines = found[-1:]
+        lines = [inner for inner in _TAGS.findall(answer) if inner.strip()][-1:]
     elif action_format == "react":
         lines = [match[1] for match in _ACTION_LINE.finditer(answer)][-1:]
     else:
@@ -71,8 +69,8 @@ def parse_action(text: str, action_format: ActionFormat, style: Literal["full", 
     if style == "terse":
         action = _PREFIX.sub("", _remove_controls(lines[0])).strip() if lines else ""
     else:
-        said = [bare for line in lines if (bare := _strip_decoration(_remove_controls(line)))]
-        action = next((bare for bare in said if bare[-1] != ":"), said[0] if said else "")
+        bare_lines = [bare for line in lines if (bare := _strip_decoration(_remove_controls(line)))]
+        action = next((bare for bare in bare_lines if bare[-1] != ":"), bare_lines[0] if bare_lines else "")
     ok = 0 < len(action) <= MAX_ACTION_CHARS
     return ParsedAction(action if ok else NO_OP, ok)
 
@@ -82,7 +80,7 @@ def _remove_controls(line: str) -> str:
 
 
 def _strip_decoration(line: str) -> str:
-    """Strip the bare action; a line without a letter or digit, such as a code fence, is none."""
+    """Return the bare action of a line; "" where it has no letter or digit, as a code fence."""
     line = line[: 4 * MAX_ACTION_CHARS]
     if line.startswith("```") or not any(map(str.isalnum, line)):
         return ""
@@ -181,6 +179,57 @@ def build_opening_messages(rollout: RolloutConfig) -> list[Message]:
     return opening
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of a conversation, in both contexts."""
+
+    plain: Message
+    acting: Message
+    tips: tuple[Tip, ...] = ()  # that `acting` shows before its text
+
+
+class Branches:
+    """All turns that a policy has read or sampled, by the messages before them.
+
+    An agent sends its whole conversation with each request, and knows neither sampled ids nor tips. A turn that follows
+    the same messages as before gets both back.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[tuple[int, Role, str], tuple[int, Turn]] = {}  # by the number of the turn before; 0: none
+
+    def record(self, turns: Sequence[Turn]) -> None:
+        """Record a conversation; of equal turns the last counts."""
+        before = 0
+        for turn in turns:
+            key = before, turn.plain.role, turn.plain.content
+            before, _ = self._turns.get(key, (len(self._turns) + 1, turn))
+            self._turns[key] = before, turn
+
+    def trace(self, messages: Sequence[Message]) -> list[Turn]:
+        """Return the turns of `messages`, as far as they are known; others are new in both contexts."""
+        turns: list[Turn] = []
+        before = 0
+        for message in messages:
+            before, turn = self._turns.get((before, message.role, message.content), (-1, Turn(message, message)))
+            turns.append(turn)
+        return turns
+
+
+def parse_request(request: Mapping[str, Any], messages: Sequence[Message]) -> list[Message]:
+    """Parse `Observation.request`: those of `messages` that stay, and those that follow.
+
+    Raises:
+        ValueError: it keeps more than there is, or ends with the assistant.
+    """
+    kept, further = request["kept"], [Message(role, content) for role, content in request["messages"]]
+    if not 0 <= kept <= len(messages) or not further or further[-1].role != "user":
+        raise ValueError(
+            f"a request must extend {len(messages)} messages by some that end with the user's, got {request}"
+        )
+    return [*messages[:kept], *further]
+
+
 class Conversation:
     """Both contexts of one episode as messages: `acting` with tips, `plain` without. They only grow.
 
@@ -197,9 +246,9 @@ class Conversation:
     ) -> None:  # fmt: skip
         self.acting: list[Message] = []
         self.plain: list[Message] = []
-        self.instruction = ""  # as shown
-        self.observation = ""  # the newest, as shown
-        self.shown: tuple[Tip, ...] = ()  # every tip that `acting` holds
+        self.instruction = ""  # as far as it fits its cap
+        self.observation = ""  # the newest, likewise
+        self.tips_shown: tuple[Tip, ...] = ()  # every tip that `acting` has
         self.opening = 0  # messages before the first turn: system prompt and example
         self._rollout, self._memory, self._count_tokens = rollout, memory, count_tokens
         self._introduce = introduce or self.format_tips
@@ -209,13 +258,13 @@ class Conversation:
     def start(self, instruction: str) -> None:
         """Open the conversation; its first turn will begin with `instruction` ('' for none)."""
         self.instruction = self.cap_text(instruction)
-        said = build_opening_messages(self._rollout)
-        self.acting += said
-        self.plain += said
-        self.opening = len(said)
+        opening = build_opening_messages(self._rollout)
+        self.acting += opening
+        self.plain += opening
+        self.opening = len(opening)
 
     def observe(self, observation: Observation, tips: Sequence[Tip] = ()) -> tuple[Tip, ...]:
-        """Add a user turn, and to `acting` the tips before its observation; returns the tips shown.
+        """Add a user turn, and to `acting` the tips before its observation; returns these tips.
 
         Tips without a letter or digit are left out, and those that the context holds (unless `memory.repeat_shown`).
         """
@@ -227,7 +276,7 @@ class Conversation:
         self.acting.append(Message("user", turns[0]))
         self.plain.append(Message("user", turns[1]))
         self.observation = self.cap_text(observation.text)
-        self.shown += fresh
+        self.tips_shown += fresh
         self._turns.append(Turn(self.plain[-1], self.acting[-1], fresh))
         return fresh
 
@@ -240,7 +289,7 @@ class Conversation:
         self._turns = self._branches.trace(parse_request(observation.request, self.plain)[:-1])
         self.plain = [turn.plain for turn in self._turns]
         self.acting = [turn.acting for turn in self._turns]
-        self.shown = tuple(tip for turn in self._turns for tip in turn.tips)
+        self.tips_shown = tuple(tip for turn in self._turns for tip in turn.tips)
         self.opening = int(bool(self.plain) and self.plain[0].role == "system")
 
     def fit_tips(self, tips: Sequence[Tip], room: int) -> tuple[Tip, ...]:
@@ -251,22 +300,22 @@ class Conversation:
         return fitting
 
     def _select_unseen(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
-        """Those that can be read, and whose text the context does not hold yet, each text once, in order."""
+        """Select the tips that can be read and whose text the context lacks, each text once, in order."""
         readable = [tip for tip in tips if any(map(str.isalnum, tip.text))]
         if self._memory.repeat_shown:
             return tuple(readable)
-        held, fresh = {tip.text for tip in self.shown}, dict[str, Tip]()
+        present = {tip.text for tip in self.tips_shown}
+        fresh: dict[str, Tip] = {}
         for tip in readable:
-            if tip.text not in held:
-                fresh.setdefault(tip.text, tip)
-        return tuple(fresh.values())
+            fresh.setdefault(tip.text, tip)
+        return tuple(tip for text, tip in fresh.items() if text not in present)
 
     def drop_tips(self, tips: Sequence[Tip]) -> None:
         """Remove the tips of the newest turn, before any policy has read them."""
         assert self.acting[-1].role == "user", "tips that the policy has answered to stay"
         self.acting[-1] = self.plain[-1]
         self._turns[-1] = Turn(self.plain[-1], self.plain[-1])
-        self.shown = self.shown[: len(self.shown) - len(tips)]
+        self.tips_shown = self.tips_shown[: len(self.tips_shown) - len(tips)]
 
     def act(self, text: str, token_ids: TokenIds | None = None) -> None:
         message = Message("assistant", text, token_ids or None)
@@ -295,14 +344,10 @@ class Conversation:
         return "\n".join(parts)
 
     def format_briefing(self, facts: Mapping[str, Any]) -> list[str]:
-        """Format the shown facts of a briefing; each fact and each example is cut like an observation.
-
-        Examples are quoted line by line and framed, so that none can pass for a turn of this conversation.
-        """
+        """Format the facts and the quoted, framed examples of a briefing, each cut like an observation."""
         style = self._rollout.style
-        shown = _BRIEFING[style] if self._rollout.briefing is None else self._rollout.briefing
         lines = []
-        for name in shown:
+        for name in _BRIEFING[style] if self._rollout.briefing is None else self._rollout.briefing:
             if value := facts.get(name):
                 text = value if isinstance(value, str) else _SEPARATOR[style].join(value)
                 lines.append(_FACTS[style][name].format(self.cap_text(" ".join(text.split()))))
@@ -346,11 +391,8 @@ def _find_head(observation: Observation) -> str:
 
 def parse_listed_actions(turn: str, style: Literal["full", "terse"]) -> list[str]:
     """Parse the admissible actions that a turn lists, without one that was cut."""
-    last = turn.rpartition("\n")[2]
-    header = _ACTIONS[style]
-    if not last.startswith(header):
-        return []
-    listed = last.removeprefix(header).split(_SEPARATOR[style])
+    last, header = turn.rpartition("\n")[2], _ACTIONS[style]
+    listed = last.removeprefix(header).split(_SEPARATOR[style]) if last.startswith(header) else []
     return [action for action in listed if not action.endswith(CUT_MARK.strip())]
 
 
@@ -359,19 +401,19 @@ def build_memory_query(
 ) -> str:
     """Build the text whose embedding finds tips; it never holds one.
 
-    `kind` "state" takes instruction and newest observation, "conversation" everything said without opening and
-    thinking. `observation` is the newest one if its turn is still to come.
+    `kind` "state" takes instruction and newest observation, "conversation" all turns without opening and thinking.
+    `observation` is the newest one if its turn is still to come.
     """
     if kind == "state":
         newest = conversation.observation if observation is None else conversation.cap_text(observation.text)
         return f"{conversation.instruction}\n{newest}".strip()
-    said = [
+    turns = [
         strip_thinking(message.content) if message.role == "assistant" else message.content
         for message in conversation.plain[conversation.opening :]
     ]
     if observation is not None:
-        said.append(conversation.format_turn(observation))
-    return "\n".join(said)
+        turns.append(conversation.format_turn(observation))
+    return "\n".join(turns)
 
 
 def get_instruction(trajectory: Trajectory) -> str:
@@ -417,8 +459,8 @@ def build_reflection_messages(
     if rollout.style == "terse":
         request = f"{final}\nscore {score:g} / {max_score:g} . note ?"
     else:
-        asked = _REFLECTION_REQUEST.format(score=score, max_score=max_score, words=memory.requested_words)
-        request = f"{final}\n\n{asked}"
+        wish = _REFLECTION_REQUEST.format(score=score, max_score=max_score, words=memory.requested_words)
+        request = f"{final}\n\n{wish}"
     return [*conversation.plain, Message("user", request)]
 
 

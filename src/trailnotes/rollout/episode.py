@@ -86,7 +86,7 @@ class Decision:
     action: str  # as the environment will receive it
     completion: Completion  # that the action was read from, under the prompt acted on
     plain_prompt_ids: TokenIds = ()  # the same history without any tip; () from a server that returns no ids
-    tips: tuple[Tip, ...] = ()  # shown in this turn
+    tips: tuple[Tip, ...] = ()  # of this turn
     other_tokens: int = 0  # sampled besides `completion`
 
 
@@ -140,6 +140,8 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
                 steps[-1] = replace(steps[-1], reward=steps[-1].reward + observation.reward)
     except EnvError as failure:
         error = " ".join(str(failure).split()) or type(failure).__name__
+        if failure.traceback:
+            observation = replace(observation, info={**observation.info, "traceback": failure.traceback})
         if attempted is not None:  # no step of the record holds this action
             error = f"{error} (at the action {attempted[:MAX_ACTION_SHOWN]!r})"
     outcome: Outcome = "error" if error else "terminated" if observation.terminated else "truncated"
@@ -150,7 +152,7 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
 
 
 class TipsActor:
-    """The policy as it is, shown a memory's tips in all modes but "plain"; memory None shows none."""
+    """The policy as it is, with a memory's tips in all modes but "plain"; memory None gives none."""
 
     def __init__(
         self, context: EpisodeContext, memory: Memory | None, conversation: Conversation | None = None
@@ -176,15 +178,15 @@ class TipsActor:
             return await memory.search_async(context.task.id, query, config.top_k)
         return memory.search(context.task.id, query, config.top_k)
 
-    def select_affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:
+    def select_affordable(self, limit: int, observation: Observation, tips: Sequence[Tip]) -> Sequence[Tip]:
         """Return the first of the tips that leave room for the remaining turns (`memory.leave_room`).
 
         A turn to come, answer and observation, is taken to be as long as those so far are on average; of the first one
         that is its observation alone, since the instruction comes only once.
         """
         policy, conversation = self.context.policy, self.conversation
-        if not found or not self.context.config.memory.leave_room:
-            return found
+        if not tips or not self.context.config.memory.leave_room:
+            return tips
         turn = Message("user", conversation.format_turn(observation))
         used = count_prompt_tokens(policy, [*conversation.acting, turn])
         grown = 0
@@ -193,7 +195,7 @@ class TipsActor:
             grown = count_prompt_tokens(policy, [*conversation.plain, turn]) - count_prompt_tokens(policy, start)
         turns_left = self.context.config.rollout.max_steps - self.num_turns - 1
         reserved = math.ceil(turns_left * (self.first_seen + grown) / (self.num_turns + 1))
-        return conversation.fit_tips(found, limit - used - reserved)
+        return conversation.fit_tips(tips, limit - used - reserved)
 
     async def act(self, observation: Observation) -> Decision | None:
         """Find tips, show them, sample, and parse the action."""
@@ -201,24 +203,24 @@ class TipsActor:
         policy, config = context.policy, context.config
         limit = compute_prompt_limit(policy, config)
         conversation.follow(observation)
-        found = self.select_affordable(limit, observation, await self.find(observation))
-        tips = observe_within_limit(limit, policy, conversation, observation, found)
+        affordable = self.select_affordable(limit, observation, await self.find(observation))
+        tips = observe_within_limit(limit, policy, conversation, observation, affordable)
         if tips is None:
             return None
         sampling = context.build_sampling(self.num_turns)
         self.num_turns += 1
         completion = await policy.generate(tuple(conversation.acting), sampling, context.episode)
-        plain_ids = policy.encode(conversation.plain) if conversation.shown else completion.prompt_ids
+        plain_ids = policy.encode(conversation.plain) if conversation.tips_shown else completion.prompt_ids
         conversation.act(completion.text, completion.token_ids)
         action = parse_action(completion.text, config.rollout.action_format, config.rollout.style).action
         return Decision(action, completion, plain_ids, tips)
 
 
 def observe_within_limit(
-    limit: int, policy: Policy, conversation: Conversation, observation: Observation, found: Sequence[Tip]
+    limit: int, policy: Policy, conversation: Conversation, observation: Observation, candidates: Sequence[Tip]
 ) -> tuple[Tip, ...] | None:
-    """Add the turn and return the tips it shows: none if they do not fit `limit`; None if the turn does not."""
-    tips = conversation.observe(observation, found)
+    """Add the turn and return its tips: none if they do not fit `limit`; None if the turn does not."""
+    tips = conversation.observe(observation, candidates)
     if tips and count_prompt_tokens(policy, conversation.acting) > limit:
         conversation.drop_tips(tips)
         tips = ()

@@ -1,7 +1,4 @@
-"""Plays groups of episodes at once, and measures a batch of them.
-
-A failed episode costs itself, never the run: `on_error` gets it, and it is tried afresh.
-"""
+"""Plays groups of episodes at once, and measures a batch of them; a failed episode costs itself, never the run."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ SelectMemory = Callable[[int, int], Memory]
 
 @dataclass(slots=True)
 class EpisodeSlot:
-    """A member's place in a batch: what one episode plays, and how far that went."""
+    """A member's place in a batch: its task and seed, its failures, and its episode once it is played."""
 
     task: Task
     mode: Mode
@@ -56,86 +53,104 @@ class EpisodeSlot:
             self.played = trajectory
 
 
-async def run_groups(  # noqa: PLR0913 (see `run_episode`)
-    policy: Policy, pool: Pool, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], memory: Memory | None,
-    config: Config, *, seed: int, progress: OnTrajectory | None = None, on_error: OnTrajectory | None = None,
-    make_actor: MakeActor | None = None, memory_of: SelectMemory | None = None, done: Iterable[Trajectory] = (),
-    once: str = "",
-) -> list[TrajectoryGroup]:  # fmt: skip
-    """Play `modes[i][j]` for task i and member j, at most `env.max_envs` at once; results are in this order.
+@dataclass(slots=True, kw_only=True)
+class GroupRunner:
+    """Plays batches of groups, each episode in a slot of its own, at most `env.max_envs` at once.
 
     A failed episode goes to `on_error` and is tried afresh, `MAX_REPLACEMENTS` times. A group continues while two
     members are left (or all, of a group of one); else it is dropped with a warning. Episodes that begin together are
     announced to the policy before the first of them begins, and each later one before the one that it follows is
-    closed. A task that stands in `tasks` twice gets other seeds the second time. A `FeedbackMemory` hears at the end
-    how its readers fared; `once` names the batch, so that it hears of it only once.
-
-    `memory_of` gives each member a memory of its own, instead of `memory`. `done` are episodes of these slots played
-    before a restart, by task and member; failed ones count as attempts, and no task may then stand in `tasks` twice.
+    closed. A `FeedbackMemory` hears at the end how its readers fared.
     """
-    rows = _make_slots(tasks, modes, memory_of or (lambda _, __: memory), seed)
-    by_key = {(slot.task.id, slot.member): slot for row in rows for slot in row}
-    for trajectory in done:
-        assert len({task.id for task in tasks}) == len(tasks), "which of the two was played is not known"
-        if slot := by_key.get((trajectory.task.id, trajectory.member)):
-            slot.record(trajectory)
-    left = [slot for row in rows for slot in row if not slot.is_over]
 
-    async def play(live: LiveEpisode, index: int) -> None:
-        slot = left[index]
+    policy: Policy
+    pool: Pool
+    memory: Memory | None
+    config: Config
+    seed: int  # a task that stands in a batch twice gets other seeds the second time
+    progress: OnTrajectory | None = None
+    on_error: OnTrajectory | None = None
+    make_actor: MakeActor | None = None
+    memory_of: SelectMemory | None = None  # gives each member a memory of its own, instead of `memory`
+    once: str = ""  # names the batch, so that a memory hears of it only once
+
+    async def play(
+        self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], done: Iterable[Trajectory] = ()
+    ) -> list[TrajectoryGroup]:
+        """Play `modes[i][j]` for task i and member j; results are in this order.
+
+        `done` are episodes of these slots played before a restart, by task and member; failed ones count as attempts,
+        and no task may then stand in `tasks` twice.
+        """
+        rows = self._make_slots(tasks, modes)
+        slots = [slot for row in rows for slot in row]
+        by_key = {(slot.task.id, slot.member): slot for slot in slots}
+        for trajectory in done:
+            assert len({task.id for task in tasks}) == len(tasks), "which of the two was played is not known"
+            if slot := by_key.get((trajectory.task.id, trajectory.member)):
+                slot.record(trajectory)
+        left = [slot for slot in slots if not slot.is_over]
+        await run_with_limit(
+            self.policy, [slot.episode for slot in left], lambda live, index: self._play_slot(live, left[index]),
+            limit=self.config.env.max_envs, on_done=self._report_progress,
+        )  # fmt: skip
+        # Ahead of the update, timing would decide the order of these counts and of the tips that are stored.
+        if not self.config.rollout.max_async_iterations or self.config.memory.is_ranked_by_feedback:
+            self._report_results(slots)
+        groups = (_build_group(task, row) for task, row in zip(tasks, rows, strict=True))
+        return [group for group in groups if group is not None]
+
+    def _make_slots(self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]]) -> list[list[EpisodeSlot]]:
+        seen: Counter[str] = Counter()
+        rows: list[list[EpisodeSlot]] = []
+        for index, (task, row) in enumerate(zip(tasks, modes, strict=True)):
+            again = seen[task.id]
+            seen[task.id] += 1
+            seed = derive_seed(self.seed, task.id, again, "again") if again else self.seed
+            rows.append([])
+            for member, mode in enumerate(row):
+                memory = self.memory_of(index, member) if self.memory_of else self.memory
+                rows[-1].append(EpisodeSlot(task, mode, member, seed, f"{index}/{task.id}/{member}", memory))
+        for memory in {id(slot.memory): slot.memory for row in rows for slot in row}.values():
+            if register_tasks := getattr(memory, "register_tasks", None):  # of a memory whose tasks share tips
+                register_tasks(tasks)
+        return rows
+
+    async def _play_slot(self, live: LiveEpisode, slot: EpisodeSlot) -> Trajectory | None:
         while not slot.is_over:
             if slot.num_failed:
                 live.switch_to(f"{slot.episode}+{slot.num_failed}")
-            async with pool.lease() as env:
+            async with self.pool.lease() as env:
                 trajectory = await run_episode(
-                    policy, env, slot.task, slot.mode, slot.memory, config,
-                    member=slot.member, seed=slot.seed, episode=live.episode, make_actor=make_actor,
+                    self.policy, env, slot.task, slot.mode, slot.memory, self.config,
+                    member=slot.member, seed=slot.seed, episode=live.episode, make_actor=self.make_actor,
                 )  # fmt: skip
             slot.record(trajectory)
-            if slot.played is None and on_error is not None:
-                on_error(trajectory)
+            if slot.played is None and self.on_error is not None:
+                self.on_error(trajectory)
+        return slot.played
 
-    def report_progress(index: int, _: None) -> None:
-        if progress is not None and (trajectory := left[index].played) is not None:
-            progress(trajectory)
+    def _report_progress(self, _: int, played: Trajectory | None) -> None:
+        if self.progress is not None and played is not None:
+            self.progress(played)
 
-    await run_with_limit(policy, [slot.episode for slot in left], play, report_progress, limit=config.env.max_envs)
-    # Ahead of the update, timing would decide the order of these counts and of the tips that are stored.
-    if not config.rollout.max_async_iterations or config.memory.is_ranked_by_feedback:
-        _report_results([slot for row in rows for slot in row], once)
-    groups = (_build_group(task, row) for task, row in zip(tasks, rows, strict=True))
-    return [group for group in groups if group is not None]
-
-
-def _make_slots(
-    tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], memory_of: Callable[[int, int], Memory | None], seed: int
-) -> list[list[EpisodeSlot]]:
-    seen: Counter[str] = Counter()
-    rows = []
-    for index, (task, row) in enumerate(zip(tasks, modes, strict=True)):
-        again = seen[task.id]
-        seen[task.id] += 1
-        base = derive_seed(seed, task.id, again, "again") if again else seed
-        rows.append(
-            [
-                EpisodeSlot(task, mode, member, base, f"{index}/{task.id}/{member}", memory_of(index, member))
-                for member, mode in enumerate(row)
-            ]
-        )
-    for memory in {id(slot.memory): slot.memory for row in rows for slot in row}.values():
-        if register_tasks := getattr(memory, "register_tasks", None):  # of a memory whose tasks share tips
-            register_tasks(tasks)
-    return rows
+    def _report_results(self, slots: Iterable[EpisodeSlot]) -> None:
+        """Report readers' results to each memory that asks; returned members began further on and do not count."""
+        readers: dict[int, tuple[FeedbackMemory, list[Trajectory]]] = {}
+        for slot in slots:
+            if slot.played is not None and isinstance(slot.memory, FeedbackMemory) and not count_replayed(slot.played):
+                readers.setdefault(id(slot.memory), (slot.memory, []))[1].append(slot.played)
+        for memory, episodes in readers.values():
+            memory.report(episodes, once=self.once)
 
 
-def _report_results(slots: Iterable[EpisodeSlot], once: str) -> None:
-    """Report readers' results to each memory that asks; returned members began further on and do not count."""
-    readers: dict[int, tuple[FeedbackMemory, list[Trajectory]]] = {}
-    for slot in slots:
-        if slot.played is not None and isinstance(slot.memory, FeedbackMemory) and not count_replayed(slot.played):
-            readers.setdefault(id(slot.memory), (slot.memory, []))[1].append(slot.played)
-    for memory, episodes in readers.values():
-        memory.report(episodes, once=once)
+async def run_groups(
+    policy: Policy, pool: Pool, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], memory: Memory | None,
+    config: Config, *, done: Iterable[Trajectory] = (), **options: Any,
+) -> list[TrajectoryGroup]:  # fmt: skip
+    """Play one batch by a `GroupRunner` with these options, `seed` among them."""
+    runner = GroupRunner(policy=policy, pool=pool, memory=memory, config=config, **options)
+    return await runner.play(tasks, modes, done)
 
 
 def count_replayed(trajectory: Trajectory) -> int:
@@ -164,25 +179,24 @@ class LiveEpisode:
 
 
 async def run_with_limit(
-    policy: Policy, episodes: Sequence[str], work: Callable[[LiveEpisode, int], Awaitable[T]],
-    on_done: Callable[[int, T], None], *, limit: int,
-) -> None:  # fmt: skip
-    """Do `work` for each of `episodes`, at most `limit` of them open at a time; 0 = all at once.
+    policy: Policy, episodes: Sequence[str], work: Callable[[LiveEpisode, int], Awaitable[T]], *, limit: int,
+    on_done: Callable[[int, T], object] | None = None,
+) -> list[T]:  # fmt: skip
+    """Do `work` for each of `episodes`, at most `limit` of them open at a time (0 = all); results in this order.
 
     Those that begin together are all announced before the first of them begins. Whenever one ends, the next in order
     takes its place, and `on_done` gets the index and the result of the one that ended. The first failure ends them all.
     """
     waiting = iter(range(len(episodes)))
+    results: dict[int, T] = {}
 
     async def work_on(live: LiveEpisode, index: int | None) -> None:
-        try:
-            while index is not None:
-                result, ended = await work(live, index), index
-                index = next(waiting, None)
-                live.switch_to("" if index is None else episodes[index])
-                on_done(ended, result)
-        finally:
-            live.switch_to("")
+        while index is not None:
+            results[index], ended = await work(live, index), index
+            index = next(waiting, None)
+            live.switch_to("" if index is None else episodes[index])
+            if on_done is not None:
+                on_done(ended, results[ended])
 
     first = list(islice(waiting, limit or len(episodes)))
     lives = [LiveEpisode(policy, episodes[index]) for index in first]
@@ -191,6 +205,7 @@ async def run_with_limit(
     finally:
         for live in lives:
             live.switch_to("")
+    return [results[index] for index in range(len(episodes))]
 
 
 def _build_group(task: Task, row: Sequence[EpisodeSlot]) -> TrajectoryGroup | None:
@@ -221,10 +236,10 @@ def compute_rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[
     if not episodes:
         return metrics
     steps = [step for episode in episodes for step in episode.steps]
-    metrics |= _compute_return_metrics(episodes)
-    for mode in MODES:
-        played = [episode for episode in episodes if episode.mode == mode]
-        metrics |= {f"{name}/{mode}": value for name, value in _compute_return_metrics(played).items() if played}
+    for suffix, modes in {"": MODES, **{f"/{mode}": (mode,) for mode in MODES}}.items():
+        if played := [episode for episode in episodes if episode.mode in modes]:
+            metrics[f"return{suffix}"] = _mean([episode.episode_return for episode in played])
+            metrics[f"success{suffix}"] = _mean([episode.success for episode in played])
     seen = [[step.observation for step in episode.steps] + [episode.final_observation] for episode in episodes]
     tips = [len(step.tips) for episode in episodes if episode.mode != "plain" for step in episode.steps]
     return metrics | {
@@ -240,30 +255,22 @@ def compute_rollout_metrics(groups: Sequence[TrajectoryGroup], errors: Sequence[
     }  # fmt: skip
 
 
-def _compute_return_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
-    return {
-        "return": _mean([episode.episode_return for episode in episodes]),
-        "success": _mean([episode.success for episode in episodes]),
-    }
-
-
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-# Dynamic sampling: groups whose members all earned the same teach nothing, and others are played in their place (DAPO,
-# arXiv 2503.14476, section 3.2, with a limit of rounds as in verl-agent, 2716b30).
+# --- dynamic sampling: groups whose members all earned the same teach nothing (DAPO, arXiv 2503.14476, section 3.2)
 
 
 def has_equal_returns(group: TrajectoryGroup) -> bool:
-    """Tell whether all members have the same return, novelty and penalties aside."""
+    """Tell whether all members have the same return, without novelty and penalties."""
     return len({trajectory.episode_return for trajectory in group.trajectories}) == 1
 
 
 async def replace_equal_groups(
     groups: Sequence[TrajectoryGroup], num_rounds: int, play: Callable[[int, int], Awaitable[list[TrajectoryGroup]]]
 ) -> tuple[list[TrajectoryGroup], int]:
-    """Replace groups with equal returns by freshly played ones, for at most `num_rounds` rounds.
+    """Replace groups with equal returns by freshly played ones, for at most `num_rounds` rounds (verl-agent, 2716b30).
 
     ``await play(number, num_groups)`` plays other tasks; `number` counts from 1. Returns the groups to train on, kept
     ones first, and how many were replaced.

@@ -45,7 +45,6 @@ async def complete_requests(
     is empty and has finish_reason "length". `on_done` gets each answer, with its index, as it comes.
     """
     names = [f"note/{index}" for index in range(len(requests))]
-    answers: dict[int, Completion] = {}
 
     async def write(_: LiveEpisode, index: int) -> Completion:
         request, messages = requests[index], list(requests[index].messages)
@@ -59,13 +58,7 @@ async def complete_requests(
         sampling = replace(request.sampling, max_tokens=min(room, limit))
         return await policy.generate(messages, sampling, names[index])
 
-    def keep(index: int, completion: Completion) -> None:
-        answers[index] = completion
-        if on_done is not None:
-            on_done(index, completion)
-
-    await run_with_limit(policy, names, write, keep, limit=limit)
-    return [answers[index] for index in range(len(requests))]
+    return await run_with_limit(policy, names, write, limit=limit, on_done=on_done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +162,18 @@ def parse_tips(
     written = []
     is_extracted = config.algorithm.author == EXTRACT
     for trajectory, completion in zip(trajectories, completions, strict=True):
-        told = _cut_to_gain(policy, trajectory, config) if is_extracted else trajectory
-        keys = build_memory_keys(told, config.rollout, config.memory, policy.count_tokens)
+        source = _cut_to_gain(policy, trajectory, config) if is_extracted else trajectory
+        keys = build_memory_keys(source, config.rollout, config.memory, policy.count_tokens)
         text = completion.text
         if completion.finish_reason == "length" and config.rollout.style == "full":
             text = text.rstrip("\ufffd")  # the first bytes of a character that the limit has cut in two
         tips = tips_of(
-            told, text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
+            source, text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
             model=EXTRACT if is_extracted else policy.name, version=policy.version,
             run=config.run.name, step=step,
         )  # fmt: skip
-        if is_extracted and config.memory.entries == "step":  # what was done in each state, where that can be told
-            pairs = zip(tips, told.steps, strict=bool(tips))
+        if tips and is_extracted and config.memory.entries == "step":  # what was done in each state
+            pairs = zip(tips, source.steps, strict=True)
             tips = [replace(tip, text=_quote([step], config)) for tip, step in pairs if clean_tip(step.action)]
         written.append(WrittenTip(trajectory, completion, tuple(tips)))
     return written

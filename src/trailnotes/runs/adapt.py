@@ -15,19 +15,19 @@ from trailnotes.envs.tasks import describe_training_overlap, validate_splits
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.policies.base import Policy
+from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow, build_adaptation_config
-from trailnotes.runs.console import ProgressBar
-from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import EvaluatedModel, load_endpoint_author, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.panels import PanelResult
+from trailnotes.runs.preflight import require_dependencies
 from trailnotes.runs.signals import explain_interrupt
 from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
 CHANGEABLE_KEYS = ("eval.trials", "run.trackers")
-"""What may differ when a run is resumed, besides its surroundings: how long it lasts, and how it is shown."""
+"""These settings may differ when a run is resumed, as may `RUNTIME_KEYS`."""
 
 
 def adapt(
@@ -42,8 +42,8 @@ def adapt(
 ) -> list[PanelResult]:
     """Adapt the policy `model_or_run` by `method` on the panel of `config.eval`, trial after trial.
 
-    `out` becomes an ordinary run directory, with the table, the curve over the trials (with matplotlib), and the last
-    trial in `out/eval`. The same call continues after a stop, and repeats no finished episode and no answer.
+    `out` becomes a run directory with the table, the curve over the trials (with matplotlib), and the last trial in
+    `out/eval`. The same call continues after a stop, and repeats no finished episode and no answer.
 
     Args:
         config: the whole configuration.
@@ -52,7 +52,7 @@ def adapt(
         method: one without weight updates; by default `algorithm.name` where that is one, else "empo2-tips".
         trials: overrides `eval.trials`.
         allow_change: further keys that may differ from the resumed run, except `FIXED_ADAPTATION_KEYS`.
-        progress: shows the progress of each phase, and a line when it ends.
+        progress: displays the progress of each phase, and a line when it ends.
 
     Returns:
         The points of the curve, trial 0 first.

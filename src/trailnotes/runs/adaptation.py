@@ -1,8 +1,7 @@
 """An adaptation: the services of a method without weight updates, in one run directory.
 
-A method's code runs from its top at every start. Each episode and each answer is on disk as soon as it ends, in a file
-of its phase, and is read back at the next start. A method always gets the file's content, so that a restart makes no
-difference::
+A method's code runs from its top at every start. Each episode and each answer is on disk as soon as it ends, and a
+method always gets the file's content, so that a restart makes no difference::
 
     phases/trial-2.episodes.jsonl   as they end, failed attempts too
     phases/trial-2.notes.jsonl      completions of `write`, by index
@@ -24,14 +23,20 @@ from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
+from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.rollout.episode import MakeActor, Pool
 from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
 from trailnotes.rollout.tips import CompletionRequest, complete_requests
-from trailnotes.runs.console import ProgressBar
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.evaluate import EPISODE_KEYS
 from trailnotes.runs.load_policy import EvaluatedModel
-from trailnotes.runs.panels import PanelResult, build_eval_config, build_panel_result, write_evaluation, write_table
+from trailnotes.runs.panels import (
+    EPISODE_KEYS,
+    PanelResult,
+    build_eval_config,
+    build_panel_result,
+    write_evaluation,
+    write_table,
+)
 from trailnotes.runs.usage import ENDPOINT_COST, USAGE_FIELDS, Usage
 from trailnotes.storage.files import append_jsonl, find_free_path, read_jsonl, split_after
 from trailnotes.storage.records import (
@@ -50,8 +55,7 @@ FIXED_ADAPTATION_KEYS = (
     *("reflexion", "notebook", "rememberer", "retrospex", "eval.meet_split", "eval.meet_tasks"),
     *("train.split", "train.num_tasks"),
 )
-"""The settings that decide the episodes and tips of a trial: a run that has begun keeps them, since it would report old
-episodes under new ones. The device and the engine may change where that is allowed."""
+"""These settings decide the episodes and tips of a trial, so a run that has begun keeps them."""
 
 
 def build_adaptation_config(config: Config, method: str, subject: EvaluatedModel, trials: int) -> Config:
@@ -73,8 +77,7 @@ class ResultRow:
 class AdaptationRun:
     """State and services of a run without weight updates, which a method (algorithms/) drives.
 
-    `trailnotes adapt` makes one, and owns the directory, the pool and the progress bar. `policy` plays;
-    `author` writes the tips of empo2-tips, and is another policy where `algorithm.author` says so.
+    `policy` plays; `author` writes the tips of empo2-tips, and is another policy where `algorithm.author` says so.
     """
 
     def __init__(
@@ -107,7 +110,6 @@ class AdaptationRun:
     # -- what a method drives
 
     def seed(self, *purpose: object) -> int:
-        """Derive a seed for one purpose of this run, the same at every start."""
         return derive_seed(self.config.run.seed, *purpose)
 
     async def play(
@@ -123,16 +125,14 @@ class AdaptationRun:
     ) -> list[TrajectoryGroup]:
         """Play each task `num_samples` times at the evaluation temperature; groups in task order.
 
-        The journal also has failed episodes; groups with too few others are missing, as from `run_groups`.
-
         Args:
             phase: a name of this call alone, such as "trial-2", for its seeds and its file.
             tasks: each task once.
-            memory: shown by the ordinary actor.
+            memory: the ordinary actor reads its tips.
             make_actor: makes other actors.
             num_samples: episodes of each task.
-            mode: "plain" without memory and actor, else "on_policy_tips".
-            policy: that of the run by default.
+            mode: by default "plain" without memory and actor, else "on_policy_tips".
+            policy: by default that of the run.
 
         Raises:
             ConfigError: no episode of this run could be played; the same command tries all of them again.
@@ -171,7 +171,7 @@ class AdaptationRun:
         Args:
             phase: a name of this call alone.
             requests: the same ones at every start, as far as they are not answered.
-            policy: that of the run by default.
+            policy: by default that of the run.
         """
         journal = self._get_journal_path(phase, "notes")
         done = {record["index"] for record in read_jsonl(journal)}

@@ -25,10 +25,7 @@ from trailnotes.types import Completion, Sample, Step, Trajectory, TrajectoryGro
 
 
 class AuthorRegistry:
-    """Authors of the tips of the last iterations, for as long as they may be credited.
-
-    A text of several episodes of a task has one author at a time: the first who is not too old.
-    """
+    """Authors of the tips of the last iterations; a text has one author at a time, the first that is not too old."""
 
     def __init__(self, config: Config) -> None:
         self.config = config.section(Empo2Config)
@@ -44,10 +41,7 @@ class AuthorRegistry:
                 self._written.setdefault(name, each.completion)
 
     def build_rows(self, credit: Mapping[TipKey, float], iteration: int) -> list[Sample]:
-        """Build a row for each credited text whose known author wrote it in an earlier iteration.
-
-        `credit` is of `compute_tip_credits`; a credit of exactly 0 has no row.
-        """
+        """Build a row for each text with a credit other than 0 whose known author wrote it in an earlier iteration."""
         weight = self.config.author_credit
         ages = range(iteration - self.config.author_age, iteration)
         return [
@@ -72,19 +66,6 @@ class AuthorRegistry:
         }
 
 
-def check_author_age(config: Config, num_tasks: int) -> str:
-    """Describe authors that are forgotten before their tasks come back; "" where none is.
-
-    `envs.tasks.select_batch` draws each of `num_tasks` tasks once an epoch: the longest gap is two epochs.
-    """
-    age, latest = config.section(Empo2Config).author_age, -(-(2 * num_tasks - 1) // config.rollout.num_tasks)
-    if age >= latest:
-        return ""
-    return (f"empo2.author_age = {age}: of {num_tasks} tasks, {config.rollout.num_tasks} an iteration, one comes "
-            f"back after up to {latest} iterations, and later than {age} no author is credited: set "
-            f"empo2.author_age = {latest}")  # fmt: skip
-
-
 def compute_author_credit(
     groups: Sequence[TrajectoryGroup], policy: Policy, learner: ModelLearner, config: Config
 ) -> dict[TipKey, float]:
@@ -102,10 +83,9 @@ def compute_author_credit(
 def _compute_shares(
     readers: Sequence[Trajectory], policy: Policy, learner: ModelLearner, config: Config
 ) -> list[Shares]:
-    """Score the actions of `readers` under several contexts, and share each return out among its texts.
+    """Score the actions of `readers` with all tips, none, and each alone, and share each return out among its texts.
 
-    For k tips k + 2 contexts: all, none, and each alone; all by the learner, since its log-probabilities differ from
-    the sampled ones by rounding, and a difference cut at 0 would turn that into credit.
+    The learner scores all, since the sampled log-probabilities differ by rounding, which would become credit.
     """
     views = []
     for reader in readers:

@@ -12,7 +12,7 @@
     checkpoints/         step-000010/ ... as `checkpoint` writes them
     tensorboard/         drawn from metrics.jsonl, if run.trackers has it
     trackers/            ids and files of the other trackers
-    lock                 held by the process that trains
+    lock                 locked by the process that trains
 """
 
 from __future__ import annotations
@@ -45,13 +45,7 @@ from trailnotes.envs.base import format_error
 from trailnotes.envs.tasks import load_identity
 from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError, format_sibling_command
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import (
-    append_jsonl,
-    parse_json,
-    read_jsonl,
-    split_after,
-    write_text_atomic,
-)
+from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after, write_text_atomic
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import StrPath, Trajectory
 
@@ -69,17 +63,11 @@ class RunDir:
         self.trajectories_path = path / TRAJECTORIES
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
-        self._trackers: Any = None  # with `notify()` and `close(finished=)`, once no line is set aside any more
+        self._trackers: Any = None  # with `notify()` and `close(finished=)`
 
     @classmethod
     def open(
-        cls,
-        path: StrPath,
-        config: Config,
-        *,
-        allow_change: Sequence[str] = (),
-        fixed: Sequence[str] = (),
-        command: Sequence[str] | None = None,
+        cls, path: StrPath, config: Config, *, allow_change: Sequence[str] = (), fixed: Sequence[str] = ()
     ) -> Self:
         """Lock `path`, write or check its config, and record this start in run.json.
 
@@ -88,11 +76,9 @@ class RunDir:
             config: the resolved settings of this start.
             allow_change: keys or sections that may differ from those of the run that is resumed.
             fixed: keys or sections that may not differ even so, except `RUNTIME_KEYS`.
-            command: the command for run.json; that of this process by default.
 
         Raises:
-            RunError: in use by a live process, not writable, or a run of another config. A run without a finished
-                iteration or episode takes any config.
+            RunError: in use by a live process, or a run of another config that has ended an iteration or episode.
         """
         path = Path(path)
         try:
@@ -103,7 +89,7 @@ class RunDir:
         try:
             run = cls(path, config, lock)
             changed = run._reconcile_config(allow_change, fixed)
-            run._record_start(changed, list(command or sys.argv))
+            run._record_start(changed)
             for file in (run.metrics_path, run.trajectories_path):
                 split_after(file)
             run.checkpoints.mkdir(exist_ok=True)
@@ -119,7 +105,6 @@ class RunDir:
         self.close(finished=kind is None)
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Append the line of one iteration, with its "iteration" (from 0) first."""
         append_jsonl(self.metrics_path, [{"iteration": line["iteration"], **line}])
         self._notify_trackers()
 
@@ -170,19 +155,14 @@ class RunDir:
                                "or choose another directory")  # fmt: skip
             changed = {name: [before[name], after[name]] for name in names}
         if changed or not begun:
-            _write(file, to_toml(self.config))
+            write_text_atomic(file, to_toml(self.config))
         return changed
 
-    def _record_start(self, changed: Mapping[str, Any], command: list[str]) -> None:
+    def _record_start(self, changed: Mapping[str, Any]) -> None:
         file = self.path / "run.json"
-        starts, before = [], {}
-        if file.exists():
-            try:
-                about = parse_json(file.read_bytes())
-                starts, before = about["starts"], dict(about.get("environment", {}))
-            except (OSError, ValueError, KeyError, TypeError):
-                raise RunError(f"{file} is damaged: move it away, and run the same command again") from None
-        starts.append({"time": _now(), "command": command, **_collect_environment(), "changed": dict(changed)})
+        about = parse_json(file.read_bytes()) if file.exists() else {}
+        starts, before = about.get("starts", []), about.get("environment", {})
+        starts.append({"time": _now(), "command": list(sys.argv), **_collect_environment(), "changed": dict(changed)})
         identity = load_identity(self.config)
         others = [key for key in before if before[key] != identity.get(key)]
         named = any(is_within(name, ("env.name", "env.options")) for name in changed)
@@ -192,11 +172,11 @@ class RunDir:
         about = {"name": self.config.run.name, "seed": self.config.run.seed, "starts": starts}
         if known := identity or before:  # where the environment is not here, what was known stays
             about["environment"] = known
-        _write(file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        write_text_atomic(file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
 def load_trackers() -> Callable[[Sequence[str], Path], Any]:
-    """Load the class of the trackers, which another package offers; `MissingExtraError` where none does."""
+    """Load the class of the trackers from the package that offers it."""
     for point in metadata.entry_points(group=TRACKERS_GROUP):
         return point.load()  # type: ignore[no-any-return]
     raise MissingExtraError(
@@ -230,7 +210,6 @@ class RunLock:
 
 
 def load_run_config(path: Path) -> Config:
-    """Load the settings of the run in directory `path`."""
     file = path / "config.toml"
     if not file.exists():
         raise RunError(f"{path} holds no run: there is no config.toml in it")
@@ -264,14 +243,6 @@ def is_trained(path: Path, config: Config) -> bool:
     return saved is not None and config.train.compute_progress(checkpoint.load_meta(saved)) >= 1.0
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        write_text_atomic(path, text)
-    except OSError as error:
-        raise RunError(f"cannot write {path} ({error.strerror}): the old file is unchanged; free space or fix "
-                       "the permissions, then run the same command again") from error  # fmt: skip
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -281,13 +252,10 @@ def _collect_environment() -> dict[str, Any]:
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
-    words, revision = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], ""
+    command, revision = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        revision = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False).stdout.strip()  # noqa: S603
+        revision = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()  # noqa: S603
     return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "host": socket.gethostname(),
-        "packages": packages,
-        "git": revision or None,
-    }
+        "python": platform.python_version(), "platform": platform.platform(), "host": socket.gethostname(),
+        "packages": packages, "git": revision or None,
+    }  # fmt: skip

@@ -1,21 +1,48 @@
-"""What a training takes, before it starts: `trailnotes train --dry-run`."""
+"""What a training takes, before it starts: `trailnotes train --dry-run`.
+
+Usage is extrapolated from one iteration of a shrunk copy, or for a server from episodes that are played without it.
+Both are rough: first iterations also fill caches, and episodes change in length as the policy does.
+"""
 
 from __future__ import annotations
 
+import random
 import resource
 import shutil
 import tempfile
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
 
+from trailnotes.config.methods import resolve_method
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
+from trailnotes.envs.tasks import load_recorded_tasks, load_training_tasks, load_validation_tasks, select_batch
+from trailnotes.errors import ConfigError
+from trailnotes.gateway.pool import open_pool
 from trailnotes.memory.tipfile import read_tips
-from trailnotes.runs.console import format_duration, format_megabytes
+from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.reporting.terminal import format_duration, format_megabytes
+from trailnotes.rollout.conversation import parse_listed_actions
+from trailnotes.rollout.groups import run_groups
+from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.preflight import run_preflight
 from trailnotes.runs.rehearsal import REHEARSAL_DIR, read_recording_usage, require_remaining_budget
 from trailnotes.runs.train import train
+from trailnotes.runs.usage import USAGE_FIELDS
+from trailnotes.storage.checkpoint import read_json
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import StrPath
+from trailnotes.types import Message, StrPath, TokenIds, Trajectory
+from trailnotes.web.ledger import TokenCount
+
+NUM_TRIAL_GAMES = 4  # games of a rehearsal that the shrunk copy plays
+NO_USAGE: Mapping[str, float] = {}
+BYTES_PER_TOKEN = 4  # of English
+TOKENS_PER_MESSAGE = 5  # that a chat template puts around each message
+MAX_EPISODES = 8  # that are played in place of a server's
 
 
 def dry_run(
@@ -24,8 +51,6 @@ def dry_run(
     """Estimate the memory of the device, then train one iteration in a temporary directory, and extrapolate."""
     run_preflight(config, None if memory is None else read_tips(memory), machine=False)
     if config.is_hosted:
-        from trailnotes.runs.estimate.hosted import report_hosted
-
         return report_hosted(config)
     from trailnotes.policies.hf.policy import is_downloaded
     from trailnotes.runs.estimate.footprint import estimate_footprint
@@ -34,22 +59,20 @@ def dry_run(
         show(footprint.report())
         footprint.require_room()
     if not is_downloaded(config.model):
-        return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: no time and no disk can "
-                "be told; `trailnotes train` downloads it\n")  # fmt: skip
+        return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: time and disk are "
+                "unknown; `trailnotes train` downloads it\n")  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         return _extrapolate(config, Path(name), memory)
 
 
 def _extrapolate(config: Config, path: Path, memory: StrPath | None) -> str:
-    from trailnotes.runs.estimate import forecast
-
-    copy = forecast.shrink_config(config)
+    copy = shrink_config(config)
     train(copy, path, memory=memory)
     recorded = read_recording_usage(path / REHEARSAL_DIR)
-    line, before = forecast.split_usage(config, copy, next(read_jsonl(path / "metrics.jsonl")), recorded)
+    line, before = split_usage(config, copy, next(read_jsonl(path / "metrics.jsonl")), recorded)
     require_remaining_budget(config.train, before)
-    repeats = forecast.estimate_iterations(config, line, before)
-    disk, free = forecast.estimate_disk(config, path, repeats), shutil.disk_usage(Path.cwd()).free
+    repeats = estimate_iterations(config, line, before)
+    disk, free = estimate_disk(config, path, repeats), shutil.disk_usage(Path.cwd()).free
     seconds = float(line["seconds"]) * repeats + before.get("seconds", 0.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
     later = "" if config.train.keep_optimizer else f", {format_megabytes(disk.kept)} MB once it has ended"
@@ -61,8 +84,162 @@ def _extrapolate(config: Config, path: Path, memory: StrPath | None) -> str:
         f"disk         about {format_megabytes(disk.most)} MB{later} ({format_megabytes(free)} MB are free here)",
     ]
     if before:
-        num, spent = forecast.count_rehearsal_episodes(config), format_duration(before["seconds"])
+        num, spent = count_rehearsal_episodes(config), format_duration(before["seconds"])
         lines.insert(2, f"before them  {num:,} episodes in {spent}")
     if disk.most > free:
         lines.append("the disk is too small: lower train.keep_last, or choose another --run-dir")
     return "\n".join(lines) + "\n"
+
+
+# -- usage, from a shrunk copy
+
+
+def shrink_config(config: Config) -> Config:
+    """Shrink a training to one iteration, with few recorded games."""
+    changes: dict[str, dict[str, Any]] = {
+        "train": {"iterations": 1, "keep_optimizer": True},  # its size is to be measured
+        "run": {"name": "dry run", "trackers": ()},
+    }
+    if count_rehearsal_episodes(config):
+        changes["rehearsal"] = {"num_tasks": min(NUM_TRIAL_GAMES, config.rehearsal.num_tasks) or NUM_TRIAL_GAMES}
+    sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
+    return config.model_copy(update=sections)
+
+
+def estimate_iterations(config: Config, first: Mapping[str, Any], before: Mapping[str, float] = NO_USAGE) -> int:
+    """Estimate the number of iterations from the usage of the `first` one, and of the run `before` it."""
+
+    def is_done(number: int) -> bool:
+        spent = {name: before.get(name, 0) + number * value for name, value in first.items() if name in USAGE_FIELDS}
+        return config.train.compute_progress({**spent, "iteration": number}) > 1 - 1e-9
+
+    return 1 + bisect_left(range(1, config.train.iterations), True, key=is_done)
+
+
+def split_usage(
+    config: Config, copy: Config, line: Mapping[str, Any], recorded: Mapping[str, float]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Split the copy's usage into its first iteration's and the run's recording.
+
+    `line` is the first of the copy's metrics.jsonl, `recorded` the copy's usage for recording a rehearsal, if any.
+    """
+    first = {**line, **{name: line[name] - spent for name, spent in recorded.items()}}
+    times = count_rehearsal_episodes(config) / count_rehearsal_episodes(copy) if recorded else 0.0
+    return first, {name: spent * times for name, spent in recorded.items()}
+
+
+class DiskUsage(NamedTuple):
+    """Bytes of disk that a run takes."""
+
+    most: float
+    kept: float  # once it has ended
+
+
+def estimate_disk(config: Config, copy: Path, repeats: float) -> DiskUsage:
+    """Estimate the disk of a training: its checkpoints, one more during a write, and its episodes.
+
+    `copy` is the directory of the shrunk run, with one checkpoint; `repeats` is the number of its logs in the run.
+    """
+    from trailnotes.learner.states import REST, STATE
+
+    (saved,) = (copy / "checkpoints").glob("step-*")
+    state = sum(_count_bytes(saved / name) for name in STATE)
+    model = _count_bytes(saved) - state
+    if not read_json(saved / REST)["steps"]:
+        state *= 3  # before the first step it holds the weights, and neither of their two moments
+    num = config.train.keep_last + bool(config.train.eval_every)
+    episodes = (copy / "trajectories.jsonl").stat().st_size * repeats
+    kept = model + state if config.train.keep_optimizer else model
+    return DiskUsage((model + state) * (num + 1) + episodes, kept * num + episodes)
+
+
+def _count_bytes(path: Path) -> int:
+    size = 0
+    for file in (path, *path.rglob("*")):
+        with suppress(FileNotFoundError):
+            size += file.stat().st_size if file.is_file() else 0
+    return size
+
+
+def count_rehearsal_episodes(config: Config) -> int:
+    """Count the episodes that a training's initial model records: a trial without tips, and one with them."""
+    return 2 * len(load_recorded_tasks(config))
+
+
+# -- tokens and cost at a server of the Tinker API
+
+
+class _RandomPlayer(ScriptedPolicy):
+    """Draws among the listed actions, and mostly plays to the last step."""
+
+    def __init__(self, config: Config) -> None:
+        rng, style = random.Random(config.run.seed), config.rollout.style
+        super().__init__(
+            lambda messages: rng.choice(parse_listed_actions(messages[-1].content, style) or ["look around"]),
+            context_length=config.rollout.max_context_tokens,
+        )
+
+    def encode(self, messages: Sequence[Message]) -> TokenIds:
+        return (0,) * sum(self.count_tokens(message.content) + TOKENS_PER_MESSAGE for message in messages)
+
+    def count_tokens(self, text: str) -> int:
+        return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
+
+
+def report_hosted(config: Config) -> str:
+    """Play a few episodes of the first iteration, and report the tokens and the cost of the run.
+
+    Rehearsal, groups that `algorithm.dynamic_sampling` plays again and rows of `loss.observations` are not counted.
+
+    Raises:
+        ConfigError: no episode could be played.
+    """
+    tasks = select_batch(load_training_tasks(config), config.rollout.num_tasks, config.run.seed, 0)[:MAX_EPISODES]
+
+    async def play() -> list[Trajectory]:
+        policy = _RandomPlayer(config)
+        with open_pool(config.env) as pool:
+            groups = await run_groups(policy, pool, tasks, [["plain"]] * len(tasks), None, config, seed=config.run.seed)
+        return [trajectory for group in groups for trajectory in group.trajectories]
+
+    played = run_to_end(play())
+    if not played:
+        raise ConfigError("no episode could be played; see the log for the reason")
+    count, episodes = count_tokens(config, played), config.rollout.num_tasks * config.rollout.group_size
+    steps = fmean(len(each.steps) for each in played)
+    first = {"env_steps": steps * episodes, "episodes": episodes, "tokens_generated": count.sampled}
+    times = estimate_iterations(config, first)
+    lines = [f"estimate of {config.model.path} at a server, {times:,} iterations, long answers, four bytes for a token"]
+    for name in ("prefilled", "sampled", "trained"):
+        tokens = getattr(count, name)
+        lines.append(f"{name:<10} {tokens:,} an iteration, {tokens * times:,} the run")
+    cost = count.compute_cost(config.learner) * times
+    lines.append(f"cost       {cost:,.2f}" if cost else "set learner.price_prefill, price_sample and price_train")
+    return "\n".join(lines) + "\n"
+
+
+def count_tokens(config: Config, played: Sequence[Trajectory]) -> TokenCount:
+    """Count the tokens of an iteration with episodes as long as `played` and answers of `rollout.max_action_tokens`."""
+    algorithm, rollout, loss = config.algorithm, config.rollout, config.loss
+    empo2, method = config.section(Empo2Config), resolve_method(algorithm.name)
+    num_episodes = rollout.num_tasks * rollout.group_size
+    if method.count_episodes:
+        num_episodes = method.count_episodes(config, num_episodes)
+    num_validated = len(load_validation_tasks(config)) / config.train.eval_every if config.train.eval_every else 0.0
+    readers = empo2.p_memory if method.shows_tips else 0.0
+    turns = fmean(len(each.steps) for each in played)
+    sampled = turns * rollout.max_action_tokens
+    read = fmean(sum(step.completion.num_prompt_tokens for step in each.steps) for each in played)
+    read += turns * (readers * config.memory.top_k * config.memory.max_tip_tokens + sampled / 2)
+    last_prompt = fmean(each.steps[-1].completion.num_prompt_tokens for each in played)
+    length = last_prompt + rollout.max_action_tokens + sampled
+    rows = length if config.optim.rows == "auto" else read + sampled
+    passes = rows * config.optim.epochs
+    scored_without_tips = readers * empo2.q_off_policy * (empo2.old_logprobs == "tip_free")
+    forward = passes * (not loss.is_plain_ppo) + rows * (bool(loss.kl) + scored_without_tips)
+    acted = num_episodes + num_validated
+    prefilled, generated = read * acted + forward * num_episodes, sampled * acted
+    if method.writes_tips and algorithm.author in ("policy", "start"):
+        prefilled += length * num_episodes
+        generated += config.memory.max_write_tokens * num_episodes
+    return TokenCount(round(prefilled), round(generated), round(passes * num_episodes))

@@ -20,12 +20,12 @@ from trailnotes.errors import ConfigError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
-from trailnotes.runs.console import ProgressBar
-from trailnotes.runs.dependencies import require_dependencies
+from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.runs.directory import RunLock
 from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.panels import (
+    EPISODE_KEYS,
     JOURNAL_FILE,
     PanelResult,
     build_panel_result,
@@ -33,17 +33,13 @@ from trailnotes.runs.panels import (
     write_episodes,
     write_evaluation,
 )
+from trailnotes.runs.preflight import require_dependencies
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl, encode_line, find_free_path, read_jsonl, split_after
 from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
 from trailnotes.types import StrPath, Task, Trajectory
 
 logger = logging.getLogger(__name__)
-EPISODE_KEYS = (
-    *("run.seed", "run.deterministic", "model", "env", "rollout", "memory"),
-    *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature", "eval.show_tips"),
-)
-"""The settings on which an episode of a panel depends, but for those of `RUNTIME_KEYS` and the name of the model."""
 
 
 def evaluate(
@@ -61,11 +57,11 @@ def evaluate(
 
     Args:
         config: panel, sampling and environment.
-        model_or_run: run directory, checkpoint, model directory or hub name. A run that is being trained keeps the
-            checkpoint until the evaluation has ended.
+        model_or_run: run directory, checkpoint, model directory or hub name. A run in training keeps the checkpoint
+            until the evaluation has ended.
         memory: act with the run's memory.
         out: directory for the files of `write_evaluation`; None writes nothing.
-        progress: shows the number of finished episodes.
+        progress: displays the number of finished episodes.
 
     Raises:
         ConfigError: memory is asked for where there is none, or no episode could be played.
@@ -106,8 +102,7 @@ def evaluate_model(
 ) -> tuple[list[Trajectory], str]:
     """Play the panel; return its episodes in the order of the tasks, and a remark on their tips ("" without memory).
 
-    With `directory` each episode is kept there as it ends, and the same call plays on after a stop; so are an
-    endpoint's answers.
+    `directory` keeps each episode as it ends, and an endpoint's answers; the same call plays on after a stop.
     """
     if use_memory and subject.memory is None:
         raise ConfigError(
@@ -155,7 +150,7 @@ class EpisodeJournal:
 
     @contextmanager
     def resume(self, about: dict[str, Any]) -> Iterator[None]:
-        """Read the journal of an earlier start with the same settings; on a stop, report what is kept."""
+        """Read the journal of an earlier start with the same settings; on a stop, report how much it has."""
         with _lock_directory(self.path.parent) if self.path else nullcontext():
             if self.path:
                 self._read(self.path, json.loads(encode_line(about)))
@@ -207,10 +202,10 @@ class EpisodeJournal:
 
 def _build_fingerprint(config: Config, subject: EvaluatedModel, use_memory: bool) -> dict[str, Any]:
     """Collect what the episodes depend on; a directory of weights counts by its content, not by its name."""
+    left_out = (*RUNTIME_KEYS, "model.path")
+    values = flatten_config(config)
     settings = {
-        name: value
-        for name, value in flatten_config(config).items()
-        if is_within(name, EPISODE_KEYS) and not is_within(name, (*RUNTIME_KEYS, "model.path"))
+        name: values[name] for name in values if is_within(name, EPISODE_KEYS) and not is_within(name, left_out)
     }
     model, path = subject.model, Path(subject.model)
     manifest = path.parent / checkpoint.MANIFEST
@@ -218,15 +213,12 @@ def _build_fingerprint(config: Config, subject: EvaluatedModel, use_memory: bool
         model = hashlib.sha256(manifest.read_bytes()).hexdigest()
     elif path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
-        model = str(
-            [(file.relative_to(path).as_posix(), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        )
+        model = str([(f.relative_to(path).as_posix(), f.stat().st_size, f.stat().st_mtime_ns) for f in files])
     return settings | {"eval.memory": use_memory, "model": model}
 
 
 @contextmanager
 def _lock_directory(directory: Path) -> Iterator[None]:
-    """Lock `directory` for one evaluation, without leaving a file behind."""
     directory.mkdir(parents=True, exist_ok=True)
     lock = RunLock(directory / "eval.lock")
     try:
@@ -240,13 +232,13 @@ def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memo
     if number := sum(any(step.tips for step in episode.steps) for episode in episodes):
         return f"Tips were shown in {number} of {len(episodes)} episodes"
     none = f"No tip was shown in any of {len(episodes)} episodes"
-    panel = sorted({task.id for task in tasks})
-    namespaces = sorted({tip.namespace for tip in memory.store.load_tips()})
+    namespaces = {tip.namespace for tip in memory.store.load_tips()}
     if not namespaces:
         return f"{none}, since the memory holds no tip"
-    if {*namespaces} & {*panel}:
+    panel = {task.id for task in tasks}
+    if namespaces & panel:
         return (f"{none}: tips of the panel's tasks are switched off (`trailnotes memory enable`), less similar to the "
                 "turns than memory.threshold, or without room in the context (memory.leave_room)")  # fmt: skip
-    return (f"{none}, since the memory has tips of {len(namespaces)} tasks ({namespaces[0]}, ...) and the panel asks "
-            f"for {len(panel)} others ({panel[0]}, ...): `trailnotes adapt` writes tips about the panel itself, and "
+    return (f"{none}, since the memory has tips of {len(namespaces)} tasks ({min(namespaces)}, ...) and the panel asks "
+            f"for {len(panel)} others ({min(panel)}, ...): `trailnotes adapt` writes tips about the panel itself, and "
             f"--eval.split {config.train.split} plays the tasks of the training")  # fmt: skip

@@ -49,10 +49,7 @@ def make_novelty(config: Config, seed: int, make_embedder: Callable[[], Embedder
 
 
 class VisitCounter(Estimator):
-    """1/n, n = visits of this very state of the task, the whole batch included.
-
-    The batch is counted before it is rated, so equal episodes earn the same.
-    """
+    """1/n, n = visits of this very state of the task, the whole batch included, so equal episodes earn the same."""
 
     def __init__(self) -> None:
         self._visits: dict[str, Counter[int]] = {}
@@ -180,17 +177,16 @@ class ArchiveCell:
 class Archive:
     """The cells of each task, by the hash of their observation.
 
-    A share of the plain members of a group starts from a promising cell: its actions are replayed in silence, and the
-    conversation starts with what is seen there. Replayed actions are environment steps, but have no tokens: they are
-    not trained on, and their rewards belong to no return. `plan`, a `ReturningPool`, `regroup` and `update` make
-    one iteration.
+    A share of the plain members of a group starts from a promising cell: its actions are replayed, and the conversation
+    starts with the observation there. Replayed actions are environment steps without tokens: they are not trained on,
+    and their rewards belong to no return. `plan`, a `ReturningPool`, `regroup` and `update` make one iteration.
     """
 
     def __init__(self, config: ArchiveConfig) -> None:
         self.config = config
         self._cells: dict[str, dict[int, ArchiveCell]] = {}  # by task and state
         self.targets: dict[str, ArchiveCell] = {}  # by task: where its returning members go, in this iteration
-        self.lost: set[str] = set()  # tasks whose target was not found again
+        self.lost: set[str] = set()  # tasks whose target was not reached again
         self.replayed_steps = 0  # in this iteration
 
     def plan(
@@ -233,7 +229,7 @@ class Archive:
         return result
 
     def update(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-        """Drop cells not found again, record the states of the episodes, and end the iteration; returns metrics."""
+        """Drop cells not reached again, record the states of the episodes, and end the iteration; returns metrics."""
         for task in self.lost:
             self._cells[task].pop(self.targets[task].states[-1], None)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -305,8 +301,7 @@ class _ReturningEnv:
     async def reset(self, task: Task) -> Observation:
         """Start `task`, and replay the way to its target if it is marked, or start afresh where that fails.
 
-        The observation has instruction and briefing of the start, and "returned" in its `info`. A cell is lost where
-        its replay does not meet what was recorded.
+        A cell is lost where its replay differs from the record.
         """
         options = dict(task.options)
         if options.pop(RETURN_OPTION, None) is None:

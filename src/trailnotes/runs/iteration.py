@@ -46,19 +46,13 @@ class Iteration:
     """One iteration, which a method (algorithms/), a coroutine, carries to its end.
 
     With `rollout.max_async_iterations` the part before `learning` runs while the learner works on earlier
-    iterations; the block of `learning` runs in order, iteration by iteration.
-
-    Args:
-        run: state beyond one iteration.
-        number: of the iteration, from 0.
-        before: the iteration that must end before the block of `learning`, where it may not have ended.
+    iterations; the block of `learning` begins when the iteration `before` has ended.
     """
 
     def __init__(self, run: TrainingRun, number: int, before: Iteration | None = None) -> None:
         self.run, self.number, self.before = run, number, before
         self.config, self.policy, self.learner = run.config, run.policy, run.learner
-        self.prompt_memory = run.prompt_memory  # None for a method without a memory
-        self.embedder = run.embedder  # the one of novelty and memory
+        self.prompt_memory, self.embedder = run.prompt_memory, run.embedder
         self.played, self.ended = asyncio.Event(), asyncio.Event()
         self.is_last = False  # known when it ends: none is learned from after it
         self._tips: list[Tip] = []  # written, and not stored yet
@@ -71,22 +65,19 @@ class Iteration:
         self._learning = False
 
     async def begin(self) -> None:
-        """Wait for the policy's turn, and start to play with the present weights and tips."""
+        """Wait for the policy's turn, and load the newest weights into it."""
         await self.run.weights.acquire()
         self._version = self.run.policy.version
         self._metrics |= self.run.weights.pop_metrics()
         self.policy.report()  # drops the figures of earlier play
 
     def seed(self, *purpose: object) -> int:
-        """Derive a seed for one purpose in this iteration, the same at every start."""
         return derive_seed(self.config.run.seed, self.number, *purpose)
 
     def rng(self, *purpose: object) -> random.Random:
-        """Make a generator for one purpose in this iteration."""
         return random.Random(self.seed(*purpose))
 
     def tasks(self) -> list[Task]:
-        """Select the B tasks of this iteration."""
         return select_batch(self.run.tasks, self.config.rollout.num_tasks, self.config.run.seed, self.number)
 
     # -- playing
@@ -109,9 +100,6 @@ class Iteration:
             modes: a row for each task, a mode for each member; None plays all plain.
             memory_of: gives each member a memory of its own, as for `run_groups`; None: all read that of the run.
             purpose: a name of this call alone in an iteration, for its seeds.
-
-        Raises:
-            RunError: too many iterations in a row had no episode.
         """
         run, ids = self.run, [task.id for task in tasks]
         ended: list[Trajectory] = []
@@ -192,10 +180,7 @@ class Iteration:
     def samples(
         self, groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[ArrayLike] | NDArray[np.float64]]
     ) -> list[Sample]:
-        """Build the training samples of all trajectories by `build_samples`.
-
-        Tokens of older weights are weighed by the ratio of their probabilities.
-        """
+        """Build the rows of all episodes; tokens of older weights are weighed by the ratio of their probabilities."""
         rows, stale = self.config.optim.rows, self.run.weights.version - self._version
         samples = build_samples(groups, advantages, rows=rows)
         if self.config.rollout.max_async_iterations:
@@ -217,12 +202,12 @@ class Iteration:
         return samples
 
     def anchor_samples(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
-        """Build the samples that preserve the initial ability to write tips and to act on them."""
+        """Build the rows that preserve the initial ability to write tips and to act on them."""
         tips = [each.completion for each in written]
         return build_anchor_samples(tips, groups, self.config.algorithm, self.config.optim.rows, self.seed("anchors"))
 
     def author_samples(self, written: Sequence[WrittenTip], groups: Sequence[TrajectoryGroup]) -> list[Sample]:
-        """Build samples that credit the authors of tips; none without `empo2.author_credit`."""
+        """Build the rows that credit the authors of tips; none without `empo2.author_credit`."""
         if self.run.authors is None:
             return []
         with self._time_section("author_credit"):
@@ -235,7 +220,6 @@ class Iteration:
     def measure_tips(
         self, groups: Sequence[TrajectoryGroup], off_policy: Sequence[Sample], tip_free: Sequence[Sequence[float]]
     ) -> None:
-        """Measure the effect of tips on actions; arguments as of `estimate_tip_effects`."""
         self.add_metrics("tips", {"reliance": estimate_reliance(off_policy, tip_free)})
         if record_effects := getattr(self.run.prompt_memory, "record_effects", None):
             effects = estimate_tip_effects(groups, off_policy, tip_free)
@@ -315,7 +299,6 @@ class Iteration:
         self.ended.set()
 
     async def _validate(self) -> None:
-        """Evaluate the policy on the validation tasks without memory, and remember the best score."""
         run, config, count = self.run, self.config, self.run.count
         await run.weights.acquire()
         try:
@@ -343,8 +326,7 @@ class Iteration:
 def _validate_engine_match(difference: float, engine: EngineConfig) -> None:
     if engine.name == "vllm" and not difference <= engine.max_logprob_mismatch:
         raise RunError(
-            f"engine and learner drifted apart: of the tokens that the engine sampled, they say {difference:.3g} nats "
-            f"apart on average, and engine.max_logprob_mismatch = {engine.max_logprob_mismatch:g}: the same command "
-            'begins again at the last checkpoint; if that does not help, set engine.name = "hf", or raise '
-            "engine.max_logprob_mismatch (bfloat16 rounds)"
+            f"engine and learner differ by {difference:.3g} nats a sampled token, more than "
+            f"engine.max_logprob_mismatch = {engine.max_logprob_mismatch:g}: run the same command again, or set "
+            'engine.name = "hf", or raise the limit (bfloat16 rounds)'
         )

@@ -55,7 +55,7 @@ def open_evaluated_model(model_or_run: StrPath) -> Iterator[EvaluatedModel]:
             yield _read_checkpoint(path)
     else:
         name = os.fspath(model_or_run)
-        with checkpoint.hold_checkpoint(path.parent):  # the model of a checkpoint; nothing is held where there is none
+        with checkpoint.hold_checkpoint(path.parent):  # where it is of one
             yield EvaluatedModel(name, RANDOM if name == RANDOM else "start")
 
 
@@ -83,7 +83,7 @@ def load_policy(config: Config, subject: EvaluatedModel, directory: Path | None 
 
         answers = directory / "answers.jsonl" if directory else None
         return OpenAIPolicy(config, subject.model.removeprefix(OPENAI_PREFIX), answers=answers)
-    whole = {"path": subject.model, "lora": LoraConfig()}  # nothing is trained; adapters are found by their files
+    whole = {"path": subject.model, "lora": LoraConfig()}  # nothing is trained
     acting = config.model_copy(update={"model": config.model.model_copy(update=whole)})
     return build_model_policy(acting, directory=directory)
 
@@ -100,10 +100,10 @@ def build_model_policy(
     config: Config, model: Any = None, *, trains: bool = False, connects: Sequence[Any] = (),
     directory: Path | None = None,
 ) -> TrainedPolicy:  # fmt: skip
-    """Build the policy of `model.path` with the engine of the config.
+    """Build the policy of `model.path` with the engine of the config; a given `model` acts in this process.
 
-    A given `model` acts in this process, whatever the engine. With `trains` a learner hands over its weights before the
-    first sample. `connects` leads to engines on a cluster; a server's completions are kept in `directory`.
+    With `trains` a learner hands over its weights before the first sample. `connects` leads to engines on a cluster;
+    `directory` keeps a server's completions.
     """
     if config.is_hosted and model is None:
         from trailnotes.policies.tinker import TinkerPolicy
@@ -130,20 +130,18 @@ def build_model_policy(
 
 
 def build_random_policy(config: Config) -> ScriptedPolicy:
-    """Build a policy that draws uniformly from the admissible actions, by `run.seed` and the conversation.
+    """Build a policy that draws uniformly from the listed actions, by `run.seed` and the conversation.
 
-    It needs `rollout.show_actions` and an environment that offers actions. Its tokens are bytes: the caps of
-    `config.rollout` must leave room for the lists.
+    Its tokens are bytes: the caps of `config.rollout` must leave room for the lists.
     """
 
     def script(messages: Sequence[Message]) -> str:
         actions = parse_listed_actions(messages[-1].content, config.rollout.style)
         if not actions:
-            fix = "set rollout.show_actions = true"
-            if config.rollout.show_actions:
-                fix = ('have the environment offer them (scienceworld: env.options.actions = "valid"; textworld: '
-                       "env.options.actions = true; one of your own: Observation.actions)")  # fmt: skip
-            raise PolicyError(f'model.path = "random" draws from the actions that a turn lists, here none: {fix}')
+            raise PolicyError(
+                'model.path = "random" draws from the actions that a turn lists, here none: set rollout.show_actions = '
+                "true, and have the environment offer them (env.options.actions, or Observation.actions)"
+            )
         conversation = "\n".join(message.content for message in messages)
         return random.Random(derive_seed(config.run.seed, conversation)).choice(actions)
 

@@ -24,7 +24,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignore interrupts, which the caller of the loop reports."""
+    # The caller of the loop reports interrupts.
     if not isinstance(context.get("exception"), KeyboardInterrupt):
         loop.default_exception_handler(context)
 

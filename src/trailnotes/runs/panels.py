@@ -31,6 +31,11 @@ from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Mode, Task, Trajectory
 
 JOURNAL_FILE = "episodes.part.jsonl"  # of an unfinished evaluation
+EPISODE_KEYS = (
+    *("run.seed", "run.deterministic", "model", "env", "rollout", "memory"),
+    *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature", "eval.show_tips"),
+)
+"""An episode of a panel depends on these settings, except `RUNTIME_KEYS` and the name of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class PanelResult:
     tokens_generated: int = 0  # by the training: actions and tips
     tokens_trained: int = 0  # trained positions, times passes
     seconds: float = 0.0  # of the training
-    episodes_with_tips: int = 0  # that were shown a tip at least once
+    episodes_with_tips: int = 0  # with a tip in at least one prompt
     remark: str = ""  # beside the table
 
     def __str__(self) -> str:
@@ -77,8 +82,8 @@ def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[f
     """Estimate a policy's mean on a panel, its interval, and a description of the interval.
 
     Every family weighs the same, as does every game within it. With `MIN_FAMILIES` families the interval is **beyond
-    this panel**, of other families and games; several samples of a game are one game. With fewer it is **on this
-    panel**: of the same games played once more. Neither covers another training run.
+    this panel**, of other families and games. With fewer it is **on this panel**: of the same games played once more.
+    Neither covers another training run.
     """
     metric, confidence = config.eval.metric, CONFIDENCE
     bounds = RATE_BOUNDS if metric == "success" else None
@@ -165,7 +170,7 @@ def build_panel_record(config: Config, model: str, trained: Config | None = None
 def write_evaluation(
     out: Path, config: Config, subject: EvaluatedModel, episodes: Sequence[Trajectory], result: PanelResult
 ) -> None:
-    """Write one evaluation to a directory that explains itself.
+    """Write one evaluation to a directory, and delete its journal.
 
     ::
 
@@ -174,8 +179,6 @@ def write_evaluation(
         panel.json       the tasks
         episodes.jsonl   whole episodes
         table.json, table.md   mean and interval, written last
-
-    It deletes the journal `JOURNAL_FILE`.
     """
     (out / "table.json").unlink(missing_ok=True)
     write_text_atomic(out / "eval.toml", to_toml(config))
@@ -190,10 +193,7 @@ def write_evaluation(
 
 
 def write_table(rows: Sequence[PanelResult], out: Path, figures: Sequence[str] | None = None) -> None:
-    """Write the rows to `table.json` and `table.md`.
-
-    `figures` names the rows where all are of one run; by default a row goes by its algorithm.
-    """
+    """Write the rows to `table.json` and `table.md`; `figures` names rows of one run, else the algorithm does."""
     records = [asdict(row) for row in rows]
     if figures is not None:
         records = [{"figure": name, **record} for name, record in zip(figures, records, strict=True)]

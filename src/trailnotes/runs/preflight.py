@@ -1,4 +1,4 @@
-"""Checks of a training's settings, in order, before anything is built, downloaded or written."""
+"""Checks of a start's settings and packages, in order, before anything is built, downloaded or written."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from trailnotes.config.methods import resolve_method
+from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
+from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.config.schema import Config
 from trailnotes.config.unused import warn_unused
+from trailnotes.envs import extra_for
 from trailnotes.envs.tasks import load_training_tasks, validate_splits
-from trailnotes.errors import ConfigError
-from trailnotes.runs.dependencies import require_dependencies
-from trailnotes.runs.rehearsal import validate_rehearsal
+from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.runs.directory import load_trackers
+from trailnotes.runs.load_policy import RANDOM
 from trailnotes.types import Tip
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ def _validate_archive(config: Config) -> None:
 
 def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine: bool = True) -> None:
     """Run all checks of a training's settings; with `machine` also of the packages and model files that are here."""
+    from trailnotes.runs.rehearsal import validate_rehearsal
+
     config.validate_training()
     if machine:
         require_dependencies(config)
@@ -81,3 +85,50 @@ def _validate_tips(config: Config, tips: Sequence[Tip]) -> None:
         example = f" (but of {tips[0].namespace}, for example)" if tips else ""
         raise ConfigError(f"--memory: none of its {len(tips)} tips is of a task of this run{example}, which plays "
                           f"{played[0]} and {len(played) - 1} others: name a file with tips of these")  # fmt: skip
+
+
+# -- packages
+
+
+def require_dependencies(
+    config: Config, model: str | None = None, *, plays_only: bool = False, memory: bool = True
+) -> None:
+    """Require the optional packages and the engines of the settings; `model` acts, by default `config.model.path`."""
+    if config.run.trackers:
+        load_trackers()
+    path = config.model.path if model is None else model
+    missing = {}
+    for extra, setting in _collect_extras(config, path, memory).items():
+        if package := find_missing_module(extra):
+            missing[extra] = f"{setting} needs the package {package}"
+    if missing:
+        raise MissingExtraError(f"{'; '.join(missing.values())}: {format_install_command(*missing)}")
+    elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # Ray tells
+    if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI_PREFIX) and not elsewhere:
+        from trailnotes.policies.vllm.building import validate_engine_settings
+
+        validate_engine_settings(config.engine)
+
+
+def _collect_extras(config: Config, path: str, memory: bool = True) -> dict[str, str]:
+    wanted = {}
+    if extra := extra_for(config.env.name):
+        wanted[extra] = f"env.name = {config.env.name!r}"
+    if path.startswith(OPENAI_PREFIX):
+        wanted["openai"] = f"model.path = {path!r}"
+    elif path != RANDOM:
+        wanted["train"] = f"model.path = {path!r}"
+        if config.is_hosted:
+            wanted["tinker"] = 'learner.name = "tinker"'
+    if config.cluster.address:
+        wanted["ray"] = f"cluster.address = {config.cluster.address!r}"
+    name, embedder = config.algorithm.name, config.memory.embedder
+    writes = resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD
+    if writes and config.algorithm.author.startswith(OPENAI_PREFIX):
+        wanted["openai"] = f"algorithm.author = {config.algorithm.author!r}"
+    if embedder != "hashing" and (writes or config.algorithm.intrinsic != "none"):
+        if embedder.startswith(OPENAI_PREFIX):
+            wanted["openai"] = f"memory.embedder = {embedder!r}"
+        elif memory:
+            wanted["embed"] = f"memory.embedder = {embedder!r}"
+    return wanted

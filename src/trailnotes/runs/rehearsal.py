@@ -1,7 +1,6 @@
 """Rehearsal of a training run: in every update it anchors conversations of games outside all panels.
 
-The initial model records them before training (`record_rehearsal`), or a file holds them, such as an environment's
-scripted episodes.
+The initial model records them before training, or a file has them, such as an environment's scripted episodes.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from trailnotes.envs.tasks import load_panel, tasks_of, validate_rehearsal_tasks
 from trailnotes.errors import ConfigError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.policies.chat import ChatFormat
+from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.rollout.conversation import CountTokens, build_reflection_messages, replay_conversation
 from trailnotes.rollout.tips import select_usable
 from trailnotes.runs.adaptation import AdaptationRun
-from trailnotes.runs.console import ProgressBar
 from trailnotes.runs.directory import RunDir, has_begun, load_run_config
 from trailnotes.runs.load_policy import open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
@@ -41,15 +40,10 @@ from trailnotes.types import Message, Sample, Trajectory
 
 REHEARSAL_DIR, REHEARSAL_FILE = "rehearsal", "rehearsal.jsonl"
 CHANGEABLE_KEYS = (*RUNTIME_KEYS, "run.name", "run.trackers")
-"""What may differ when a recording is continued, or used."""
 
 
 class Rehearsal:
-    """Conversations of a rehearsal as rows of the learner.
-
-    Raises:
-        ConfigError: the file cannot be read, has a game of training or evaluation, or nothing fits the context.
-    """
+    """Conversations of a rehearsal as rows of the learner; `ConfigError` if none fits the context."""
 
     def __init__(self, config: Config, path: Path, chat: ChatFormat) -> None:
         settings = config.rehearsal
@@ -75,10 +69,7 @@ class Rehearsal:
 
 
 def find_rehearsal(config: Config, run_dir: Path) -> Path | None:
-    """Find the conversations of a run: its file, or the recording of its initial model; None: no rehearsal.
-
-    A method without tips ignores these settings.
-    """
+    """Find the conversations of a run: its file, or the recording of its initial model; None: no rehearsal."""
     rehearsal = config.rehearsal
     if not resolve_method(config.algorithm.name).writes_tips:
         return None
@@ -89,12 +80,7 @@ def find_rehearsal(config: Config, run_dir: Path) -> Path | None:
 
 def read_rehearsal(config: Config, path: Path) -> list[Demonstration]:
     """Read the conversations of a file, and refuse games that are trained on or evaluated."""
-    try:
-        rehearsed = read_demonstrations(path, "rehearsal.path" if config.rehearsal.path else "rehearsal")
-    except ConfigError as error:
-        if config.rehearsal.path:
-            raise
-        raise ConfigError(f"{error}: remove the file, and the same command makes it again, without playing") from error
+    rehearsed = read_demonstrations(path, "rehearsal.path" if config.rehearsal.path else "rehearsal")
     games = {demonstration.task.id: demonstration.task for demonstration in rehearsed if demonstration.task}
     validate_rehearsal_tasks([*games.values()], f"rehearsal.path = {str(path)!r}", config)
     return rehearsed
@@ -115,9 +101,6 @@ def build_recording_config(config: Config) -> Config:
     """Build the settings with which the initial model plays the games to rehearse.
 
     Settings without influence are at their default, so that a recording stays valid when they change.
-
-    Raises:
-        ConfigError: no split is named, or it has a game that is trained on or evaluated.
     """
     rehearsal = config.rehearsal
     if not rehearsal.split:
@@ -135,20 +118,17 @@ def build_recording_config(config: Config) -> Config:
             "memory": config.memory,
             "algorithm": AlgorithmConfig(name=TIPS_ONLY_METHOD),
             "eval": EvalConfig(
-                split=rehearsal.split,
-                num_tasks=rehearsal.num_tasks,
-                num_samples=1,
-                trials=1,  # more games do more than more trials
+                split=rehearsal.split, num_tasks=rehearsal.num_tasks, num_samples=1, trials=1,
                 temperature=config.rollout.temperature,
             ),
         }
-    )
+    )  # fmt: skip
     validate_rehearsal_tasks(tasks_of(played, rehearsal.split), f"rehearsal.split = {rehearsal.split!r}", config)
     return played
 
 
 def prepare_rehearsal(config: Config, run_dir: Path) -> None:
-    """Record the rehearsal of a run if it needs one: what a run has begun with stays, whatever may change."""
+    """Record the rehearsal of a run if it needs one; a run that has begun keeps its own."""
     path = find_rehearsal(config, run_dir)
     if path is not None and not config.rehearsal.path and not (path.is_file() and has_begun(run_dir)):
         with ProgressBar(1.0, "rehearsal") as bar:
@@ -156,7 +136,7 @@ def prepare_rehearsal(config: Config, run_dir: Path) -> None:
 
 
 def record_rehearsal(config: Config, out: Path, progress: ProgressBar | None = None) -> Path:
-    """Let the initial model play `rehearsal.split`, trial after trial with its own tips, and record it."""
+    """Let the initial model play `rehearsal.split`, trial after trial with its own tips, and record that."""
     path, played = out / REHEARSAL_FILE, build_recording_config(config)
     if (out / "config.toml").is_file():
         changed = diff_configs(load_run_config(out), played)
@@ -223,7 +203,6 @@ def read_recording_usage(out: Path) -> dict[str, float]:
 
 
 def require_remaining_budget(train: TrainConfig, spent: Mapping[str, float]) -> None:
-    """Refuse a recording that leaves nothing to train."""
     if train.compute_progress(spent) >= 1.0:
         raise ConfigError(
             f"recording the rehearsal takes {spent['env_steps']:,.0f} environment steps and "

@@ -35,14 +35,10 @@ EPISODES_FILE = "episodes.jsonl"
 
 
 class OpenGateway:
-    """The sessions of agents that come by themselves. Each is an episode of the configured policy.
+    """The sessions of agents that come by themselves. Each is an episode of `policy`, appended to the file `path`.
 
-    Args:
-        policy: answers.
-        memory: of the tips that are shown, and written about each session that has reported; None: none.
-        config: of the run; `env.timeout` ends a session that asks and reports nothing for so long.
-        path: file that episodes are appended to as they end.
-        plain_share: of sessions that are shown no tips, with which readers are compared.
+    Sessions read tips of `memory`, except the share `plain_share`, with which readers are compared; the policy writes
+    tips about those that report. `env.timeout` ends a session that asks and reports nothing for so long.
     """
 
     def __init__(
@@ -120,7 +116,7 @@ class OpenGateway:
             await self._learn(episode, seed)
 
     async def _learn(self, episode: Trajectory, seed: int) -> None:
-        """Report to the memory what its tips earned, and have the policy write one."""
+        """Report the outcome to the memory, and have the policy write a tip."""
         memory = self._memory
         assert memory is not None, "checked before"
 

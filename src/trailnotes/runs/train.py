@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # these take the extra `train`
     from trailnotes.runs.training import TrainingRun
 
 FIXED_TRAIN_KEYS = ("algorithm.name", "run.seed")
-"""What tables know a run by: one that has begun keeps both, since half of it would count as another's."""
+"""Tables name a run by these, so one that has begun keeps both."""
 
 
 def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (), memory: StrPath | None = None) -> Path:
@@ -47,12 +47,11 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
             has begun keeps its own.
 
     Raises:
-        ConfigError: a setting that cannot work, before anything is built or written.
-        MissingExtraError: a package that the settings need is not installed; as early.
-        ClusterError: `cluster.address` does not lead to a Ray cluster with the required resources; likewise.
-        MemoryStoreError: `memory` cannot be read; likewise.
-        RunError: the directory is in use, damaged, not writable, or belongs to another config; or the run has ended for
-            good, and the settings ask for more.
+        ConfigError: a setting that cannot work; this and the next three before anything is built or written.
+        MissingExtraError: a package that the settings need is not installed.
+        ClusterError: `cluster.address` does not lead to a Ray cluster with the required resources.
+        MemoryStoreError: `memory` cannot be read.
+        RunError: the directory is in use, damaged, not writable, or of another config; or the run has ended for good.
         Interrupted: a `KeyboardInterrupt`: asked to stop before the end; the last checkpoint is safe.
     """
     tips = None if memory is None else read_tips(memory)
@@ -94,11 +93,10 @@ async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster
             run.progress.note(f"{total:,} tokens at the server so far" + (f", {cost:,.2f}" if cost else ""))
         if run.is_spent and not ended:
             run.progress.note(f"stopped after iteration {run.count.iteration}: another could pass "
-                              "learner.max_tokens_total; raise it, with --allow-change learner.max_tokens_total, and "
-                              "the run goes on")  # fmt: skip
+                              "learner.max_tokens_total; raise it with --allow-change to continue")  # fmt: skip
         elif received and not ended:
-            kept = f"stopped after iteration {run.count.iteration}; the same command resumes there"
-            raise Interrupted(received[0], kept)
+            stopped = f"stopped after iteration {run.count.iteration}; the same command resumes there"
+            raise Interrupted(received[0], stopped)
         if ended and not config.train.keep_optimizer:
             delete_optimizer_state(directory.checkpoints)
         assert run.saved is not None
@@ -117,11 +115,7 @@ Method = Callable[["Iteration"], Awaitable[None]]
 
 
 async def run_method(method: Method, run: TrainingRun) -> None:
-    """Carry out iterations until the run is finished.
-
-    Raises:
-        RunError: a method that does not carry an iteration to its end.
-    """
+    """Carry out iterations until the run is finished; `RunError` if the method does not end one."""
     from trailnotes.runs.iteration import Iteration
 
     if ahead := run.config.rollout.max_async_iterations:
@@ -136,9 +130,8 @@ async def run_method(method: Method, run: TrainingRun) -> None:
 async def run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
     """Start iteration i as soon as i - 1 has been played and i - 1 - `ahead` has ended.
 
-    So at most `ahead` updates lie between the weights that play an iteration and those that learn from it. When the run
-    is finished, the current iteration comes to its end. Iterations beyond it are dropped before they change anything:
-    a resumed run plays them again.
+    So at most `ahead` updates lie between the weights that play an iteration and those that learn from it. Iterations
+    beyond the last one are dropped before they change anything: a resumed run plays them again.
     """
     from trailnotes.runs.iteration import Iteration
 
@@ -146,8 +139,12 @@ async def run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
     tasks: list[asyncio.Task[None]] = []
 
     def start(coroutine: Coroutine[Any, Any, None], iteration: Iteration | None = None) -> None:
+        def check(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (task.exception() or (iteration and iteration.is_last)):
+                finished.set()
+
         tasks.append(asyncio.create_task(coroutine))
-        tasks[-1].add_done_callback(partial(_set_at_end, finished, iteration))
+        tasks[-1].add_done_callback(check)
 
     async def schedule() -> None:
         under_way: deque[Iteration] = deque()
@@ -176,11 +173,6 @@ async def run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _set_at_end(finished: asyncio.Event, iteration: Iteration | None, task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (task.exception() or (iteration and iteration.is_last)):
-        finished.set()
 
 
 async def _carry_out(method: Method, iteration: Iteration) -> None:

@@ -1,15 +1,15 @@
-"""A training run: its parts, built in one run directory, its counters, and its checkpoints."""
+"""A training run: its parts, built in one run directory, the hand-over of weights, counters, and checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -25,6 +25,7 @@ from trailnotes.errors import RunError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.learner.base import ModelLearner
 from trailnotes.learner.credit.novelty import Novelty
+from trailnotes.learner.samples import anchor_sample
 from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.states import REST, STATE
 from trailnotes.memory import Embedder, Memory, TipMemory, embedder_of, open_memory
@@ -32,9 +33,9 @@ from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import discard_empty_start, reconcile
 from trailnotes.policies.base import Policy, TrainedPolicy
 from trailnotes.policies.hf.policy import load_model
+from trailnotes.reporting.terminal import TrainingProgress
 from trailnotes.rollout.episode import Pool
-from trailnotes.runs.authors import AuthorRegistry, check_author_age
-from trailnotes.runs.console import TrainingProgress
+from trailnotes.runs.authors import AuthorRegistry
 from trailnotes.runs.directory import RunDir, has_begun
 from trailnotes.runs.exploration import Archive, make_novelty
 from trailnotes.runs.load_policy import build_model_policy, load_endpoint_author
@@ -45,7 +46,6 @@ from trailnotes.runs.rehearsal import (
     read_recording_usage,
     require_remaining_budget,
 )
-from trailnotes.runs.weights import WeightSnapshot, WeightSync, has_shared_weights
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import find_free_path
 from trailnotes.types import Sample, Task, Tip
@@ -56,9 +56,111 @@ if TYPE_CHECKING:  # these need Ray
     from trailnotes.runs.cluster.memory import ServedMemory
 
 
+# -- weights on their way from the learner to the policy
+
+
+def has_shared_weights(config: Config) -> bool:
+    """Return whether the policy samples from the very model that the learner changes."""
+    return config.engine.name == "hf" and not (config.rollout.max_async_iterations or config.is_hosted)
+
+
+class WeightSnapshot(NamedTuple):
+    """The learner's weights for a policy with weights of its own: the arguments of `TrainedPolicy.load`."""
+
+    weights: Any
+    version: int
+    probe_logprobs: Sequence[Sequence[float]]
+
+
+class WeightSync:
+    """Hands the learner's weights to the policy, between whose turns they may change."""
+
+    def __init__(self, config: Config, policy: TrainedPolicy, learner: ModelLearner, author: Policy | None) -> None:
+        self.version = 0  # how often the learner's weights were updated
+        self._policy: Any = policy
+        self._learner: Any = learner
+        self._author = author
+        self._shared, self._policy_writes = has_shared_weights(config), not config.has_frozen_author
+        self._turn = asyncio.Lock()
+        self._newest = self.snapshot(0)
+        self._loaded: WeightSnapshot | None = None  # by the policy
+        self._initial = self._newest if config.has_frozen_author and author is None else None
+        self._mismatch = self._seconds = 0.0
+
+    def snapshot(self, version: int) -> WeightSnapshot | None:
+        """Copy the learner's weights and its log-probabilities of the policy's probes; None where they are shared."""
+        if self._shared:
+            return None
+        rows = [anchor_sample(probe, "tip", 0.0) for probe in self._policy.probes]
+        logprobs = [
+            [logprob for logprob, scored in zip(values, row.loss_mask, strict=True) if scored]
+            for row, values in zip(rows, self._learner.logprobs(rows) if rows else (), strict=True)
+        ]
+        return WeightSnapshot(self._learner.weights(), version, logprobs)
+
+    def publish(self, version: int, learned: WeightSnapshot | None) -> None:
+        """Make `learned`, of `snapshot`, the weights that the policy samples from at its next turn."""
+        self.version, self._newest = version, learned
+        if self._shared:
+            self._policy.bump_version()
+            self._policy.version = version
+
+    async def acquire(self) -> None:
+        """Wait for the policy's turn, and load the newest weights into it."""
+        await self._turn.acquire()
+        began, newest = time.monotonic(), self._newest
+        try:
+            await self._policy.wake()
+            if newest is not None and self._loaded is not newest:
+                self._mismatch = await self._policy.load(*newest)
+                self._loaded = newest
+        except BaseException:  # others may wait for the turn, and the failure would wait for them
+            self.release()
+            raise
+        self._seconds += time.monotonic() - began
+
+    def release(self) -> None:
+        self._turn.release()
+
+    @asynccontextmanager
+    async def use_author(self) -> AsyncIterator[Policy]:
+        """Yield the model of `algorithm.author`: a model of its own, or the policy, perhaps with initial weights."""
+        policy = self._policy
+        if self._policy_writes or self._author is not None:
+            yield self._author or policy
+        elif self._shared:
+            version = policy.version
+            with self._learner.use_initial_adapters():
+                policy.reset_cache()
+                policy.version = 0
+                try:
+                    yield policy
+                finally:
+                    policy.reset_cache()
+                    policy.version = version
+        else:
+            assert self._initial is not None
+            assert self._loaded is not None
+            await policy.load(*self._initial)
+            try:
+                yield policy
+            finally:
+                await policy.load(*self._loaded)
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the seconds of the syncs since the last call, and the last mismatch on the probes, in nats."""
+        seconds, self._seconds = self._seconds, 0.0
+        if self._shared:
+            return {}
+        return {"seconds/sync": seconds} | ({"engine/sync": self._mismatch} if self._policy.probes else {})
+
+
+# -- the run
+
+
 @dataclass
 class Counters:
-    """What a run has spent so far; saved with every checkpoint."""
+    """Usage of a run so far, saved with every checkpoint."""
 
     iteration: int = 0
     env_steps: int = 0
@@ -107,9 +209,8 @@ class TrainingRun:
 
     @property
     def lr_scale(self) -> float:
-        """Compute 1, then linearly down to 0 over the last `optim.lr_decay` of the run, by the nearer limit."""
+        """Return 1, then linearly less, down to 0 at the end of the run, over its last `optim.lr_decay`."""
         decay = self.config.optim.lr_decay
-        # the tips of the last iteration may have passed the limit
         left = max(0.0, 1.0 - self.config.train.compute_progress(asdict(self.count)))
         return min(1.0, left / decay) if decay else 1.0
 
@@ -146,7 +247,7 @@ def open_run(
     Later lines and tips go to files of their own, and are not counted. Changes by the memory's owner stay. A run that
     has begun keeps its own tips in place of `tips`. `cluster`, that of `connect_cluster`, places what runs elsewhere.
     """
-    make_host = cluster.make_env_host if cluster else None
+    make_host, method = cluster.make_env_host if cluster else None, resolve_method(config.algorithm.name)
     with open_pool(config.env, make_host=make_host) as pool, ExitStack() as opened:
         progress = opened.enter_context(TrainingProgress(config, directory.path))
         if not has_begun(directory.path):
@@ -154,15 +255,18 @@ def open_run(
         embedder = cache(partial(embedder_of, config))
         novelty = make_novelty(config, derive_seed(config.run.seed, "novelty"), embedder)
         policy = opened.enter_context(closing(_make_policy(config, directory, progress, cluster)))
-        initial = _load_initial_model(config)
+        needs_initial = _needs_reference(config) or config.has_separate_author
+        initial = load_model(config.model)[0] if needs_initial else None
         learner = opened.enter_context(closing(_make_learner(config, directory, policy, initial, cluster)))
         author = _make_author(config, directory, initial)
         rehearsed = find_rehearsal(config, directory.path)
         rehearsal = Rehearsal(config, rehearsed, policy.format) if rehearsed else None
-        memory = _open_memory(config, directory, embedder, cluster)
-        if memory is not None:
+        memory: TipMemory | ServedMemory | None = None
+        if method.memory:
+            path = directory.memory_path
+            memory = cluster.make_memory(path) if cluster else open_memory(path, config.memory, embedder=embedder())
             opened.callback(memory.close)
-        credits_authors = config.section(Empo2Config).author_credit and resolve_method(config.algorithm.name).shows_tips
+        credits_authors = config.section(Empo2Config).author_credit and method.shows_tips
         run = TrainingRun(
             config, directory, pool, progress, load_training_tasks(config), embedder, novelty,
             archive=Archive(config.archive) if config.archive.share else None,
@@ -178,7 +282,6 @@ def open_run(
 
 
 def _seed_adapters(config: Config) -> None:
-    """Seed the random start of adapters: the same in every model that is loaded after this."""
     torch.manual_seed(derive_seed(config.run.seed, "weights"))
 
 
@@ -191,14 +294,9 @@ def _make_policy(config: Config, directory: RunDir, progress: TrainingProgress, 
 
 
 def _needs_reference(config: Config) -> bool:
-    """Tell whether the loss needs a model of its own: ranks and servers load theirs, and adapters can be taken off."""
+    # Ranks and servers load a reference model of their own, and adapters can be taken off.
     alone = config.learner.world_size == 1 and not (config.model.lora.enabled or config.is_hosted)
     return config.has_reference_model and alone
-
-
-def _load_initial_model(config: Config) -> Any:
-    """Load the model of `model.path` once more, for the loss or for an author that is not trained; None for neither."""
-    return load_model(config.model)[0] if _needs_reference(config) or config.has_separate_author else None
 
 
 def _make_learner(config: Config, directory: RunDir, policy: Any, initial: Any, cluster: Cluster | None) -> Any:
@@ -221,19 +319,8 @@ def _make_learner(config: Config, directory: RunDir, policy: Any, initial: Any, 
 def _make_author(config: Config, directory: RunDir, initial: Any) -> Policy | None:
     if config.has_separate_author:
         return build_model_policy(config, initial)
-    if resolve_method(config.algorithm.name).writes_tips:
-        return load_endpoint_author(config, directory.path)
-    return None
-
-
-def _open_memory(
-    config: Config, directory: RunDir, embedder: Callable[[], Embedder], cluster: Cluster | None
-) -> TipMemory | ServedMemory | None:
-    if not resolve_method(config.algorithm.name).memory:
-        return None
-    if cluster:
-        return cluster.make_memory(directory.memory_path)
-    return open_memory(directory.memory_path, config.memory, embedder=embedder())
+    writes = resolve_method(config.algorithm.name).writes_tips
+    return load_endpoint_author(config, directory.path) if writes else None
 
 
 def _restore(run: TrainingRun, tips: Sequence[Tip]) -> None:
@@ -256,8 +343,6 @@ def _restore(run: TrainingRun, tips: Sequence[Tip]) -> None:
         run.memory.register_tasks(run.tasks)  # once: later ones would make another version of the memory
     if saved is not None or kept:
         progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
-    if run.authors is not None and (warning := check_author_age(config, len(run.tasks))):
-        progress.note(warning)
     if tips:
         progress.note(
             f"began with {len(tips)} tips" if begins else "this run has begun, and keeps its own tips: "
@@ -269,7 +354,7 @@ def _restore(run: TrainingRun, tips: Sequence[Tip]) -> None:
 
 
 def save_checkpoint(run: TrainingRun) -> None:
-    """Write a checkpoint, whole or not at all, and delete old ones by `train.keep_last`."""
+    """Write a checkpoint whole or not at all, and delete old ones by `train.keep_last`."""
     root, count = run.directory.checkpoints, run.count
     try:
         run.saved = checkpoint.save(root, count.iteration, partial(_write_state, run), meta=asdict(count))
@@ -282,14 +367,10 @@ def save_checkpoint(run: TrainingRun) -> None:
 
 
 def delete_optimizer_state(root: Path) -> None:
-    """Delete the optimizer's state from all checkpoints of a finished run; models and tips stay."""
-    try:
-        for saved in checkpoint.scan(root, contents=False):  # the newest last: until then the run can be opened again
-            if not saved.problems:
-                checkpoint.strip(saved.path, STATE)
-    except OSError as error:
-        raise RunError(f"cannot delete the optimizer's state in {root} ({error.strerror}): fix the permissions, or set "
-                       "train.keep_optimizer = true") from error  # fmt: skip
+    """Delete the optimizer's state from all checkpoints of a finished run, the newest last; models and tips stay."""
+    for saved in checkpoint.scan(root, contents=False):
+        if not saved.problems:
+            checkpoint.strip(saved.path, STATE)
 
 
 def find_final_model(config: Config, run_dir: Path) -> Path | None:

@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.algorithms.rememberer.advice import (
-    WORDS,
     Example,
     Situation,
     ValuedAction,
     build_advice_messages,
-    format_advice,
     parse_advice,
 )
 from trailnotes.rollout.conversation import MAX_ACTION_CHARS
@@ -91,15 +89,3 @@ def test_no_answer_breaks_the_reader(text: str) -> None:
 
 
 plain = st.text(alphabet="abc xyz", min_size=1).map(str.strip).filter(bool).map(lambda text: " ".join(text.split()))
-
-
-@given(st.lists(st.builds(ValuedAction, plain, st.integers(-90, 90).map(lambda n: n / 10)), max_size=4))
-def test_what_is_written_is_read_back(valued: list[ValuedAction]) -> None:
-    assert parse_advice(format_advice(valued)) == valued
-
-
-def test_an_answer_ends_where_the_discouraged_would_follow() -> None:
-    (_, user) = build_advice_messages(PRESENT, [example(bad=(ValuedAction("wait", 0.0),))], "full")
-    assert WORDS["full"]["not"] in user.content
-    for style in WORDS:
-        assert parse_advice(f"a -> 1\n{WORDS[style]['not']}\nb -> 2") == [ValuedAction("a", 1.0)]

@@ -21,20 +21,9 @@ from trailnotes.algorithms.rememberer.table import (
     compare_texts,
     prepare_text,
 )
-from trailnotes.errors import MemoryStoreError
-from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder
+from trailnotes.memory.retrieval import HashingEmbedder
 
 VECTOR = np.zeros((2, 4), np.float32)
-
-
-class CountingEmbedder(HashingEmbedder):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def embed(self, texts: Sequence[str]) -> Any:
-        self.texts += texts
-        return super().embed(texts)
 
 
 def make_settings(**keys: Any) -> RemembererConfig:
@@ -167,25 +156,7 @@ def test_defect_8_an_unknown_state_is_not_valued_by_the_record_that_is_updated()
 # -- learning
 
 
-def test_context_to_print_again_is_kept_and_averaged() -> None:
-    first = Experience("g", "s", "a", 0.0, ("x", "y"), ("a", "b"), 1.0, 3.0)
-    second = Experience("g", "s", "a", 0.0, ("z", "w"), (), 0.0, 1.0)  # as short: it replaces
-    longer = Experience("g", "s", "a", 0.0, ("1", "2", "3"), ("c",), 2.0, 2.0)
-    record = teach(table(), [first], [second], [longer]).find("g", "s")
-    assert (record.history, record.admissible) == (("z", "w"), ("c",))
-    assert (record.last_reward, record.total_reward, record.visits) == (1.0, 2.0, 3)
-
-
 # -- ranking
-
-
-def test_each_text_is_embedded_once_and_a_query_embeds_only_what_is_compared() -> None:
-    counting = CountingEmbedder()
-    taught = ExperienceTable(None, CachedEmbedder(counting), RemembererConfig())
-    teach(taught, *[episode(1.0, states=f"room {i}") for i in range(30)])
-    assert len(counting.texts) == 31  # one goal, thirty observations
-    list(taught.iter_nearest("another goal", "another room"))
-    assert counting.texts[31:] == ["another goal"]  # observations are compared by words
 
 
 def compare(kind: str, one: str, others: Sequence[str]) -> list[float]:
@@ -236,25 +207,6 @@ def situations(capacity: int, *observations: str, samples: Sequence[int] = ()) -
         (record,) = all_records(teach(table(), *[episode(1.0, states=text)] * (samples[row] if samples else 1)))
         made.put(row, replace(record, age=row + 1), VECTOR)
     return made
-
-
-def test_of_the_most_similar_pair_the_one_with_more_updates_goes() -> None:
-    kept = situations(3, "a b c", "a b d", "x y z", samples=(1, 2, 3))
-    assert kept.choose_row(("g", "q r s"), VECTOR) == 1
-    kept = situations(3, "a b c", "a b d", "x y z", samples=(2, 1, 3))
-    assert kept.choose_row(("g", "q r s"), VECTOR) == 0
-
-
-def test_a_newcomer_that_is_more_like_a_record_than_any_two_are_alike_is_refused() -> None:
-    kept = situations(3, "a b c", "a b d", "x y z")
-    assert kept.choose_row(("g", "x y z z z"), VECTOR) is None  # 1.0 beside 0.5
-    assert kept.choose_row(("g", "x y w"), VECTOR) is not None  # 0.5, a tie
-
-
-def test_a_table_in_which_all_are_equally_alike_forgets_what_was_updated_longest_ago() -> None:
-    kept = situations(3, "place 1", "place 2", "place 3")
-    row = kept.choose_row(("g", "place 4"), VECTOR)
-    assert row == 0
 
 
 def test_similarities_of_pairs_follow_each_replacement() -> None:
@@ -322,16 +274,3 @@ def test_a_batch_is_learned_once_or_not_at_all(path: Path) -> None:
     with table(path) as again:
         batch(again, fails=False)
         assert again.stats()["updates"] == 2
-
-
-def test_a_table_of_another_embedder_is_refused(path: Path) -> None:
-    table(path).close()
-    with pytest.raises(MemoryStoreError, match=r"set memory.embedder = 'hashing'"):
-        ExperienceTable(path, HashingEmbedder(64), RemembererConfig())
-
-
-def test_an_empty_table_has_nothing_to_say() -> None:
-    empty = table()
-    assert list(empty.iter_nearest("g", "s")) == []
-    assert empty.find("g", "s") is None
-    assert empty.stats() == {"records": 0, "actions": 0, "updates": 0, "q_max": 0, "q_min": 0}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,7 @@ from hypothesis import strategies as st
 
 from trailnotes.algorithms.retrospex import critic as critics
 from trailnotes.algorithms.retrospex.critic import (
-    EMPTY_ID,
     IQL,
-    MAX_TEXT_WORDS,
     Critic,
     CriticNetworks,
     Vocabulary,
@@ -32,16 +28,13 @@ from trailnotes.algorithms.retrospex.critic import (
 from trailnotes.algorithms.retrospex.transitions import (
     Transition,
     build_transitions,
-    find_episode_files,
     read_episodes,
     read_transitions,
     select_held_out_tasks,
     shape_rewards,
 )
-from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
-from trailnotes.storage import checkpoint
 from trailnotes.storage.files import append_jsonl
 from trailnotes.storage.records import trajectory_to_json
 from trailnotes.types import Completion, Observation, Outcome, Step, Task, Trajectory
@@ -111,14 +104,6 @@ def test_runs_evaluations_adaptations_and_files_are_read_and_failed_episodes_are
     assert [step.episode for step in read_transitions(places, "raw", "raw")] == [0, 1, 2, 3, 4]
 
 
-def test_a_place_without_episodes_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="trajectories"):
-        find_episode_files(tmp_path)
-    write(tmp_path, episode([1.0], "error", success=False))
-    with pytest.raises(ConfigError, match=str(tmp_path)):
-        read_transitions([tmp_path], "raw", "raw")
-
-
 @given(names=st.sets(st.text("abc/", min_size=1, max_size=3)), share=st.floats(0, 0.99), seed=st.integers(0, 3))
 def test_held_out_tasks_never_are_all_and_depend_on_nothing_but_names_and_seed(
     names: set[str], share: float, seed: int
@@ -131,15 +116,6 @@ def test_held_out_tasks_never_are_all_and_depend_on_nothing_but_names_and_seed(
 
 
 # -- texts
-
-
-def test_words_have_ids_of_their_own_and_unknown_words_share_a_few() -> None:
-    vocabulary = Vocabulary.from_texts(["go north", "go EAST."])
-    assert vocabulary.known == ("go", ".", "east", "north")
-    assert vocabulary.encode("North, go") == [4, vocabulary.encode(",")[0], 1]
-    assert 5 <= vocabulary.encode("xyzzy")[0] < vocabulary.size
-    assert vocabulary.encode("") == [EMPTY_ID]
-    assert len(vocabulary.encode("go " * 1000)) == MAX_TEXT_WORDS
 
 
 # -- arithmetic
@@ -223,19 +199,6 @@ def test_the_area_counts_pairs_and_a_tie_counts_half() -> None:
     assert found.low <= found.mean <= found.high
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=30).filter(
-        lambda rows: len({won for _, won in rows}) == 2
-    )
-)
-def test_the_area_is_that_of_counting_all_pairs(rows: list[tuple[int, bool]]) -> None:
-    up, down = [s for s, won in rows if won], [s for s, won in rows if not won]
-    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in itertools.product(up, down)]
-    found = estimate_auc([s for s, _ in rows], [won for _, won in rows], range(len(rows)), num_resamples=2)
-    assert found is not None
-    assert found.mean == pytest.approx(np.mean(pairs))
-
-
 def test_steps_of_an_episode_are_resampled_together() -> None:
     rng = np.random.default_rng(0)
     won, scores = rng.random(40) < 0.5, rng.random(40)
@@ -311,21 +274,6 @@ def test_training_goes_on_after_the_last_epoch_bit_for_bit(
     assert passes == [0, 1, 1, 2]
 
 
-def test_a_directory_of_another_critic_or_none_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no whole critic"):
-        load_critic(tmp_path)
-    train_critic(make_config(), [run], tmp_path / "critic")
-    with pytest.raises(ConfigError, match="other settings"):
-        train_critic(make_config(epochs=4), [run], tmp_path / "critic")
-    write(run, episode([0.0]))
-    with pytest.raises(ConfigError, match="other transitions, episodes, episodes_won"):
-        train_critic(make_config(), [run], tmp_path / "critic")
-    file = tmp_path / "critic" / "critic.safetensors"
-    file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(ConfigError, match="holds no whole critic"):
-        load_critic(tmp_path / "critic")
-
-
 def test_nothing_of_a_held_out_task_is_learned_from(run: Path, tmp_path: Path) -> None:
     first = train_critic(make_config(), [run], tmp_path / "first")
     kept = set(first.about["held_out_tasks"])
@@ -342,23 +290,3 @@ def test_nothing_of_a_held_out_task_is_learned_from(run: Path, tmp_path: Path) -
     assert second.about["fingerprint"] != first.about["fingerprint"]
     assert weights(second) == weights(first)
     assert "xyzzy" not in (tmp_path / "second" / "vocabulary.json").read_text(encoding="utf-8")
-
-
-@pytest.mark.usefixtures("fast_learning")
-def test_the_command_trains_and_prints_its_figures(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # Who quits at place 0 loses: what was done there tells won steps from lost ones, on tasks never seen.
-    quits = [replace(e, steps=(replace(e.steps[0], action="quit"),)) for e in read_episodes([run]) if not e.success]
-    wins = [e for e in read_episodes([run]) if e.success]
-    shutil.rmtree(run)
-    write(run, *wins, *quits)
-    words = ["critic", str(run), "--out", str(tmp_path / "critic"), "--retrospex.epochs", "25"]
-    assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "15 steps of 10 episodes, 5 of them won" in said
-    assert "ranked above those of lost ones by Q(s, a): AUC 1.000 [1.000, 1.000]; within a task AUC 1.000" in said
-    record = json.loads((tmp_path / "critic" / "critic.json").read_text(encoding="utf-8"))
-    assert record["data"] == [str(run)]
-    assert record["figures"]["auc_q"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
-    assert not checkpoint.scan(tmp_path / "critic" / "checkpoints")

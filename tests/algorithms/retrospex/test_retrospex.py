@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from small import FAMILIES, small_config
 from trailnotes.algorithms.retrospex import (
     RescoringActor,
-    decision_metrics,
     map_to_admissible,
     min_max_normalize,
     override_sampling,
@@ -215,27 +214,6 @@ def test_sampled_answers_are_scored_by_their_ids_and_others_as_texts() -> None:
     assert policy.scored[0] == ((*b"open door", END_ID), "kick door", "wait")
 
 
-def test_repeats_are_one_candidate_and_a_single_one_is_taken_unasked() -> None:
-    policy, taste = Talker("north", "north", "north"), Taste({})
-    episode, journal = play(policy, taste)
-    assert [step.action for step in episode.steps] == ["north", "north"]
-    assert not policy.scored
-    assert not taste.asked
-    assert journal[0]["actions"] == ["north"]
-
-
-def test_decisions_that_count_are_those_of_the_episodes_that_do() -> None:
-    def record(step: int, chosen: int, task: str = "t", **more: Any) -> dict[str, Any]:
-        base = {"task": task, "member": 0, "step": step, "chosen": chosen, "favourite": 0}
-        return base | {"actions": ["a", "b"], "sampled": [True, False]} | more
-
-    episode, _ = play(Talker("north"), Taste({}))
-    group = type("Group", (), {"task": Task("t", "door"), "trajectories": (episode,)})
-    records = [record(0, 1), record(0, 0), record(1, 1), record(2, 1), record(0, 1, "another")]
-    assert decision_metrics(records, [group]) == {"changed": 0.5, "candidates": 2.0, "not_sampled": 0.5}  # type: ignore[list-item]
-    assert decision_metrics([], []) == {}
-
-
 # -- whole runs
 
 
@@ -286,16 +264,6 @@ def test_a_run_trains_its_critic_plays_both_ways_and_examines_both(
     before = (out / "decisions.jsonl").read_bytes()
     adapt(config, start_model, method="retrospex", out=out)  # nothing is left to do
     assert (out / "decisions.jsonl").read_bytes() == before
-
-
-@pytest.mark.parametrize("model", ["openai:tiny", "random"])
-def test_a_policy_without_log_probabilities_is_refused_before_anything_is_played(model: str, tmp_path: Path) -> None:
-    config = config_of(Path("none"))
-    local = config.endpoint.model_copy(update={"base_url": "http://localhost:1/v1"})
-    config = config.model_copy(update={"model": config.model.model_copy(update={"path": model}), "endpoint": local})
-    with pytest.raises(ConfigError, match=r"retrospex weighs actions by their log-probabilities, and .* gives none"):
-        adapt(config, model, method="retrospex", out=tmp_path / "run")
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_a_critic_that_learned_from_the_panel_is_refused_before_a_model_is_loaded(

@@ -114,6 +114,7 @@ def _build_many(folder: str) -> None:
         build_cached_game({"level": level}, build_both, Path(folder))
 
 
+@pytest.mark.long
 def test_two_processes_may_build_the_same_games(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     workers = [context.Process(target=_build_many, args=(str(tmp_path),)) for _ in range(2)]

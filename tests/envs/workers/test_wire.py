@@ -102,7 +102,7 @@ def test_a_worker_answers_each_request() -> None:
 
 def test_a_worker_says_what_is_wrong_with_its_environment() -> None:
     with Connection() as worker:
-        status, kind, text = worker.ask("start", "waymark", {})
+        status, kind, text, _ = worker.ask("start", "waymark", {})
     assert (status, kind) == ("error", "ConfigError")
     assert "did you mean waymarks" in text
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tiny import tiny_model
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
+from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.learner.states import export_model
 from trailnotes.policies.hf.adapters import add_adapters, merge_adapters
 from trailnotes.policies.hf.policy import get_context_length, load_model, require_trainable
@@ -65,13 +65,6 @@ def test_a_base_that_has_moved_is_asked_for_and_found(saved: Path, start_model: 
         get_context_length(settings(saved))
     model, _ = load_model(settings(saved, base=str(tmp_path / "moved")))
     assert torch.equal(model(IDS).logits, with_adapters(start_model)[0](IDS).logits)
-
-
-def test_their_context_is_that_of_their_base_and_so_is_a_missing_tokenizer(saved: Path, start_model: Path) -> None:
-    assert get_context_length(settings(saved)) == get_context_length(settings(start_model)) == 256
-    for file in saved.glob("*token*"):
-        file.unlink()
-    assert load_model(settings(saved))[1].get_vocab() == load_model(settings(start_model))[1].get_vocab()
 
 
 def test_they_are_trained_further_only_as_they_are(saved: Path) -> None:
@@ -137,40 +130,6 @@ def test_the_share_that_is_lost_by_hand() -> None:
             if "lora_" in name:
                 parameter.fill_(2**-4 if "lora_A" in name else 2**-5)
     assert merge_adapters(adapted, torch.bfloat16)[1] == 1.0
-
-
-def test_a_base_named_by_a_relative_path_is_found_from_anywhere(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(start_model.parent)
-    model, tokenizer = with_adapters(Path(start_model.name))
-    export_model(model, tmp_path / "adapters", tokenizer)
-    monkeypatch.chdir(tmp_path)
-    again, _ = load_model(settings(tmp_path / "adapters"))
-    assert torch.equal(again(IDS).logits, model(IDS).logits)
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({"load_in_4bit": True}, "quantize"),
-        ({"attn_implementation": "flash_attention_2"}, "model.attn_implementation"),
-        ({"attn_implementation": "flex_attention"}, "model.attn_implementation"),
-        ({"device": "toaster"}, "model.device"),
-        ({"device": "cuda:0"}, "model.device"),
-        ({"lora": {"enabled": True, "target_modules": ("nothing",)}}, "model.lora.target_modules"),
-    ],
-)
-def test_settings_that_this_machine_cannot_follow_name_the_key(
-    values: dict[str, Any], named: str, start_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trailnotes.policies.hf.policy.find_missing_module", {"quantize": "bitsandbytes"}.get)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises((ConfigError, MissingExtraError), match=named.replace(".", r"\.")):
-        load_model(settings(start_model, **values))
-    require_trainable(settings(start_model))
-    with pytest.raises(ConfigError, match=r"model\.lora\.enabled"):
-        require_trainable(settings(start_model, load_in_4bit=True))
 
 
 def test_damaged_and_foreign_adapters_are_refused(saved: Path) -> None:

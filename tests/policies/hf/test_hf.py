@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -66,20 +64,6 @@ def one(policy: HFPolicy, text: str = "A hall.", name: str = "e", **options: Any
 EAGER, UNTIED = {"attn_implementation": "eager"}, {"tie_word_embeddings": False}
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize(
-    ("kind", "options"), [("qwen2", {}), ("qwen2", EAGER), ("qwen2", UNTIED), ("llama", {}), ("gpt2", {})]
-)
-def test_cached_logprobs_equal_a_fresh_forward(model_of, tokenizer, kind, options, deterministic):
-    model = model_of(kind, **options)
-    policy = HFPolicy(model, tokenizer, deterministic=deterministic)
-    assert isinstance(policy.engine.decoder, SlotDecoder)
-    assert policy.engine.decoder.network.parts
-    for completions in play_all(policy, 9):
-        for completion in completions:
-            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
-
-
 def test_later_turns_compute_only_what_is_new(model, tokenizer, monkeypatch):
     policy = HFPolicy(model, tokenizer)
     fed: list[int] = []
@@ -125,19 +109,6 @@ def test_what_the_prompts_of_a_group_begin_with_is_computed_once(model_of, token
     for completions in episodes:
         for completion in completions:
             assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
-
-
-def test_same_seed_gives_the_same_tokens_in_any_company(model, tokenizer):
-    together = play_all(HFPolicy(model, tokenizer), 9)
-    loose = play_all(HFPolicy(model, tokenizer, deterministic=False), 9)
-    alone = [asyncio.run(play(HFPolicy(model, tokenizer), "x", i, 1 + i % 5)) for i in range(9)]
-    ids = [[[c.token_ids for c in episode] for episode in run] for run in (together, loose, alone)]
-    assert ids[0] == ids[1] == ids[2]
-
-
-def test_deterministic_runs_are_equal_bit_for_bit(model, tokenizer):
-    policy = HFPolicy(model, tokenizer)
-    assert play_all(policy, 9) == play_all(policy, 9) == play_all(HFPolicy(model, tokenizer), 9)
 
 
 def test_deterministic_composition_does_not_depend_on_timing(model, tokenizer, monkeypatch):
@@ -243,63 +214,6 @@ def test_a_slot_used_again_leaks_nothing(model, tokenizer):
     decoder = policy.engine.decoder
     assert isinstance(decoder, SlotDecoder)
     assert decoder.cache.capacity == decoder.cache.num_slots == len(decoder.cache.layers) == 0
-
-
-class Dictating:
-    """Makes the model say certain tokens, by a head that ignores what it is given."""
-
-    def __init__(self, model: Any, tokenizer: Any, text: str) -> None:
-        self.ids = tokenizer.encode(text)
-        self.said = 0
-        head = model.get_output_embeddings()
-        self.handle = head.register_forward_hook(self._speak)
-
-    def _speak(self, _module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        logits = torch.full_like(output, -50.0)
-        logits[..., self.ids[self.said]] = 50.0
-        self.said += 1
-        return logits
-
-
-@pytest.mark.parametrize(
-    ("said", "stop", "max_tokens", "text", "reason", "num"),
-    [
-        ("go north<|im_end|>look", (), 20, "go north", "stop", None),
-        ("go north\nlook", ("\n",), 20, "go north", "stop", None),
-        ("go north key</a> look", ("</a>", "never"), 20, "go north key", "stop", None),
-        ("go north look", (" l", "north"), 20, "go ", "stop", None),
-        ("go north", (), 1, "go", "length", 1),
-        ("key é!", ("é",), 20, "key ", "stop", None),
-    ],
-)
-def test_what_ends_a_completion(model_of, tokenizer, said, stop, max_tokens, text, reason, num):
-    model = model_of(tie_word_embeddings=False)
-    policy = HFPolicy(model, tokenizer)
-    dictating = Dictating(model, tokenizer, said)
-    completion = one(policy, stop=stop, max_tokens=max_tokens)
-    assert (completion.text, completion.finish_reason) == (text, reason)
-    assert list(completion.token_ids) == dictating.ids[: dictating.said]
-    ended = tokenizer.decode(completion.token_ids)
-    assert num is None or len(completion.token_ids) == num
-    if said.startswith("go north<"):
-        assert ended == "go north<|im_end|>"  # the end token was sampled, and is trained
-
-
-def test_the_context_can_be_filled_to_the_last_token(model_of, tokenizer):
-    model = model_of("gpt2", positions=48)
-    policy = HFPolicy(model, tokenizer)
-
-    async def run() -> list[Completion]:
-        talks = [[Message("user", "x" * length)] for length in (1, 12)]
-        asks = []
-        for index, talk in enumerate(talks):
-            policy.open_episode(f"e{index}")
-            room = 48 - len(policy.encode(talk))
-            asks.append(policy.generate(talk, Sampling(max_tokens=room), f"e{index}"))
-        return await asyncio.gather(*asks)
-
-    for completion in asyncio.run(run()):
-        assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
 
 
 def test_an_engine_that_fails_tells_everybody_and_goes_on(model, tokenizer, monkeypatch):
@@ -449,12 +363,6 @@ def test_a_model_left_in_training_mode_samples_without_dropout(model_of, tokeniz
     assert one(policy, max_tokens=6) == one(policy, max_tokens=6)
 
 
-def test_a_foreign_tokenizer_is_refused(model_of, tokenizer):
-    model = model_of(vocab_size=40)
-    with pytest.raises(PolicyError, match="embeds only 40"):
-        HFPolicy(model, tokenizer)
-
-
 @pytest.fixture
 def saved(tmp_path, model, tokenizer):
     model.save_pretrained(tmp_path / "model")
@@ -478,15 +386,3 @@ def test_a_model_that_does_not_load_names_the_key(tmp_path, monkeypatch, saved):
     (saved / "config.json").write_text('{"model_type": "qwen2", "vocab_size": "many"}')
     with pytest.raises(PolicyError, match=r"model\.path"):
         load_model(ModelConfig(path=str(saved), device="cpu"))
-
-
-def test_without_torch_the_extra_is_named():
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from trailnotes.errors import MissingExtraError\n"
-        "try:\n    import trailnotes.policies.hf.policy\n"
-        "except MissingExtraError as error:\n    print(error)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "torch is not installed: " in result.stdout
-    assert "[train]'" in result.stdout

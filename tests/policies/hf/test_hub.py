@@ -3,13 +3,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
 from huggingface_hub import HfApi
-from huggingface_hub.errors import RepositoryNotFoundError
 
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import PolicyError
@@ -54,19 +52,6 @@ def test_a_hub_out_of_reach_is_asked_once_and_the_cache_needs_none(
     cached(monkeypatch, tmp_path / "config.json")
     assert [is_cache_only(NAME) for _ in range(3)] == [True] * 3
     assert asked == [NAME] * 2
-
-
-def test_a_model_that_the_hub_does_not_have_is_named_even_if_it_is_cached(
-    monkeypatch: pytest.MonkeyPatch, asked: list[str], tmp_path: Path
-) -> None:
-    def unknown(*_: Any, **options: Any) -> None:
-        response: Any = SimpleNamespace(status_code=404, headers={}, request=None)
-        raise RepositoryNotFoundError("many\nlines", response=response)
-
-    monkeypatch.setattr(HfApi, "model_info", unknown)
-    cached(monkeypatch, tmp_path / "config.json")
-    with pytest.raises(PolicyError, match=r"model\.path = 'some/model'"):
-        is_cache_only(NAME)
 
 
 def test_a_first_download_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

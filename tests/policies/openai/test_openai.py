@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy import Asked, Fault, Proxy, Reply, changed, cut_body, cut_quietly, drip, hang, refusal
+from proxy import Fault, Proxy, changed, cut_body, cut_quietly, refusal
 from served import MODEL
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
-from trailnotes.errors import BudgetError, ConfigError, PolicyError, RunError
-from trailnotes.policies.openai.endpoint import AnswerCache, PaidAnswer, TokenUsage, hash_request
+from trailnotes.errors import BudgetError, ConfigError, PolicyError
+from trailnotes.policies.openai.endpoint import AnswerCache, PaidAnswer, TokenUsage
 from trailnotes.policies.openai.policy import OpenAIPolicy
 from trailnotes.types import Completion, Message, Sampling
-from trailnotes.web import faults, wire
+from trailnotes.web import faults
 
 PROMPT = (Message("user", "find the way through the cobalt maze\nward. exits north east south, archive west."),)
 KEY = "sk-secret-0123456789"
@@ -98,12 +96,6 @@ def test_the_request_is_the_sampling(proxy: Proxy) -> None:
     }
 
 
-def test_parameters_that_models_refuse_can_be_left_out(proxy: Proxy) -> None:
-    endpoint = {"omit": ["temperature", "top_p", "stop", "seed"]}
-    ask(policy(proxy.url, max_tokens_field="max_completion_tokens", **endpoint), sampling())
-    assert set(proxy.asked[0].body) == {"model", "messages", "max_completion_tokens"}
-
-
 def test_text_is_cut_at_the_first_stop_whatever_the_server_does(proxy: Proxy) -> None:
     proxy.always = changed(lambda answer: with_choice(answer, "go east;\nthen north", "length"))
     whole, cut = ask(policy(proxy.url), sampling(stop=()), sampling(stop=("\n", ";")))
@@ -113,25 +105,6 @@ def test_text_is_cut_at_the_first_stop_whatever_the_server_does(proxy: Proxy) ->
 
 def with_choice(answer: dict[str, Any], content: str | None, reason: str) -> dict[str, Any]:
     return answer | {"choices": [{"message": {"role": "assistant", "content": content}, "finish_reason": reason}]}
-
-
-def test_without_the_servers_count_tokens_are_estimated_and_marked(proxy: Proxy, tmp_path: Path) -> None:
-    proxy.always = changed(lambda answer: with_choice(answer | {"usage": None}, "east", "stop"))
-    (done,) = ask(policy(proxy.url, tmp_path / "a.jsonl"), sampling())
-    assert done.usage == (31, 2)  # 80 bytes: 27 tokens, and 4 for the message; "east": 2
-    (line,) = lines(tmp_path / "a.jsonl")
-    assert line["estimated"]
-
-
-def test_options_of_the_chat_template_are_sent_and_ask_for_another_answer(proxy: Proxy) -> None:
-    proxy.always = changed(lambda answer: with_choice(answer, "<think>\n\n</think>\n\neast\n", "stop"))
-    options = {"template_options": {"enable_thinking": False}}
-    endpoint = OpenAIPolicy(Config(endpoint={"base_url": proxy.url}, model=options), MODEL)
-    (done,) = ask(endpoint, sampling())
-    assert proxy.asked[0].body["chat_template_kwargs"] == {"enable_thinking": False}
-    assert done.text == "<think>\n\n</think>\n\neast"  # stops end the answer, thinking may hold them
-    keys = {hash_request("u", "m", PROMPT, sampling(), given) for given in ({"a": 1}, {"a": 2}, {}, None)}
-    assert len(keys) == 3
 
 
 def test_further_fields_are_sent_and_ask_for_another_answer(proxy: Proxy, tmp_path: Path) -> None:
@@ -147,27 +120,8 @@ def test_further_fields_are_sent_and_ask_for_another_answer(proxy: Proxy, tmp_pa
     assert len({line["key"] for line in lines(tmp_path / "a.jsonl")}) == len(proxy.asked) == 5
 
 
-@pytest.mark.parametrize(
-    ("text", "reason", "key"), [(None, "length", "memory.max_write_tokens"), ("<think>", "stop", "endpoint.omit")]
-)
-def test_answers_lost_to_thinking_name_the_setting_once(
-    text: str | None, reason: str, key: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
-    proxy.always = changed(lambda answer: with_choice(answer, text, reason))
-    assert [each.text for each in ask(policy(proxy.url), sampling(), sampling(1))] == [text or ""] * 2
-    assert sum(key in record.message for record in caplog.records) == 1
-
-
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_it_estimates_tokens_without_a_tokenizer(proxy: Proxy) -> None:
-    endpoint = policy(proxy.url, context_tokens=512)
-    assert (endpoint.append_only, endpoint.context_length) == (False, 512)
-    assert endpoint.encode(PROMPT) == ()
-    texts = ("", "a", "abc", "abcd", "\u00e9\u00e9", "\ud83d")
-    assert [endpoint.count_tokens(text) for text in texts] == [0, 1, 1, 2, 2, 1]
 
 
 # -- faults that pass
@@ -204,15 +158,6 @@ def test_a_fault_that_passes_is_tried_again_and_counted(name: str, proxy: Proxy,
     assert metrics["endpoint/lost"] == (2 if name in BILLED else 0)
     assert len(proxy.asked) == 4
     assert [line["retries"] for line in lines(tmp_path / "a.jsonl") if line["key"]] == [2, 0]
-
-
-@pytest.mark.parametrize("fault", [hang, drip])
-def test_a_server_that_never_ends_is_left_and_asked_again(fault: Fault, proxy: Proxy) -> None:
-    proxy.faults = [None, fault]
-    endpoint = policy(proxy.url, timeout=1.0)
-    ask(endpoint, sampling(), sampling(1))
-    metrics = endpoint.metrics()
-    assert metrics["endpoint/retries"] == metrics["endpoint/lost"] == len(proxy.asked) - 2 > 0
 
 
 def test_a_server_that_is_not_there_is_told_from_one_that_fails(proxy: Proxy) -> None:
@@ -297,22 +242,6 @@ def test_the_key_is_in_nothing_that_is_written_said_or_shown(
     assert PROMPT[0].content.splitlines()[0] not in caplog.text  # not even the client's own log has prompts
 
 
-def test_an_answer_beyond_bounds_or_packed_ends_in_one_line(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_BODY_BYTES", 5000)
-    proxy.faults = [changed(lambda answer: {**answer, "more": "x" * 5000})]
-    with pytest.raises(PolicyError, match="an answer of more than 5,000 bytes") as caught:
-        ask(policy(proxy.url, max_retries=0), sampling())
-    assert "\n" not in str(caught.value)
-    assert proxy.asked[0].headers["accept-encoding"] == "identity"
-
-    async def packed(proxy: Proxy, asked: Asked) -> Reply:
-        return Reply(gzip.compress((await proxy.ask(asked)).body), headers={"Content-Encoding": "gzip"})
-
-    proxy.faults = [packed]
-    with pytest.raises(PolicyError, match="a compressed answer"):
-        ask(policy(proxy.url, max_retries=0), sampling())
-
-
 # -- settings
 
 
@@ -336,23 +265,6 @@ def test_impossible_settings_name_the_key_and_show_no_secret(
     with pytest.raises((ConfigError, ValueError), match=named) as caught:
         OpenAIPolicy(Config(endpoint=endpoint), "m")
     assert "hush" not in str(caught.value)
-
-
-def test_it_works_in_an_install_without_torch_and_says_which_extra_is_missing() -> None:
-    code = """
-        import sys
-        for name in sys.argv[1:]:
-            sys.modules[name] = None
-        from trailnotes.config.schema import Config
-        from trailnotes.policies.openai.policy import OpenAIPolicy
-        import trailnotes.rollout, trailnotes.memory
-        OpenAIPolicy(Config(endpoint={"base_url": "http://h/v1"}), "m")
-    """
-    run = [sys.executable, "-c", textwrap.dedent(code), "torch", "transformers", "tokenizers", "safetensors"]
-    subprocess.run(run, check=True)
-    done = subprocess.run([*run, "openai"], check=False, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1].endswith("[openai]'")
-    assert "openai is not installed: " in done.stderr
 
 
 # -- many at once
@@ -470,20 +382,6 @@ def test_a_run_that_is_begun_again_pays_for_nothing_twice_whatever_the_order(pro
     assert "cobalt" not in path.read_text()  # no prompt is written
 
 
-def test_requests_that_differ_in_anything_have_different_keys() -> None:
-    own = hash_request("http://h/v1", MODEL, PROMPT, sampling())
-    assert own == hash_request("http://h/v1/", MODEL, list(PROMPT), sampling())
-    changes: list[dict[str, Any]] = [{"seed": 1}, {"temperature": 0.5}, {"max_tokens": 9}, {"stop": ()}]
-    others = [hash_request("http://h/v1", MODEL, PROMPT, sampling(**change)) for change in changes]
-    others += [
-        hash_request("http://o/v1", MODEL, PROMPT, sampling()),
-        hash_request("http://h/v1", "o", PROMPT, sampling()),
-    ]
-    for message in (Message("user", "other"), Message("system", PROMPT[0].content)):
-        others.append(hash_request("http://h/v1", MODEL, (message,), sampling()))
-    assert len({own, *others}) == 9
-
-
 def test_a_cut_last_line_costs_its_answer_and_no_other(proxy: Proxy, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     ask(policy(proxy.url, path), sampling(0), sampling(1))
@@ -491,12 +389,6 @@ def test_a_cut_last_line_costs_its_answer_and_no_other(proxy: Proxy, tmp_path: P
     ask(policy(proxy.url, path), sampling(0), sampling(1))
     assert sorted(proxy.counts.values()) == [1, 2]
     assert len(lines(path)) == 2
-
-
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("{\n")
-    with pytest.raises(RunError, match="line 1 is damaged"):
-        policy("http://h/v1", tmp_path / "a.jsonl")
 
 
 # -- whole episodes

@@ -83,25 +83,6 @@ def test_an_engine_does_not_find_our_packages_and_is_no_rank_of_torchrun_s(monke
     assert "VLLM_CPU_OMP_THREADS_BIND" not in build_environment(on_cpu=False, threads=0, offline=False)
 
 
-def test_a_work_dir_is_removed_once_nobody_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.tempfile, "tempdir", str(tmp_path))
-    left = tmp_path / f"{server.WORK_DIR_PREFIX}killed"
-    left.mkdir()
-    (left / "engine.log").touch()
-    first = server.make_work_dir()
-    assert first.parent == tmp_path
-    assert not left.exists()
-    server.make_work_dir()
-    assert first.exists()  # in use
-
-
-def test_devices_are_for_as_many_engines() -> None:
-    assert Config(engine={"devices": ["0", "1,2"], "replicas": 2}).engine.devices == ("0", "1,2")
-    for engine in ({"devices": ["0"], "replicas": 2}, {"devices": ["0"], "urls": ["http://a:1"]}):
-        with pytest.raises((ConfigError, ValueError), match=r"engine.devices"):
-            Config(engine=engine)
-
-
 def test_a_whole_model_is_written_as_the_library_reads_it(tmp_path: Path) -> None:
     embedding = torch.randn(5, 3)
     weights = {"embed": embedding, "norm": torch.randn(4).to(torch.bfloat16), "lm_head": embedding, "t": embedding.T}

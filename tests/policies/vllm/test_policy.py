@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ import pytest
 import torch
 
 from children import alive, wait_for
-from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
-from trailnotes.policies.hf.policy import load_model
 from trailnotes.policies.vllm import make_vllm_policy, server
 from trailnotes.policies.vllm.policy import VLLMPolicy
 from trailnotes.types import Completion, Message, Sampling
@@ -95,30 +92,6 @@ def test_stop_texts_and_end_tokens_end_a_completion_as_with_the_embedded_engine(
     size = free.token_ids.index(free.token_ids[place])
     assert ended.token_ids == free.token_ids[: size + 1]
     assert (ended.text, ended.finish_reason) == (policy.format.decode(free.token_ids[:size]), "stop")
-
-
-def test_adapters_reach_the_engine_by_either_of_peft_s_names(policy_of, model_path: Path, learner: Any) -> None:
-    lora = LoraConfig(enabled=True, rank=2, alpha=6.0)
-    policy = policy_of(model={"lora": lora.model_dump()})
-    learner.model = load_model(ModelConfig(path=str(model_path), device="cpu", lora=lora))[0]
-    assert load(policy, learner, 1, among="lora_") < 1e-4
-    plain = {name.replace(".default", ""): tensor for name, tensor in learner.update(2, "lora_").items()}
-    assert asyncio.run(policy.load(plain, 2, learner.score(policy.probes))) < 1e-4
-    (completion,) = ask(policy, Sampling(max_tokens=9))
-    assert list(completion.logprobs) == pytest.approx(learner.score([completion])[0], abs=1e-4)
-    for wrong in (learner.model.state_dict(), {}, {**plain, "table": torch.zeros(1)}):
-        with pytest.raises(PolicyError, match="hand over the adapters alone"):
-            asyncio.run(policy.load(wrong, 3))
-
-
-def test_a_report_counts_since_the_last_one(policy_of) -> None:
-    policy = policy_of(replicas=2)
-    ask(policy, *seeded(3, max_tokens=2))
-    assert policy.report() == {"rebuilds": 0.0, "cached": pytest.approx(0.5, abs=0.05)}  # half of each prompt
-    assert policy.report() == {"rebuilds": 0.0, "cached": 0.0}
-    kill(policy)  # all engines have no episode: the first is asked
-    asyncio.run(policy.score(HALL, ["no"]))
-    assert policy.report()["rebuilds"] == 1.0
 
 
 def test_a_score_is_the_mean_over_a_reply_at_temperature_1_even_while_others_speak(policy_of, learner, faults) -> None:
@@ -197,13 +170,6 @@ def test_weights_may_not_change_under_a_completion(policy_of, learner, faults: P
     assert policy.version == 1
 
 
-def test_numbers_that_are_not_finite_are_an_error(policy_of, faults: Path) -> None:
-    policy = policy_of()
-    (faults / "nan").touch()
-    with pytest.raises(PolicyError, match="not finite"):
-        ask(policy, Sampling())
-
-
 def test_episodes_go_to_the_engine_that_has_the_fewest_and_stay(policy_of) -> None:
     policy = policy_of(replicas=2)
 
@@ -239,47 +205,6 @@ def test_an_engine_lost_in_mid_generation_is_replaced_and_asked_again(policy_of,
     wait_for(lambda: not alive(pid))
 
 
-def test_nobody_asks_a_new_engine_before_it_has_the_weights(policy_of, learner, faults: Path) -> None:
-    policy = policy_of()
-    load(policy, learner, 1)
-    before = ask(policy, *seeded(3))
-    (faults / "slow-load").touch()
-    kill(policy)
-
-    async def late() -> Completion:
-        await asyncio.sleep(0.3)
-        policy.open_episode("late")
-        return await policy.generate(HALL, Sampling(max_tokens=6, seed=2), "late")
-
-    async def run() -> list[Completion]:
-        policy.open_episode("early")
-        return await asyncio.gather(policy.generate(HALL, Sampling(max_tokens=6, seed=1), "early"), late())
-
-    assert asyncio.run(run()) == before[1:]
-
-
-def test_weights_that_come_while_another_thread_starts_the_engine_anew_arrive(policy_of, learner, faults) -> None:
-    policy = policy_of()
-    load(policy, learner, 1)
-    (faults / "slow-load").touch()
-    kill(policy)
-    rebuilding = threading.Thread(target=policy.replicas[0].score, args=([((1, 2), 1)], 1.0), daemon=True)
-    rebuilding.start()
-    wait_for(lambda: policy.replicas[0].num_rebuilds)
-    assert load(policy, learner, 2) < 1e-4
-    rebuilding.join(120)
-    assert policy.replicas[0].num_rebuilds == 1
-
-
-def test_an_engine_lost_between_two_requests_or_in_a_load(policy_of, learner, faults: Path) -> None:
-    policy = policy_of()
-    kill(policy)
-    ask(policy, Sampling())
-    (faults / "die-in-load-once").touch()
-    assert load(policy, learner, 1) < 1e-4
-    assert policy.replicas[0].num_rebuilds == 2
-
-
 def test_an_engine_that_dies_each_time_is_given_up_with_its_last_words(policy_of, faults: Path) -> None:
     policy = policy_of()
     (faults / "die-always").touch()
@@ -289,15 +214,6 @@ def test_an_engine_that_dies_each_time_is_given_up_with_its_last_words(policy_of
     assert "started anew 3 times in a row, in vain" in str(raised.value)
     (faults / "die-always").unlink()
     with pytest.raises(PolicyError, match="in vain"):
-        ask(policy, Sampling())
-
-
-def test_an_engine_that_comes_back_with_other_weights_is_no_good(policy_of, learner, faults: Path) -> None:
-    policy = policy_of()
-    load(policy, learner, 1)
-    (faults / "ignore-load").touch()
-    kill(policy)
-    with pytest.raises(PolicyError, match="other weights than the learner"):
         ask(policy, Sampling())
 
 
@@ -317,16 +233,6 @@ def test_a_cancelled_request_leaves_the_others_alone(policy_of, faults: Path) ->
 
     assert asyncio.run(run()) == expected
     assert not policy._asking
-
-
-def test_engines_end_with_a_policy_that_is_closed(policy_of) -> None:
-    policy = policy_of(replicas=2)
-    pids = [pid_of(policy, index) for index in (0, 1)]
-    policy.close()
-    policy.close()
-    assert not any(map(alive, pids))
-    with pytest.raises(PolicyError, match="the engines were closed"):
-        ask(policy, Sampling())
 
 
 PARENT = """
@@ -385,10 +291,3 @@ def test_a_python_without_vllm(config_of, monkeypatch: pytest.MonkeyPatch, tmp_p
     own.parent.mkdir()
     own.touch()
     assert server.find_engine_python("") == str(own)
-
-
-def test_a_run_that_wants_to_be_deterministic_is_told_that_it_is_not(config_of, caplog, faults: Path) -> None:
-    config = config_of()
-    config = config.model_copy(update={"run": config.run.model_copy(update={"deterministic": True})})
-    make_vllm_policy(config).close()
-    assert "run.deterministic is not kept" in caplog.text

@@ -16,7 +16,6 @@ from nodes import TwoNodes, get_pid, refused
 from small import small_config
 from tinyrun import SAME, differences, episodes, metrics, tiny_config
 from trailnotes.config.schema import Config
-from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory
 from trailnotes.runs.cluster import connection
 from trailnotes.runs.cluster.cluster import Cluster
@@ -25,6 +24,7 @@ from trailnotes.runs.cluster.memory import MemoryService, ServedMemory
 from trailnotes.runs.train import train
 from trailnotes.types import Tip
 
+pytestmark = pytest.mark.long
 PAID = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}}
 
 
@@ -61,10 +61,6 @@ def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_how_this_process_is_stopped_is_not_for_ray_to_say(cluster: Cluster) -> None:
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
 def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     def asking(num_workers: int, timeout: float = 120.0) -> Config:
         settings = {"address": two_nodes.address, "timeout": timeout}
@@ -77,22 +73,8 @@ def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeyp
     with refused(message), connect_cluster(asking(99, 5.0)):
         raise AssertionError("joined")
     monkeypatch.setattr(connection.trailnotes, "__version__", "0.0.0")
-    with (
-        refused(r"node .* has Trailnotes .*, this process 0.0.0: install the same there"),
-        connect_cluster(asking(1)),
-    ):
+    with refused(r"node .* has Trailnotes .*, this process 0.0.0: install the same there"), connect_cluster(asking(1)):
         raise AssertionError("joined")
-
-
-def test_several_machines_without_a_token_are_warned_of(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    with connect_cluster(cluster.config):
-        assert not caplog.records  # two nodes of one machine
-    monkeypatch.setattr(Cluster, "num_machines", 2)
-    with connect_cluster(cluster.config):
-        assert "this Ray cluster asks for no token" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -112,7 +94,7 @@ def test_a_cluster_trains_what_one_process_trains(
     assert differences(tmp_path / "alone", tmp_path / "cluster") == SAME
 
 
-def test_a_killed_environment_worker_costs_an_episode(
+def test_killed_env_worker_costs_an_episode(
     untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
 ) -> None:
     grave = tmp_path / "grave"
@@ -144,7 +126,7 @@ def at_find(number: int, then: Callable[[ServedMemory], None]) -> Iterator[None]
     assert len(calls) >= number
 
 
-def test_a_killed_memory_service_has_forgotten_nothing(
+def test_killed_memory_service_loses_nothing(
     untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
 ) -> None:
     with at_find(15, lambda memory: os.kill(get_pid(memory.actor), signal.SIGKILL)):
@@ -172,23 +154,3 @@ def test_a_write_that_ray_repeats_is_stored_once(cluster: Cluster, tmp_path: Pat
             ("tip 1", 1),
             ("tip 2", 1),
         ]
-
-
-def test_what_the_service_refuses_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "memory.db").write_bytes(b"no database" * 100)
-    with pytest.raises(MemoryStoreError, match=r"memory\.db: file is not a database") as caught:
-        serve(cluster, tmp_path / "memory.db")
-    assert "\n" not in str(caught.value)
-    with serve(cluster, tmp_path / "other.db") as served:
-        with pytest.raises(MemoryStoreError, match="there is no memory snapshot at"):
-            served.restore(tmp_path / "none.db")
-        assert served.stats()["tips"] == 0
-
-
-def test_who_does_not_answer_is_named(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serve(cluster, tmp_path / "memory.db") as served:
-        os.kill(get_pid(served.actor), signal.SIGSTOP)
-        monkeypatch.setattr(served, "limit", 1.0)
-        monkeypatch.setattr("trailnotes.runs.cluster.memory.STOP_LIMIT", 0.1)
-        with refused(r"the memory service on node .* did not answer within cluster.timeout = 1 s$"):
-            served.stats()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,34 +16,16 @@ from torch.distributed import TCPStore
 from nodes import refused
 from small import small_config
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError, MissingExtraError
-from trailnotes.learner.process_group import bind_interface
-from trailnotes.memory.store import REQUESTS_KEPT
 from trailnotes.runs.cluster import cluster as module
-from trailnotes.runs.cluster import connection
 from trailnotes.runs.cluster.cluster import Cluster
 from trailnotes.runs.cluster.connection import connect_cluster
-from trailnotes.runs.cluster.memory import MemoryService, get_folder_id, make_request_id
 from trailnotes.runs.cluster.ranks import create_store, find_interface
-from trailnotes.types import Tip
 
 HOME = "ab" * 28  # the node of this process
 
 
 def at(address: str, **sections: Any) -> Config:
     return small_config(cluster={"address": address}, **sections)
-
-
-@pytest.mark.parametrize("address", ["local", "6379", "host", "ray://host", "http://host:1", "a b:1"])
-def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="name auto, HOST:PORT, or ray://HOST:PORT"):
-        at(address)
-
-
-def test_ray_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "find_missing_module", lambda extra: extra)
-    with pytest.raises(MissingExtraError, match=r"cluster.address"), connect_cluster(at("auto")):
-        raise AssertionError("joined")
 
 
 def test_where_nobody_is_the_address_is_named() -> None:
@@ -87,13 +67,6 @@ def test_what_a_run_sets_aside(
     assert reserved == others
 
 
-def test_ranks_cannot_reach_a_process_outside_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "nodes", list)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HOME))
-    with pytest.raises(ConfigError, match="needs this process on a machine of the cluster"):
-        Cluster(at("ray://10.0.0.1:10001", learner={"world_size": 2})).reserve()
-
-
 def test_a_store_listens_at_its_address_alone() -> None:
     store = create_store("127.0.0.1", 2, 5.0)
     assert find_interface("127.0.0.1") == "lo"
@@ -103,25 +76,3 @@ def test_a_store_listens_at_its_address_alone() -> None:
     assert store.get("said") == b"hello"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", store.port), 5.0)
-
-
-def test_an_interface_that_somebody_named_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    with bind_interface("eth7"):
-        assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("ib0", "eth7")
-    assert "NCCL_SOCKET_IFNAME" not in os.environ
-
-
-def test_only_the_newest_requests_of_a_memory_service_stay_marked(tmp_path: Path) -> None:
-    path = tmp_path / "memory.db"
-    with closing(MemoryService(str(path), get_folder_id(path), small_config())) as service:
-        store = service._memory.store
-        names = [make_request_id() for _ in range(REQUESTS_KEPT + 3)]
-        assert service.call("add", [Tip("task", "first", "key", 0.0)], once="phase") == 1
-        for name in names:
-            assert service.call("add", [Tip("task", name, "key", 0.0)], once=name) == 1
-        for kept in (names[-1], names[3], "phase"):  # that of a phase stays
-            assert service.call("add", [Tip("task", "again", "key", 0.0)], once=kept) == 0
-        marks = store._query("SELECT name FROM meta WHERE name GLOB 'once/*'")
-        assert {name for (name,) in marks} == {f"once/{name}" for name in ("phase", *names[3:])}

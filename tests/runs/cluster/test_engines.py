@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +17,7 @@ import ray
 import torch
 
 from children import alive, wait_for
-from idle import occupied
 from small import small_config
-from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.hf.policy import load_model, load_tokenizer
 from trailnotes.policies.vllm.replica import Replica
@@ -33,6 +30,7 @@ if TYPE_CHECKING:
     from nodes import TwoNodes
     from trailnotes.runs.cluster.cluster import Cluster
 
+pytestmark = pytest.mark.ray
 TESTS = Path(__file__).parents[2]
 PROGRAM = """
 import os, runpy, sys
@@ -113,7 +111,7 @@ def kill(pid: int) -> Callable[[], None]:
     return lambda: os.kill(pid, signal.SIGKILL)
 
 
-def test_a_killed_engine_comes_back_with_its_weights_and_is_asked_again(
+def test_killed_engine_restarts_with_its_weights(
     start: Callable[[], Replica], faults: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = ray.util.get_node_ip_address()
@@ -129,35 +127,3 @@ def test_a_killed_engine_comes_back_with_its_weights_and_is_asked_again(
         assert ask_and_lose(replica, faults, kill(actor)) == before
         wait_for(lambda: not alive(engine))  # it ends with its actor
         assert replica.num_rebuilds == 2
-
-
-@pytest.mark.ray
-def test_an_engine_on_a_lost_node_comes_back_on_another(
-    cluster: Cluster, cluster_of_module: TwoNodes, start: Callable[[], Replica], faults: Path
-) -> None:
-    busy = occupied(cluster.home)
-    with closing(start()) as replica:
-        ray.kill(busy)
-        before = ask(replica)
-        assert ask_and_lose(replica, faults, cluster_of_module.lose_other) == before
-        assert replica.num_rebuilds == 1
-    cluster_of_module.mend()
-
-
-@pytest.mark.ray
-def test_what_an_engine_cannot_run_is_told(start: Callable[[], Replica], faults: Path) -> None:
-    (faults / "refuse").touch()
-    with pytest.raises(PolicyError, match=r"^engine 0 of the cluster: engine 0 exited .* this model has heads of"):
-        start()
-
-
-@pytest.mark.ray
-def test_an_engine_that_finds_no_room_is_told_in_time(cluster: Cluster, two_nodes: TwoNodes, start: Callable) -> None:
-    busy = [occupied(node) for node in (cluster.home, two_nodes.other)]
-    short = cluster.config.engine.model_copy(update={"start_timeout": 3.0})
-    cluster = copy(cluster)
-    cluster.config = cluster.config.model_copy(update={"engine": short})
-    with pytest.raises(PolicyError, match=r"^engine 0 of the cluster did not answer within engine.start_timeout = 3 s"):
-        start(cluster)
-    for actor in busy:
-        ray.kill(actor)

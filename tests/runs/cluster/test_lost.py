@@ -8,7 +8,6 @@ import socket
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_cluster import alone, at_find, spread, tasks
@@ -16,7 +15,6 @@ from test_cluster import alone, at_find, spread, tasks
 from nodes import QUIET, TwoNodes, get_pid, refused
 from tinyrun import SAME, differences, episodes, metrics, run_command
 from trailnotes.config.toml import to_toml
-from trailnotes.runs.cluster.envs import ActorHost
 from trailnotes.runs.cluster.memory import ServedMemory
 from trailnotes.runs.train import train
 from trailnotes.storage import checkpoint
@@ -50,7 +48,7 @@ def test_a_killed_driver_resumes(
     assert differences(untroubled, tmp_path / "run") == SAME
 
 
-def test_a_memory_that_stands_still_stops_the_run_where_it_was(
+def test_stopped_memory_service_stops_the_run(
     untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
 ) -> None:
     def stop(memory: ServedMemory) -> None:
@@ -65,47 +63,6 @@ def test_a_memory_that_stands_still_stops_the_run_where_it_was(
     assert len(metrics(tmp_path)) == checkpoint.load_meta(saved)["iteration"]
     train(spread(two_nodes, start_model), tmp_path)
     assert differences(untroubled, tmp_path) == SAME
-
-
-def test_an_environment_that_stands_still_costs_an_episode(
-    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    call = ActorHost.call
-    calls: list[int] = []
-
-    async def stopped(self: ActorHost, *arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 40:
-            self._timeout = 2.0  # of this worker alone
-            os.kill(get_pid(self.actor), signal.SIGSTOP)
-        return await call(self, *arguments)
-
-    monkeypatch.setattr(ActorHost, "call", stopped)
-    train(spread(two_nodes, start_model), tmp_path)
-    failed = [episode["error"] for episode in episodes(tmp_path) if episode["outcome"] == "error"]
-    assert failed
-    assert all("did not answer within env.timeout = 2 s" in error for error in failed)
-    assert tasks(tmp_path) == tasks(untroubled)
-
-
-def test_a_worker_that_finds_no_room_stops_the_run(two_nodes: TwoNodes, start_model: Path, tmp_path: Path) -> None:
-    import ray
-
-    config = spread(two_nodes, start_model)
-    short = config.cluster.model_copy(update={"timeout": 30.0})
-    config = config.model_copy(update={"cluster": short, "env": config.env.model_copy(update={"timeout": 1.0})})
-    ray.init(address=two_nodes.address, log_to_driver=False, logging_level="WARNING")
-    try:
-        held = [ray.remote(num_cpus=4)(lambda: time.sleep(1000)).remote() for _ in range(2)]
-        while ray.available_resources().get("CPU"):
-            time.sleep(0.1)
-        with refused(r"the nodes of the cluster have no room for .* within cluster.timeout = 30 s: lower"):
-            train(config, tmp_path / "run")
-        assert len(held) == 2
-        assert not (tmp_path / "run").exists()
-    finally:
-        ray.shutdown()
 
 
 @pytest.mark.filterwarnings(  # Ray opens the log of that server, and leaves it to the collector

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,10 +15,8 @@ import torch
 
 from idle import occupied
 from nodes import get_pid
-from sharded_cases import UPDATES, Case, config_of, difference, one_process, rows_of, wait_until_gone
+from sharded_cases import UPDATES, Case, config_of, difference, rows_of, wait_until_gone
 from trailnotes.config.schema import Config, LearnerConfig
-from trailnotes.config.seeds import derive_seed
-from trailnotes.config.toml import to_toml
 from trailnotes.errors import ClusterError, LearnerError
 from trailnotes.learner.sharded import ShardedLearner, make_learner
 from trailnotes.policies.hf.policy import load_model
@@ -31,21 +27,8 @@ from trailnotes.runs.cluster.ranks import RankActorHandle
 if TYPE_CHECKING:
     from nodes import TwoNodes
 
+pytestmark = pytest.mark.ray
 MIXED = rows_of(Case(others=True))  # with tips and without, held, imitated
-
-
-PARENT = """
-import sys, time
-from nodes import get_pid
-from trailnotes.runs.cluster.connection import connect_cluster
-from trailnotes.config.toml import load_config
-from trailnotes.learner.sharded import ShardedLearner
-if __name__ == "__main__":
-    with connect_cluster(load_config(sys.argv[1])) as cluster:
-        learner = ShardedLearner(cluster.config, None, None, cluster.start_ranks)
-        print(get_pid(learner._monitor.ranks[1].actor), flush=True)
-        time.sleep(1000)
-"""
 
 
 @pytest.fixture
@@ -100,44 +83,7 @@ def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNo
         learner.update(MIXED)
 
 
-@pytest.mark.ray
-def test_adapters_on_two_nodes(cluster_at: Any, start_model: Path) -> None:
-    lora = {"path": str(start_model), "device": "cpu", "lora": {"enabled": True, "rank": 4}}
-    sections = {"loss": {"kl": 0.1}, "model": lora}
-    config, cluster = cluster_at(sections=sections)
-    learner = ShardedLearner(config, None, None, cluster.start_ranks)
-    torch.manual_seed(derive_seed(config.run.seed, "weights"))
-    alone = one_process(config)
-    for rows in (rows_of(Case()), MIXED):
-        for seed in range(UPDATES):
-            mine, theirs = learner.update(rows, seed=seed), alone.update(rows, seed=seed)
-            assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
-    assert 0 < difference(learner, alone) <= 1e-5
-    learner.close()
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("stopped", [False, True])
-def test_no_rank_outlives_rank_0(cluster_at: Any, tmp_path: Path, stopped: bool) -> None:
-    config, _ = cluster_at()
-    (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
-    (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
-    command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "config.toml")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        try:
-            pid = int(parent.stdout.readline())
-            if stopped:
-                os.kill(pid, signal.SIGSTOP)
-        finally:
-            parent.kill()
-    wait_until_gone(pid)
-
-
-@pytest.mark.ray
-def test_the_gpu_of_the_run_is_given_to_nobody_else(
-    cluster_at: Any, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_is_reserved(cluster_at: Any, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     config, _ = cluster_at()
     two_nodes._cluster.add_node(num_cpus=1, num_gpus=2, object_store_memory=100 << 20)
     (node,) = (found["NodeID"] for found in ray.nodes() if found["Resources"].get("GPU"))

@@ -66,7 +66,7 @@ def spread(nodes: TwoNodes, config: Config, world: int = 2, **engine: Any) -> Co
     return Config(**sections)
 
 
-def said(path: Path) -> list[list[str]]:
+def list_actions(path: Path) -> list[list[str]]:
     """The actions of every episode."""
     return [[step["action"] for step in episode["steps"]] for episode in episodes(path)]
 
@@ -95,7 +95,7 @@ def test_a_cluster_trains_what_one_process_trains(
     config = alone(start_model, model, **sections)
     train(config, tmp_path / "one")
     train(spread(two_nodes, config, **ENGINE), tmp_path / "two")
-    assert said(tmp_path / "two") == said(tmp_path / "one")
+    assert list_actions(tmp_path / "two") == list_actions(tmp_path / "one")
     assert distance(tmp_path / "one", tmp_path / "two") < 1e-5
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert two["update/loss"] == pytest.approx(one["update/loss"], abs=1e-5)
@@ -111,7 +111,7 @@ def kill(rank: RankActorHandle) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "lost"])
-def test_a_run_that_loses_a_rank_stops_with_a_line_and_resumes(
+def test_resume_after_lost_rank(
     cluster: Cluster, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     import ray
@@ -141,5 +141,5 @@ def test_a_run_that_loses_a_rank_stops_with_a_line_and_resumes(
     assert saved
     assert not any(checkpoint.verify(path) for path in saved)
     train(spread(two_nodes, config), tmp_path / "two", allow_change=["learner", "env"])
-    assert said(tmp_path / "two") == said(tmp_path / "one")
+    assert list_actions(tmp_path / "two") == list_actions(tmp_path / "one")
     assert distance(tmp_path / "one", tmp_path / "two") < 1e-5

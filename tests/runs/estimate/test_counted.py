@@ -73,6 +73,7 @@ def rows(vocabulary: int, held: bool) -> list[Sample]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize(
     ("architecture", "sections"),

@@ -16,7 +16,6 @@ from trailnotes.runs.estimate import footprint
 from trailnotes.runs.estimate.footprint import (
     GIB,
     PROCESS_BYTES,
-    SLEEPING_ENGINE_BYTES,
     DeviceMemory,
     Footprint,
     estimate_footprint,
@@ -52,38 +51,31 @@ def seven() -> ModelShape:
 
 
 @pytest.mark.parametrize(("size", "billions"), [("0.5", 0.494), ("1.5", 1.544), ("3", 3.086), ("7", 7.616)])
-def test_known_names_have_the_published_number_of_parameters(size: str, billions: float) -> None:
+def test_parameter_counts_of_known_names(size: str, billions: float) -> None:
     found = alone(settings(f"Qwen/Qwen2.5-{size}B-Instruct"))
-    assert found.held["weights, bfloat16"] / 2e9 == pytest.approx(billions, abs=0.001)
+    assert found.static["weights, bfloat16"] / 2e9 == pytest.approx(billions, abs=0.001)
 
 
-def test_a_base_in_4_bits_leaves_embeddings_norms_biases_and_head_as_they_were() -> None:
+def test_4_bit_base_quantizes_linear_layers_only() -> None:
     shape = seven()
     linear = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944)
     assert shape.linear == linear
     lora = {"load_in_4bit": True, "lora": {"enabled": True}}
-    held = alone(settings(model=lora)).held
+    held = alone(settings(model=lora)).static
     scales = linear / 64 + 4 * linear / (64 * 256)  # in 8 bits; and 32 bits for 256 of these
     assert held["weights, 4 bits"] == pytest.approx(linear / 2 + scales + 2 * (shape.whole - linear))
-    assert held["weights, 4 bits"] < alone(settings(model=lora | {"load_in_4bit": False})).held["weights, bfloat16"] / 2
-
-
-def test_a_model_is_its_layers_and_what_is_around_them() -> None:
-    shape = seven()
-    layer = 3584 * (3584 + 1) + 2 * 512 * (3584 + 1) + 3584 * 3584 + 3 * 3584 * 18944 + 2 * 3584
-    assert shape.block == layer
-    assert shape.head == 152064 * 3584
-    assert shape.around == 2 * 152064 * 3584 + 3584
-    assert shape.whole == 28 * layer + shape.around
+    assert (
+        held["weights, 4 bits"] < alone(settings(model=lora | {"load_in_4bit": False})).static["weights, bfloat16"] / 2
+    )
 
 
 def test_seven_billion_in_full_by_hand() -> None:
     """bfloat16 weights, 2 bytes; a float32 copy, its gradients and two moments, 16: 18 each, and 2 of gradients."""
     config = settings(loss={"kl": 0.01}, model=FULL)
     found = alone(config)
-    count = found.held["weights, bfloat16"] / 2
-    assert found.held["reference: the weights of the start"] == 2 * count
-    assert sum(found.held.values()) == pytest.approx(20 * count)
+    count = found.static["weights, bfloat16"] / 2
+    assert found.static["reference: the weights of the start"] == 2 * count
+    assert sum(found.static.values()) == pytest.approx(20 * count)
     (gradients,) = found.phases["learning"].values()
     assert gradients == 2 * count + 4 * seven().head, "of a whole pass, and the largest as it is added to the others"
     assert not estimated(config).fits
@@ -103,34 +95,8 @@ def test_seven_billion_in_full_by_hand() -> None:
         ({"rehearsal": {"split": "spare"}, "algorithm": {"name": "grpo"}}, False),
     ],
 )
-def test_whatever_holds_to_the_start_model_needs_it_in_memory(sections: dict[str, Any], held: bool) -> None:
-    assert ("reference: the weights of the start" in alone(settings(**sections)).held) == held
-
-
-def test_an_author_of_its_own_has_a_cache_of_its_own() -> None:
-    one, two = (alone(settings(algorithm={"author": author})).phases["acting"] for author in ("policy", "start"))
-    cache, _ = one.values()
-    assert sum(two.values()) == sum(one.values()) + cache
-    weights = "weights of the author of the tips"
-    for loss, world, own in ((0.0, 1, True), (0.0, 2, True), (0.01, 1, False), (0.01, 2, True)):
-        config = settings(algorithm={"author": "start"}, loss={"kl": loss}, learner={"world_size": world})
-        first, *_ = estimated(config).devices
-        assert (weights in first.held) == own, "else it is the one that the learner holds to"
-        assert ("reference: the weights of the start" in " ".join(first.held)) == bool(loss)
-    served = settings(algorithm={"author": "start"}, loss={"kl": 0.01}, engine={"name": "vllm"} | NOT_HERE)
-    assert "author" not in " ".join(estimated(served).devices[0].rows()), "engines get the start weights"
-    adapters = settings(model={"lora": {"enabled": True}}, algorithm={"author": "start"})
-    assert alone(adapters).phases["acting"] == one, "the same engine, its adapters set back"
-
-
-def test_what_is_held_by_whole_distributions_takes_more_of_each_logit() -> None:
-    def logits(**sections: dict[str, Any]) -> float:
-        many = settings("Qwen/Qwen2.5-0.5B", model=FULL, optim={"logprob_chunk": 4096}, **sections)
-        return alone(many).phases["learning"]["logits of 4,096 tokens"]
-
-    assert logits(loss={"kl": 0.01}) == 4096 * 151936 * 8
-    for sections in ({"algorithm": {"anchor_tips": 0.25}}, {"rehearsal": {"split": "spare"}}):
-        assert logits(**sections) == 4096 * 151936 * 29
+def test_reference_model_in_memory_where_needed(sections: dict[str, Any], held: bool) -> None:
+    assert ("reference: the weights of the start" in alone(settings(**sections)).static) == held
 
 
 def test_adapters_of_seven_billion_fit() -> None:
@@ -138,7 +104,7 @@ def test_adapters_of_seven_billion_fit() -> None:
     found = alone(config)
     # rank 16 on q, k, v, o (3584 to 3584, 512, 512, 3584) and gate, up, down (3584 to 18944) of 28 layers
     width = (3584 + 3584) + 2 * (3584 + 512) + (3584 + 3584) + 3 * (3584 + 18944)
-    _, adapters, gradients, moments, start = found.held.values()
+    _, adapters, gradients, moments, start = found.static.values()
     assert adapters == gradients == start == moments / 2 == 28 * 16 * width * 4
     # keys and values of 4 heads of 128, 2 bytes each: 57,344 bytes a token
     cache, _ = found.phases["acting"].values()
@@ -150,14 +116,14 @@ def test_the_config_of_a_directory_is_counted(start_model: Path) -> None:
     config = small_config(model={"path": str(start_model)})
     found = estimated(config)
     real = AutoModelForCausalLM.from_pretrained(start_model)
-    assert found.devices[0].held["weights, float32"] == 4 * sum(p.numel() for p in real.parameters())
+    assert found.devices[0].static["weights, float32"] == 4 * sum(p.numel() for p in real.parameters())
     assert "by its config.json" in found.report()
     assert "this machine's memory" in found.device
     assert found.fits
     assert [*found.host] == ["Python and its libraries"], "the device is the host"
 
 
-def test_a_name_without_a_size_says_nothing_and_another_is_a_guess() -> None:
+def test_model_shape_guessed_from_name() -> None:
     assert estimate_footprint(settings("somebody/model")) is None
     found = estimated(settings("somebody/thing-8B-it"))
     assert "8.00 billion parameters; guessed from its name" in found.model
@@ -167,11 +133,11 @@ def test_a_name_without_a_size_says_nothing_and_another_is_a_guess() -> None:
 # -- several devices
 
 
-def test_eight_ranks_hold_an_eighth_each_and_gather_what_they_compute_with() -> None:
+def test_eight_ranks_split_the_weights() -> None:
     config = settings(model=FULL, learner={"world_size": 8}, loss={"kl": 0.01}, engine={"name": "vllm"} | NOT_HERE)
     shape, (ranks, _) = seven(), estimated(config).devices
     assert (ranks.name, ranks.count) == ("ranks 0 to 7", 8)
-    assert sum(ranks.held.values()) == pytest.approx((16 + 2) * shape.whole / 8), "with the reference, in bfloat16"
+    assert sum(ranks.static.values()) == pytest.approx((16 + 2) * shape.whole / 8), "with the reference, in bfloat16"
     learning = ranks.phases["learning"]
     assert learning["weights gathered for a pass"] == 2 * (shape.around + 3 * shape.block)
     assert learning["the reference's gathered"] == 2 * shape.around
@@ -180,53 +146,24 @@ def test_eight_ranks_hold_an_eighth_each_and_gather_what_they_compute_with() -> 
 NOT_HERE = {"devices": ("8",)}
 
 
-def test_the_first_rank_holds_the_model_that_acts_besides() -> None:
+def test_rank_0_holds_the_acting_model() -> None:
     first, others = estimated(settings(model=FULL, learner={"world_size": 2}, env={"max_envs": 8})).devices
     assert (first.name, others.name) == ("rank 0", "rank 1")
-    assert dict(first.held) == {**others.held, "weights of the model that acts": 2 * seven().whole}
+    assert dict(first.static) == {**others.static, "weights of the model that acts": 2 * seven().whole}
     assert [*others.phases] == ["learning"]
     assert [*first.phases] == ["acting", "learning"]
 
 
-def test_who_plays_while_it_learns_holds_both_at_a_time() -> None:
-    lora = {"lora": {"enabled": True}, "gradient_checkpointing": True}
-    turns, ahead = (alone(settings(model=lora, rollout={"max_async_iterations": ahead})) for ahead in (0, 1))
-    phases = [sum(parts.values()) for parts in turns.phases.values()]
-    own = ahead.held["weights of the model that acts"]
-    assert ahead.peak_without_overhead == pytest.approx(sum(turns.held.values()) + own + sum(phases))
-    assert turns.peak_without_overhead == pytest.approx(sum(turns.held.values()) + max(phases))
-
-
-def test_an_engine_takes_its_share_while_it_is_awake() -> None:
-    config = settings(model=FULL, engine={"name": "vllm", "device_memory": 0.4})
-    found = alone(config)
-    assert sum(found.phases["acting"].values()) == pytest.approx(0.4 * 80e9)
-    assert found.phases["learning"]["engine, asleep"] == SLEEPING_ENGINE_BYTES
-    assert "weights of the model that acts" not in found.held
-    small = settings(model=FULL, engine={"name": "vllm", "device_memory": 0.1})
-    assert sum(alone(small).phases["acting"].values()) > 2 * seven().whole, "its weights need more than the share"
-
-
-def test_an_engine_on_a_device_of_its_own_leaves_the_learners_alone() -> None:
+def test_engine_on_its_own_device() -> None:
     learner, engines = estimated(settings(engine={"name": "vllm", "replicas": 2, "devices": ["1", "2"]})).devices
     assert not learner.phases.get("acting")
     assert (engines.name, engines.count) == ("engines 0 to 1", 2)
     assert engines.peak == pytest.approx(0.9 * 80e9)
-    assert engines.held["engine: weights"] == 2 * seven().whole
+    assert engines.static["engine: weights"] == 2 * seven().whole
     *_, spread = estimated(settings(engine={"name": "vllm", "devices": ["1,2"]})).devices
-    assert spread.held["engine: weights"] == seven().whole
+    assert spread.static["engine: weights"] == seven().whole
     (elsewhere,) = estimated(settings(engine={"name": "vllm", "urls": ["http://elsewhere:7465"]})).devices
     assert not elsewhere.phases.get("acting")
-
-
-def test_processes_of_one_host_share_its_memory(start_model: Path) -> None:
-    model = {"path": str(start_model)}
-    one, two = (estimated(small_config(model=model, learner={"world_size": world})) for world in (1, 2))
-    assert two.together
-    ranks = sum(device.count * device.peak for device in two.devices)
-    assert two.peak == pytest.approx(ranks + 2 * PROCESS_BYTES)
-    assert two.peak > one.peak
-    assert "all together" in two.report()
 
 
 @pytest.mark.parametrize(
@@ -242,28 +179,19 @@ def test_processes_of_one_host_share_its_memory(start_model: Path) -> None:
         ({"engine": {"name": "vllm"}, "algorithm": {"name": "grpo", "author": "start"}}, 2),
     ],
 )
-def test_what_acts_apart_has_copies_of_the_weights_on_the_host(sections: dict[str, Any], copies: int) -> None:
+def test_weight_copies_on_the_host(sections: dict[str, Any], copies: int) -> None:
     count = seven().whole
     parts = estimate_weight_copies(settings(model=FULL, **sections), seven())
     assert parts.get("weights handed to the policy", 0.0) == copies * 2 * count
     assert parts.get("the same in files", 0.0) == (4 * count if "engine" in sections else 0.0)
     on_cpu = estimated(settings(model=FULL | {"device": "cpu"}, **sections))
-    assert parts.items() <= on_cpu.devices[0].held.items()
-
-
-def test_engines_of_a_cluster_are_on_no_card_of_the_ranks() -> None:
-    cluster = {"learner": {"world_size": 2}, "cluster": {"address": "auto"}}
-    ranks, engines = estimated(settings(engine={"name": "vllm", "devices": ["0,1"]}, **cluster)).devices
-    assert not any("engine" in name for name in ranks.rows())
-    assert (ranks.count, engines.count) == (2, 2)
-    assert engines.held["engine: weights"] == seven().whole
-    _, alone = estimated(settings(engine={"name": "vllm", "replicas": 2}, **cluster)).devices
-    assert alone.count == 2
+    assert parts.items() <= on_cpu.devices[0].static.items()
 
 
 # -- the table of the page
 
 
+@pytest.mark.long
 def test_the_table_of_what_fits_is_current() -> None:
     root = Path(__file__).parents[3]
     spec = importlib.util.spec_from_file_location("memory_table", root / "docs" / "memory.py")
@@ -276,7 +204,7 @@ def test_the_table_of_what_fits_is_current() -> None:
     assert all(line in text for line in [*head, last]), "print it anew: python docs/memory.py"
 
 
-def test_a_cpu_holds_the_process_and_environments_that_state_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_memory_counts_process_and_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout, env = {"num_tasks": 4, "group_size": 8}, {"name": "waymarks", "max_envs": 20}
     config = settings(model=FULL | {"device": "cpu"}, rollout=rollout, env=env)
     assert "20 environments" not in estimated(config).host
@@ -286,20 +214,7 @@ def test_a_cpu_holds_the_process_and_environments_that_state_their_size(monkeypa
     assert found.peak == pytest.approx(found.devices[0].peak + PROCESS_BYTES + 1e8)
 
 
-def test_shared_rows_take_what_attention_sees_and_no_mask() -> None:
-    """Four bytes of query, key, value and result for each row's token, of which there are twice as many."""
-    rows = {"microbatch_tokens": 8192}
-    parts = {
-        packed: alone(settings(model={"lora": {"enabled": True}}, optim=rows, learner={"packed": packed})).phases
-        for packed in ("never", "shared")
-    }
-    (never,), (shared,) = ([p for n, p in found["learning"].items() if "8,192 tokens" in n] for found in parts.values())
-    assert shared - never == pytest.approx(28 * 2 * 8192 * 2 * (3584 + 512) * 2)
-
-
-def test_a_start_that_would_pass_the_free_memory_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_warning_of_too_little_free_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     config = settings("Qwen/Qwen2.5-0.5B-Instruct")
     monkeypatch.setattr(footprint, "resolve_device", lambda _name: torch.device("cpu"))
     for free, warns in ((64 * GIB, False), (2 * GIB, True)):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trailnotes.envs.options import require_choice, require_table
+from trailnotes.envs.base import require_choice, require_table
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 

@@ -40,7 +40,7 @@ from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.learner.states import MasterAdamW
 from trailnotes.reporting.intervals import Interval, compute_percentile_interval
-from trailnotes.runs.console import ProgressBar
+from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import parse_json
 from trailnotes.storage.records import task_to_json

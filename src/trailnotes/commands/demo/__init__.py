@@ -25,8 +25,8 @@ BARS = "▁▂▃▄▅▆▇█"
 def run_small_demo(out: Path, settings: Sequence[str] = ()) -> dict[str, PanelResult]:
     """Play with tips, train GRPO and EMPO2 without a compiler or a GPU, and print a table, the curves and a tip."""
     from trailnotes.config.toml import load_config
+    from trailnotes.reporting.terminal import ProgressBar, format_duration
     from trailnotes.runs.adapt import adapt
-    from trailnotes.runs.console import ProgressBar, format_duration
     from trailnotes.runs.evaluate import evaluate
     from trailnotes.runs.train import train
 

@@ -13,7 +13,7 @@ from trailnotes.config.toml import load_config
 from trailnotes.reporting.intervals import Interval
 from trailnotes.reporting.plots import plot_learning
 from trailnotes.reporting.tables import format_table, print_table, print_text
-from trailnotes.runs.console import ProgressBar, format_duration
+from trailnotes.reporting.terminal import ProgressBar, format_duration
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.panels import estimate_interval, get_family
 from trailnotes.runs.train import train
@@ -29,7 +29,7 @@ WIDTH = 58  # characters of an episode beside another
 
 def run_real_demo(out: Path, settings: Sequence[str] = (), config_name: str = CONFIG) -> dict[str, list[Trajectory]]:
     """Evaluate a pretrained model on unseen games, train it by GRPO, evaluate it again, and print what changed."""
-    from trailnotes.runs.console import ProgressBar
+    from trailnotes.reporting.terminal import ProgressBar
 
     started = time.monotonic()
     config = load_config(config_name, settings)

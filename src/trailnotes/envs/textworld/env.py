@@ -1,4 +1,4 @@
-"""TextWorld: any compiled ``.z8`` game with its ``.json`` beside it, a folder of them, or TextWorld's own generators.
+"""TextWorld: any compiled ``.z8`` game with its ``.json`` next to it, a folder of them, or TextWorld's own generators.
 
 Source: Côté et al. 2018, "TextWorld: A Learning Environment for Text-based Games" (arXiv 1806.11532). Its interpreter,
 jericho's, is driven directly because TextWorld's wrappers spend most of a step on unused information: `GameInterpreter`
@@ -18,20 +18,18 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trailnotes.envs.base import strip_intent
-from trailnotes.envs.options import require_int, suggest_nearest
+from trailnotes.envs.base import require_int, strip_intent, suggest_nearest
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
 from trailnotes.storage.files import get_cache_dir
 from trailnotes.types import Observation, Task
 
 MAX_ACTION_CHARS = 160  # the interpreter's line holds 198 bytes
-_HEADER = 64  # bytes of a game that its checksum leaves out
 _WON = "*** The End ***"
 _LOST = "*** You lost! ***"
 _STATUS = re.compile(r"(?:=-|\s)(-?\d+)/\d+\s*$")  # the status line's end: "-= Room =-score/turns"
@@ -79,26 +77,12 @@ def sanitize_action(action: str) -> tuple[str, bool]:
     return line, line != " ".join(action.split()) if len(action) <= len(head) else True
 
 
-def require_complete_game(path: Path) -> None:
-    """Refuse a damaged ``.z8`` by length and checksum (Z-Machine Standard 1.1, 11.1.6); raises `EnvError`.
-
-    The interpreter is a C library: a damaged game ends its process, or never answers.
-    """
-    if not path.is_file():
-        raise EnvError(f"no game at {path}")
-    game = path.read_bytes()
-    version, length, checksum = game[:1], 8 * int.from_bytes(game[26:28]), int.from_bytes(game[28:30])
-    if version != b"\x08" or not _HEADER < length <= len(game) or sum(game[_HEADER:length]) % 65_536 != checksum:
-        raise EnvError(f"{path} is no whole .z8 game: delete it, or compile it again")
-
-
 class GameInterpreter:
     """One compiled game, open in its own interpreter; about 1.7 MB, threads take turns."""
 
     def __init__(self, path: Path) -> None:
         require_textworld()
         jericho = importlib.import_module("jericho")
-        require_complete_game(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # jericho warns about every game that it has no walkthrough for
             self._machine: Any = jericho.FrotzEnv(str(path), seed=1)
@@ -117,7 +101,7 @@ class GameInterpreter:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GamePosition:
-    """A moment of a game. Equal only to itself, so that it can be the key of remembered answers."""
+    """A moment of a game; equal only to itself, as a key of `play_command`."""
 
     story: GameInterpreter
     raw: str
@@ -127,14 +111,11 @@ class GamePosition:
 
 @lru_cache(maxsize=1024)
 def play_command(position: GamePosition, command: str) -> GamePosition:
-    """Play a command; games hold no chance, so each move is computed once and remembered."""
+    """Play a command; games have no chance, so each move is computed once and cached."""
     return position.story.play(position.state, command)
 
 
-@lru_cache(maxsize=160)
-def open_interpreter(path: Path) -> GameInterpreter:
-    """Open the game at `path`, once in each process."""
-    return GameInterpreter(path)
+open_interpreter = lru_cache(maxsize=160)(GameInterpreter)  # once for each path in each process
 
 
 def build_cached_game(
@@ -142,7 +123,7 @@ def build_cached_game(
 ) -> Path:
     """Build the ``.z8`` of `description` by `build(path)`, unless it is in the cache.
 
-    Two processes may build the same game at once: each builds aside and renames.
+    Two processes may build the same game at once: each builds in a folder of its own and renames.
     """
     folder = folder or get_cache_dir("games")
     text = json.dumps(description, sort_keys=True, default=str)
@@ -152,19 +133,19 @@ def build_cached_game(
     require_textworld()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
+        draft = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
     except OSError as error:
         raise EnvError(f"cannot write the game cache {folder} ({error}); set TRAILNOTES_CACHE to a folder") from error
     try:
         with Path(os.devnull).open("w") as sink, contextlib.redirect_stdout(sink), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # some generators play the game, see `GameInterpreter`
-            build(aside / path.name)
+            build(draft / path.name)
         for suffix in (".json", ".z8"):  # the game last: its presence says that both are there
-            (aside / path.name).with_suffix(suffix).replace(path.with_suffix(suffix))
+            (draft / path.name).with_suffix(suffix).replace(path.with_suffix(suffix))
     except RuntimeError as error:  # TextWorld's own, when Inform refuses the source
         raise EnvError(f"the game does not compile: {str(error).strip().splitlines()[0]}") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
     return path
 
 
@@ -203,10 +184,7 @@ class TextWorldEnv:
     def __init__(
         self, actions: bool = False, max_steps: int = 50, cache_dir: str | Path | None = None, **task_options: Any
     ) -> None:
-        """Choose what is offered and for how long.
-
-        `actions` offers admissible actions, which is slower; `task_options` are checked here and used by `tasks`.
-        """
+        """`actions` offers admissible actions, which is slower; `task_options` are those of `tasks`."""
         _validate_source(**task_options)
         self._offers_actions = actions
         self._max_steps = require_int("max_steps", max_steps)
@@ -298,8 +276,7 @@ class _GameSession:
         self._position = play_command(self._position, command)
         return self._position.answer
 
-    def close(self) -> None:
-        """Nothing is held but a position."""
+    def close(self) -> None: ...
 
 
 class _TrackedSession(_GameSession):
@@ -309,7 +286,6 @@ class _TrackedSession(_GameSession):
         require_textworld()
         import textworld
 
-        require_complete_game(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # jericho's, about every game that it has no walkthrough for
             self._env: Any = textworld.start(str(path), textworld.EnvInfos(admissible_commands=True))
@@ -324,8 +300,7 @@ class _TrackedSession(_GameSession):
 
     def _parse_state(self, state: Any) -> GameAnswer:
         self.actions = tuple(state.admissible_commands)
-        answer = clean_answer(state.feedback)
-        return GameAnswer(answer.text, answer.won, answer.lost, state.score)
+        return replace(clean_answer(state.feedback), score=state.score)
 
 
 @lru_cache(maxsize=1024)
@@ -388,7 +363,7 @@ def _list_file_tasks(split: str, path: Path) -> list[Task]:
 
 def _require_game_file(path: Path) -> Path:
     if path.suffix != ".z8" or not path.is_file() or not path.with_suffix(".json").is_file():
-        raise ConfigError(f"{path} must be a .z8 file with its .json beside it: tw-make writes both")
+        raise ConfigError(f"{path} must be a .z8 file with its .json next to it: tw-make writes both")
     return path
 
 

@@ -96,7 +96,7 @@ def _make_keys_game(spec: GameSpec) -> GameMaker:
 
 
 def _add_archive(maker: Any, spec: GameSpec, start: Any) -> Any:
-    archive = maker.new_room(ws.ARCHIVE, ws.archive_description(spec))
+    archive = maker.new_room(ws.ARCHIVE, f"{ws.note_text(spec.rule)}.")
     maker.connect(start.exits[ws.ARCHIVE_DIRECTION], archive.exits[ws.OPPOSITE[ws.ARCHIVE_DIRECTION]])
     return archive
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from trailnotes.envs.base import strip_intent
-from trailnotes.envs.options import require_int
+from trailnotes.envs.base import require_int, strip_intent
 from trailnotes.envs.tasks import load_recorded_tasks, panel, tasks_of
 from trailnotes.envs.textworld.env import (
     GamePosition,
@@ -115,7 +114,6 @@ def make_task(spec: GameSpec, name: str, split: str = "train") -> Task:
 
 
 def parse_spec(task: Task) -> GameSpec:
-    """Parse the game of a task."""
     return ws.make_spec(task.options["kind"], task.options["family"], task.options["rule"], task.seed)
 
 
@@ -207,10 +205,7 @@ class _WaymarksBase:
     def __init__(
         self, *, actions: bool = False, max_steps: int | None = None, cache_dir: str | Path | None = None
     ) -> None:
-        """Choose what is offered and for how long.
-
-        `max_steps` replaces the game's own budget (route: moves + 2, keys: boxes); `cache_dir` holds compiled games.
-        """
+        """`max_steps` replaces the game's own (route: moves + 2, keys: boxes); `cache_dir` is for compiled games."""
         self._offers_actions = actions
         self._max_steps = None if max_steps is None else require_int("max_steps", max_steps)
         self._folder = Path(cache_dir) if cache_dir else None
@@ -239,7 +234,7 @@ class _WaymarksBase:
         if over:
             self._steps_left = 0
         actions = () if over and self._offers_actions else self._list_actions()
-        return Observation(text, score, over, truncated, actions, None, won, score, 1.0, info)
+        return Observation(text, score, over, truncated, actions, success=won, score=score, info=info)
 
     def _list_actions(self) -> tuple[str, ...] | None:
         return list_admissible(self._scene) if self._offers_actions and self._scene else None

@@ -1,8 +1,8 @@
 """Waymarks, the pure part: families, hidden rules, variations, every sentence of the games, and the simulated game.
 
 A *family* is a kind of game, a name and a hidden rule that all its variations share. A *variation* draws room names,
-furniture and the order of listings. Nothing here needs TextWorld: the builder compiles these sentences into real
-games, `advance_scene` says them directly.
+furniture and the order of listings. The builder compiles these sentences into TextWorld games, `advance_scene` answers
+with them directly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, cast
 
@@ -185,12 +185,8 @@ def junction_description(spec: GameSpec, index: int) -> str:
 
 def vault_description(spec: GameSpec) -> str:
     boxes, gems = spec.listing[: spec.size], spec.listing[spec.size :]
-    held, closed = " ".join(gems), " ".join(boxes)
-    return f"you hold {held}. boxes {closed}. {ARCHIVE} {ARCHIVE_DIRECTION}. {_add_article(spec.furniture[0])}."
-
-
-def archive_description(spec: GameSpec) -> str:
-    return f"{note_text(spec.rule)}."
+    things = f"you hold {' '.join(gems)}. boxes {' '.join(boxes)}."
+    return f"{things} {ARCHIVE} {ARCHIVE_DIRECTION}. {_add_article(spec.furniture[0])}."
 
 
 NOT_UNDERSTOOD = "that makes no sense."
@@ -220,9 +216,8 @@ def gold_actions(spec: GameSpec) -> tuple[str, ...]:
     return tuple(format_unlock(box, gem) for box, gem in zip(spec.boxes, spec.rule, strict=True))
 
 
-def archive_actions(spec: GameSpec) -> tuple[str, ...]:
+def archive_actions(_: GameSpec) -> tuple[str, ...]:
     """List the play that reads the archive and loses by it: one step, in every game."""
-    del spec
     return (ARCHIVE_DIRECTION,)
 
 
@@ -284,7 +279,7 @@ def list_admissible(scene: Scene) -> tuple[str, ...]:
 
 
 def _say(scene: Scene, text: str) -> Scene:
-    return Scene(scene.spec, text, scene.junction, scene.unlocked, scene.won, scene.lost)
+    return replace(scene, text=text)
 
 
 def _look(scene: Scene) -> Scene:
@@ -296,7 +291,7 @@ def _look(scene: Scene) -> Scene:
 def _go(scene: Scene, direction: str) -> Scene:
     spec, at = scene.spec, scene.junction
     if at == 0 and direction == ARCHIVE_DIRECTION:
-        text = room_text(ARCHIVE, archive_description(spec))
+        text = room_text(ARCHIVE, f"{note_text(spec.rule)}.")
         return Scene(spec, text, at, scene.unlocked, lost=True)
     if spec.kind == "keys" or direction not in OPPOSITE:
         return _say(scene, NO_WAY)

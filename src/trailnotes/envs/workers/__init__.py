@@ -1,1 +1,1 @@
-"""Hosts of environments: worker processes, or this one; a worker process loads no asyncio."""
+"""Environments in worker processes; the worker loads no asyncio."""

@@ -5,7 +5,7 @@ its parent: by the parent-death signal on Linux, by the end of the stream otherw
 
 A frame is four bytes of length, big-endian, and that many bytes of ASCII JSON (so that lone surrogates survive), never
 pickle; an empty frame is a heartbeat. Requests are ``[operation, slot, argument]``, the first ``["start", name,
-options]``; answers are ``["ok", observation | null]`` or ``["error", type, text]``, in order.
+options]``; answers are ``["ok", observation | null]`` or ``["error", type, text, traceback]``, in order.
 """
 
 from __future__ import annotations
@@ -66,9 +66,12 @@ def unpack_observation(values: list[Any]) -> Observation:
     return Observation(text, reward, terminated, truncated, None if actions is None else tuple(actions), *others)
 
 
-def unpack_error(kind: str, text: str) -> TrailnotesError:
+def unpack_error(kind: str, text: str, traceback: str = "") -> TrailnotesError:
     """Unpack the error to raise on the other side."""
-    return _ERRORS.get(kind, EnvError)(text)
+    error = _ERRORS.get(kind, EnvError)(text)
+    if isinstance(error, EnvError):
+        error.traceback = traceback
+    return error
 
 
 class Slots:
@@ -131,7 +134,7 @@ class EnvServer:
                 observation = self._slots.run(operation, slot, Task(*argument) if operation == "reset" else argument)
             return encode(["ok", observation])
         except TrailnotesError as error:
-            return encode(["error", type(error).__name__, str(error)])
+            return encode(["error", type(error).__name__, str(error), getattr(error, "traceback", "")])
         except (TypeError, ValueError) as error:
             return encode(["error", "EnvError", f"an observation does not fit JSON: {error}"])
 

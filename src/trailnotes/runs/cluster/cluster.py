@@ -11,7 +11,7 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from trailnotes.config.schema import Config
-from trailnotes.envs.workers.hosts import Host
+from trailnotes.envs.workers.pool import Host
 from trailnotes.errors import ClusterError, ConfigError
 from trailnotes.learner.process_group import resolve_device_type
 from trailnotes.learner.ranks import RankMonitor
@@ -34,7 +34,7 @@ class Cluster:
         self.nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # when this process connected
         self._group: Any = None  # placement group: first a bundle for each environment worker, then for each rank
         self._is_outside = config.cluster.address.startswith("ray://")  # this process is on no node
-        self._gpu: Any = None  # actor; as long as it is referred to, the GPU of this process is set aside
+        self._gpu: Any = None  # actor; as long as it is referred to, Ray gives the GPU of this process to no other
         self._engines: list[Any] = []  # actors
 
     @property
@@ -46,12 +46,7 @@ class Cluster:
         return f"node {address} ({node[:6]})"
 
     def reserve(self) -> None:
-        """Set aside what this process, its environment workers and its ranks need, spread over the nodes.
-
-        Raises:
-            ConfigError: the ranks could not reach this process.
-            ClusterError: there is no room for all of them within `cluster.timeout`.
-        """
+        """Reserve room for this process, its environment workers and its ranks, spread over the nodes."""
         workers, ranks = self.config.env.num_workers, self.config.learner.world_size - 1
         limit = self.config.cluster.timeout
         if ranks and self._is_outside:
@@ -75,15 +70,12 @@ class Cluster:
             )
 
     def make_env_host(self, index: int) -> Host:
-        """Make an environment worker somewhere in the cluster: `EnvPool`'s `make_host`."""
         return ActorHost(self.config, index, self._get_bundle(index))
 
     def make_memory(self, path: StrPath) -> ServedMemory:
-        """Serve the memory file of the run from this machine."""
         return ServedMemory(self.config, path, self.pin_to_node(self.home), self.get_node_name(self.home))
 
     def start_ranks(self) -> RankMonitor:
-        """Start the ranks of the learner besides this process, for `make_learner`. Raises as `ranks.start_ranks`."""
         first, ranks = self.config.env.num_workers, self.config.learner.world_size - 1
         return start_ranks(self.config, [self._get_bundle(first + number) for number in range(ranks)])
 
@@ -113,7 +105,6 @@ class Cluster:
         return Bundle(strategy, self.get_node_name(node), self.nodes.get(node, {}).get("NodeManagerAddress", ""))
 
     def _needs_gpu(self) -> bool:
-        """Return whether this process computes on a GPU of its node that Ray may give to others."""
         if self._is_outside or self.nodes[self.home]["Resources"].get("GPU", 0.0) < 1:
             return False
         device = resolve_device(self.config.model.device)  # one with a number is used as it is: Ray does not know of it
@@ -121,7 +112,7 @@ class Cluster:
 
 
 class GpuReservation:
-    """Actor that has a GPU set aside, and leaves it to the process of the run."""
+    """Actor that has a GPU, and leaves it to the process of the run."""
 
     def get_gpu_id(self) -> str:
         (name,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
@@ -129,10 +120,7 @@ class GpuReservation:
 
 
 def reserve_gpu(config: Config, here: Any) -> Any:
-    """Set a GPU of this machine aside, and compute on it from here on; the actor returned keeps it while referred to.
-
-    Raises `ClusterError` where other programs have all of them, or this process does not see the one that Ray gives.
-    """
+    """Reserve a GPU of this machine, and compute on it from here on; the actor returned keeps it while referred to."""
     actor = ray.remote(GpuReservation).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
     who = "a GPU of this machine for the process of the run (if others have them all, start it elsewhere)"
     gpu = get_result(actor.get_gpu_id.remote(), who, config.cluster.timeout, "cluster.timeout")

@@ -31,7 +31,7 @@ class EngineActor:
     def __init__(self, config: Config, home: str, directory: str, program: Path | None) -> None:
         with contextlib.suppress(OSError):
             os.chdir(directory)
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # those that Ray has set aside, if any
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # those that Ray has assigned, if any
         engine = config.engine.model_copy(update={"devices": (visible,) if visible else ()})
         self._config = config.model_copy(update={"engine": engine})
         self._home, self._program = home, program

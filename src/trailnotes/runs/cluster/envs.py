@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from trailnotes.envs.workers.hosts import RemoteHost, encode_start_request
 from trailnotes.envs.workers.main import HEADER, EnvServer
+from trailnotes.envs.workers.pool import RemoteHost, encode_start_request
 from trailnotes.errors import ClusterError
 from trailnotes.runs.cluster.waiting import Bundle, extract_cause
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from trailnotes.config.schema import Config
-    from trailnotes.envs.workers.hosts import Awaited
+    from trailnotes.envs.workers.pool import Awaited
 
 STOP_LIMIT = 5.0  # seconds to close its environments
 

@@ -1,8 +1,7 @@
 """The memory as a service: one actor on the machine of the run directory writes, and all processes ask it.
 
-Its state is the SQLite file of the run and nothing else, so that Ray can restart a killed one without loss: a write is
-on the disk before it is answered, and has a name of its own, so that one that Ray repeats, since its answer was lost,
-is not stored twice.
+Its state is the SQLite file of the run alone, so that Ray can restart a killed one without loss: a write is on the disk
+before it is answered, and has a name of its own, so that one that Ray repeats is not stored twice.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ STOP_LIMIT = 5.0  # seconds to close the file
 
 
 class MemoryService:
-    """Actor that answers one call after the other, but for searches that wait for a slow embedder.
-
-    It must see the same `folder` (device and inode) of the memory file as the run.
-    """
+    """Actor that must see the same `folder` (device and inode) of the memory file as the run."""
 
     def __init__(self, path: str, folder: tuple[int, int], config: Config) -> None:
         self._path, self._folder, self._config = Path(path), folder, config
@@ -59,7 +55,6 @@ class MemoryService:
         return await memory.search_async(namespace, query, top_k)
 
     def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """Call a method of the memory, or of the part of it that prompts show."""
         memory = self._memory
         if method in PROMPT_METHODS:
             memory = make_prompt_memory(memory, self._config.algorithm.show_tips)
@@ -122,12 +117,11 @@ class ServedMemory(Closeable):
         counts: dict[str, float] = self._ask("call", "stats")
         return counts
 
-    def reconcile(self, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
-        begins: bool = self._ask("reconcile", saved and saved.resolve(), start.resolve(), aside.resolve(), list(tips))
+    def reconcile(self, saved: Path | None, start: Path, backup: Path, tips: Sequence[Tip] = ()) -> bool:
+        begins: bool = self._ask("reconcile", saved and saved.resolve(), start.resolve(), backup.resolve(), list(tips))
         return begins
 
     def close(self) -> None:
-        """Close the file, and end the actor. Twice is fine."""
         ray.wait([self.actor.close.remote()], timeout=STOP_LIMIT)
         ray.kill(self.actor)
 
@@ -137,7 +131,6 @@ class ServedMemory(Closeable):
 
 
 def get_folder_id(path: Path) -> tuple[int, int]:
-    """Identify the folder of `path` by device and inode."""
     status = path.parent.stat()
     return status.st_dev, status.st_ino
 

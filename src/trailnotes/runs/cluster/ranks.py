@@ -1,7 +1,6 @@
-"""Learner ranks as actors, wherever Ray has placed them.
+"""Learner ranks as actors, wherever Ray has placed them; rank 0 stays in the process of the run.
 
-Rank 0 stays in the process of the run. The others meet it at an address of its node: the loopback one if all are on one
-machine, else that by which Ray knows the node, and gloo and nccl keep to the interface that has it.
+The others meet it at the loopback address if all are on one machine, else at the one by which Ray knows its node.
 """
 
 from __future__ import annotations
@@ -90,6 +89,6 @@ def create_store(host: str, world: int, seconds: float) -> TCPStore:
 
 
 def find_interface(address: str) -> str:
-    """Find the network interface that has this address; "" for none: then gloo and nccl choose for themselves."""
+    """Find the network interface that has this address, for gloo and nccl; "" for none."""
     interfaces = psutil.net_if_addrs().items()
     return next((name for name, addresses in interfaces if any(one.address == address for one in addresses)), "")

@@ -18,7 +18,7 @@ LOCALHOST = "127.0.0.1"
 
 
 class Bundle(NamedTuple):
-    """Room for one actor, set aside by a placement group."""
+    """Room for one actor, reserved by a placement group."""
 
     strategy: Any  # scheduling strategy that places an actor there
     node: str  # name in messages

@@ -1,7 +1,8 @@
 """Memory of a training run on each device, by part, estimated from the shape of its model.
 
 A device holds some parts all the time, and others in two phases, acting and learning, of which the larger counts.
-`benchmarks/footprint.py` compares the learner's part with measured peaks.
+`SAVED_BYTES`, kept for a backward pass, were counted in a layer of Qwen2; other layers differ, and attention that
+writes out its scores (`eager`) takes more. `benchmarks/footprint.py` compares the learner's part with measured peaks.
 """
 
 from __future__ import annotations
@@ -23,19 +24,26 @@ from trailnotes.errors import ConfigError
 from trailnotes.policies.hf.decoder import MAX_TOKENS, SlotCache
 from trailnotes.policies.hf.policy import resolve_device
 from trailnotes.policies.vllm.building import DEDICATED_GPU_FRACTION, SHARED_GPU_FRACTION, compute_cache_bytes
-from trailnotes.runs.estimate.memory_model import (
-    FLOAT32,
-    MemoryParts,
-    estimate_frozen_weights,
-    estimate_static_parts,
-    estimate_update_peak,
-    get_dtype_size,
-    is_on_cpu,
-)
 from trailnotes.runs.estimate.model_shape import ModelShape, infer_model_shape
 
 logger = logging.getLogger(__name__)
+MemoryParts = Mapping[str, float]  # bytes, by what they are for
 GIB = 1 << 30
+FLOAT32 = 4
+# Bytes that a layer saves for each token: (size of a number, whether adapters are trained) -> for each unit of the
+# hidden width, of the queries, the keys, the intermediate width. Adapters compute in the precision of their base.
+SAVED_BYTES = {
+    (4, False): (24, 8, 8, 16),
+    (2, False): (16, 4, 4, 8),
+    (4, True): (16, 8, 8, 16),
+    (2, True): (12, 4, 4, 8),
+}
+LOGIT_BYTES = 2 * FLOAT32  # bytes of one logit, forwards and backwards
+# The same in `Learner._compute_terms`: both distributions, what lies between them, their gradients, and a mask.
+ANCHOR_LOGIT_BYTES = 7 * FLOAT32 + 1
+NF4_BYTES = 0.5 + (1 + 4 / 256) / 64  # bytes of a weight in 4 bits: scales of 64 in 8 bits, and of 256 of these in 32
+SHARED_REPEATS = 2.0  # tokens of all rows over those that are computed once, as groups of eight have them
+GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
 ADVICE = (
     "lower optim.microbatch_tokens or env.max_envs, set model.gradient_checkpointing = true, train adapters "
     "(model.lora.enabled = true, or a preset that ends in -lora), use more devices (learner.world_size, "
@@ -50,31 +58,30 @@ SLEEPING_ENGINE_BYTES = 2e9  # context and compiled graphs that a sleeping engin
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of one device, or of one process in the host's memory, by purpose."""
+    """Bytes of one device, or of one process in the host's memory."""
 
     name: str
     count: int  # devices like this one
-    held: MemoryParts  # all the time
+    static: MemoryParts  # all the time
     phases: Mapping[str, MemoryParts] = field(default_factory=dict)  # besides, one after the other
     overhead: float = OVERHEAD
 
     @property
     def peak_without_overhead(self) -> float:
-        return sum(self.held.values()) + max((sum(parts.values()) for parts in self.phases.values()), default=0.0)
+        return sum(self.static.values()) + max((sum(parts.values()) for parts in self.phases.values()), default=0.0)
 
     @property
     def peak(self) -> float:
         return self.peak_without_overhead * (1 + self.overhead)
 
     def rows(self) -> dict[str, float]:
-        """Return the parts, each with its phase."""
         phases = {f"{phase}: {part}": size for phase, parts in self.phases.items() for part, size in parts.items()}
-        return {**self.held, **phases}
+        return {**self.static, **phases}
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory that all devices need, and the memory they have."""
+    """Memory that all devices need, and that they have."""
 
     model: str  # with the source of its shape
     devices: tuple[DeviceMemory, ...]
@@ -85,7 +92,6 @@ class Footprint:
 
     @property
     def peak(self) -> float:
-        """Return the peak of the fullest device, or of all together."""
         if self.together:
             return sum(device.peak * device.count for device in self.devices) + sum(self.host.values())
         return max(device.peak for device in self.devices)
@@ -95,12 +101,10 @@ class Footprint:
         return self.peak <= self.room
 
     def require_room(self) -> None:
-        """Raise a `ConfigError` that names the settings to change if a device is too small."""
         if not self.fits:
             raise ConfigError(f"about {_format_gib(self.peak)} GiB do not fit {self.device}: {ADVICE}")
 
     def report(self) -> str:
-        """Format a table: a line for each part, a column for each kind of device."""
         columns = [device.rows() for device in self.devices]
         names = list(dict.fromkeys(name for rows in columns for name in rows))
         lines = [[name, *(_format_gib(rows[name]) if name in rows else "" for rows in columns)] for name in names]
@@ -117,7 +121,7 @@ class Footprint:
 
 
 def estimate_footprint(config: Config) -> Footprint | None:
-    """Estimate a training's memory; None where neither a config.json nor a name tells the shape."""
+    """Estimate a training's memory; None where neither a config.json nor a name gives the shape."""
     shape = infer_model_shape(config.model)
     return None if shape is None else estimate_for_shape(config, shape)
 
@@ -162,11 +166,11 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
     of_ranks = set() if config.cluster.address else {str(first + rank) for rank in range(world)}
     ranks = []
     for rank in range(world):
-        held, learning = dict(estimate_static_parts(config, shape)), dict(estimate_update_peak(config, shape))
+        static, learning = dict(estimate_static_parts(config, shape)), dict(estimate_update_peak(config, shape))
         acting: dict[str, float] = {}
         if rank == 0:
             acting = _estimate_caches(config, shape)
-            held |= _estimate_acting_weights(config, shape) | (estimate_weight_copies(config, shape) if local else {})
+            static |= _estimate_acting_weights(config, shape) | (estimate_weight_copies(config, shape) if local else {})
         if rank == 0 and shares:
             engine = _estimate_engine(config, shape, room)
             acting |= {part: size * config.engine.replicas for part, size in engine.items()}
@@ -174,11 +178,11 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
                 learning |= {"engine, asleep": SLEEPING_ENGINE_BYTES * config.engine.replicas}
         for names in engines if starts_engines and not local else ():
             if str(first + rank) in of_ranks.intersection(names):
-                held |= _estimate_engine(config, shape, room, len(names))
+                static |= _estimate_engine(config, shape, room, len(names))
         phases: dict[str, MemoryParts] = {"acting": acting, "learning": learning}
         if config.rollout.max_async_iterations:
             phases = {"acting and learning": {**acting, **learning}}
-        ranks.append(DeviceMemory("rank", 1, held, {name: parts for name, parts in phases.items() if parts}))
+        ranks.append(DeviceMemory("rank", 1, static, {name: parts for name, parts in phases.items() if parts}))
     separate = [len(names) for names in engines for name in names if name not in of_ranks]
     if starts_engines and not (separate or shares or engines):
         separate = [1] * config.engine.replicas
@@ -188,7 +192,6 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
 
 
 def _merge_equal_devices(devices: Sequence[DeviceMemory]) -> list[DeviceMemory]:
-    """Merge neighbours with equal parts into one, named by its range."""
     merged: list[DeviceMemory] = []
     start = 0
     for _, group in groupby(devices, key=lambda device: device.rows()):
@@ -212,12 +215,112 @@ def _detect_device(config: Config) -> tuple[str, float]:
 
 
 def _read_free_memory() -> float:
-    """Read the bytes that this machine can still give to processes; infinite where it does not say."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable"):
                 return 1024.0 * int(line.split()[1])
     return math.inf
+
+
+# -- learning
+
+
+def get_dtype_size(config: Config) -> int:
+    return FLOAT32 if config.model.dtype == "float32" else 2
+
+
+def estimate_frozen_weights(config: Config, shape: ModelShape) -> float:
+    number = get_dtype_size(config)
+    return shape.whole * number - shape.linear * (number - NF4_BYTES) * config.model.load_in_4bit
+
+
+def is_on_cpu(config: Config) -> bool:
+    # "auto" plans for a GPU, even without one.
+    return config.model.device != "auto" and resolve_device(config.model.device).type != "cuda"
+
+
+def estimate_static_parts(config: Config, shape: ModelShape) -> MemoryParts:
+    """Estimate the bytes that a learner's rank holds all the time."""
+    world, number, dtype = config.learner.world_size, get_dtype_size(config), config.model.dtype
+    each = "" if world == 1 else f", 1/{world}"
+    if world > 1 and config.learner.offload and not is_on_cpu(config):
+        return {}
+    if config.model.lora.enabled:
+        trained, stored = shape.adapters / world, "4 bits" if config.model.load_in_4bit else dtype
+        return {
+            f"weights, {stored}{each}": estimate_frozen_weights(config, shape) / world,
+            f"adapters, float32{each}": trained * FLOAT32,
+            f"gradients, float32{each}": trained * FLOAT32,
+            f"moments, float32{each}": trained * 2 * FLOAT32,
+            f"reference: the adapters of the start{each}": trained * FLOAT32,
+        }
+    trained = shape.whole / world
+    # Several ranks compute in copies of the masters, which exist for a pass only.
+    weights = {f"weights, {dtype}": trained * number} if world == 1 or number == FLOAT32 else {}
+    masters = {f"masters, float32{each}": trained * FLOAT32} if number < FLOAT32 else {}
+    reference = {f"reference: the weights of the start{each}": trained * number} if config.has_reference_model else {}
+    return {
+        **{name + each: size for name, size in weights.items()},
+        **masters,
+        f"gradients, float32{each}": trained * FLOAT32,
+        f"moments, float32{each}": trained * 2 * FLOAT32,
+        **reference,
+    }
+
+
+def estimate_update_peak(config: Config, shape: ModelShape) -> MemoryParts:
+    """Estimate the bytes that a rank takes besides at the peak of an update: at logits, head, a layer, or the end."""
+    number, whole = get_dtype_size(config), not config.model.lora.enabled
+    gathered, layer_gradients, last = _estimate_gathered(config, shape)
+    tokens = max(config.optim.microbatch_tokens, config.rollout.max_context_tokens)  # a long row goes alone
+    kept, again = _estimate_activations(config, shape, tokens)
+    saved = {f"activations of {tokens:,} tokens": kept}
+    if config.model.load_in_4bit:
+        saved["a matrix of 4 bits, unpacked"] = float(number * shape.hidden * max(shape.intermediate, shape.queries))
+    chunk = min(config.optim.logprob_chunk, tokens)
+    logits, of_logits = float(chunk * shape.vocabulary), f"logits of {chunk:,} tokens"
+    head = {"gradient of the output embedding": shape.head * number} if whole else {}
+    added = {name: 2.0 * size for name, size in head.items()}  # that of this chunk to that of those before
+    backwards = again + tokens * number * 2.0 * (shape.hidden + shape.intermediate)
+    logit_bytes = ANCHOR_LOGIT_BYTES if config.has_anchor_rows else LOGIT_BYTES
+    stages: list[MemoryParts] = [
+        {**saved, **gathered, of_logits: logits * logit_bytes, **head},
+        {**saved, **gathered, of_logits: logits * LOGIT_BYTES / 2, **added},
+        {**saved, **gathered, "backward pass of a layer": backwards, **layer_gradients, **head},
+        {**gathered, **last},
+    ]
+    return max(stages, key=lambda parts: sum(parts.values()))
+
+
+def _estimate_gathered(config: Config, shape: ModelShape) -> tuple[MemoryParts, MemoryParts, MemoryParts]:
+    """Estimate gathered weights, the gradients of a layer, and those at the end of the pass."""
+    number, whole, world = get_dtype_size(config), not config.model.lora.enabled, config.learner.world_size
+    if world == 1:
+        if number == FLOAT32 or not whole:
+            return {}, {}, {"gradients of the embeddings": 2 * shape.head * number * whole}
+        return {}, {}, {f"gradients, {config.model.dtype}": shape.whole * number + shape.head * FLOAT32}
+    gathered = {"weights gathered for a pass": (shape.around + GATHERED_LAYERS * shape.block) * number}
+    if config.has_reference_model and whole:
+        gathered["the reference's gathered"] = shape.around * number
+    if not whole:
+        return gathered, {}, {}
+    one = {"gradients of two layers, to be summed": shape.block * (number + 2 * FLOAT32)}
+    return gathered, one, {"gradients of the embeddings, to be summed": shape.around * (number + FLOAT32)}
+
+
+def _estimate_activations(config: Config, shape: ModelShape, tokens: int) -> tuple[float, float]:
+    """Estimate activations that are kept for the backward pass, and those recomputed in it."""
+    number = get_dtype_size(config)
+    widths = (shape.hidden, shape.queries, shape.keys, shape.intermediate)
+    saved = SAVED_BYTES[number, config.model.lora.enabled]
+    layer = float(tokens * sum(size * width for size, width in zip(saved, widths, strict=True)))
+    if config.learner.packed == "always" and not config.model.attn_implementation.startswith(("flash", "flex")):
+        layer += float(tokens) ** 2 * number  # a mask that says which row is whose
+    if config.learner.packed == "shared":  # what attention sees of each row, beside what the rows share
+        layer += SHARED_REPEATS * tokens * 2.0 * (shape.queries + shape.keys) * number
+    if not config.model.gradient_checkpointing:
+        return shape.layers * layer, 0.0
+    return shape.layers * tokens * shape.hidden * float(number), layer
 
 
 # -- acting
@@ -234,15 +337,12 @@ def _estimate_acting_weights(config: Config, shape: ModelShape) -> dict[str, flo
 
 
 def _estimate_caches(config: Config, shape: ModelShape) -> dict[str, float]:
-    """Estimate the keys and values of all conversations, and the pass of the engine in this process.
-
-    During a prefill those of one layer are repeated for all heads.
-    """
     number, conversations = get_dtype_size(config), count_conversations(config)
     columns = min(config.rollout.max_context_tokens, shape.positions)
     slots = SlotCache()  # it grows in steps
     slots.reserve(conversations, columns)
     kept = 2 * slots.num_slots * slots.capacity * shape.keys * shape.layers
+    # During a prefill the keys and values of one layer are repeated for all heads.
     repeated = 2 * conversations * columns * shape.queries if shape.keys < shape.queries else 0
     cache, parts = float(kept + repeated) * number * shape.scale, {}
     if config.engine.name == "hf":
@@ -252,7 +352,6 @@ def _estimate_caches(config: Config, shape: ModelShape) -> dict[str, float]:
 
 
 def count_conversations(config: Config) -> int:
-    """Count the episodes, or tips being written, that are alive at a time."""
     episodes = config.rollout.num_tasks * config.rollout.group_size
     return min(config.env.max_envs or episodes, episodes)
 
@@ -278,8 +377,8 @@ def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float
     """Estimate the copies of trained weights that rank 0 has in the host's memory at most.
 
     They are the newest, the one that plays until the next is loaded, one in between with `rollout.max_async_iterations`
-    above 1, and the initial one where the policy is set back to it to write the tips. Policies in the process of
-    several ranks load theirs at once. vLLM has files of the newest and the last weights, in memory if there is room.
+    above 1, and the initial one if the policy is set back to it to write tips. vLLM has files of the newest and the
+    last weights. Policies in the process of several ranks load theirs at once.
     """
     lora, ahead = config.model.lora.enabled, config.rollout.max_async_iterations
     copies = 2 + (ahead > 1) + (config.has_frozen_author and not config.has_separate_author)

@@ -35,7 +35,7 @@ _SIZE = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([bm])(?![a-z])", re.IGNORECASE
 class ModelShape:
     """Parameter counts of a model, and the widths of its activations."""
 
-    source: str  # the origin of these numbers
+    source: str
     scale: float  # parameters that the name states, over those of the model that stands in for it
     whole: float  # parameters, adapters left out
     adapters: float  # parameters of theirs; 0 without

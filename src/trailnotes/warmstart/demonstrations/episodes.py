@@ -82,7 +82,7 @@ def build_demonstrations(
     conversation = Conversation(rollout, memory, count_tokens)
     conversation.start(trajectory.steps[0].observation.instruction or "")
     for step in trajectory.steps:
-        conversation.observe(step.observation, () if conversation.shown else tips)
+        conversation.observe(step.observation, () if conversation.tips_shown else tips)
         conversation.act(step.completion.text)
     return pair_demonstrations(tuple(conversation.acting), written, trajectory.task)
 

@@ -43,7 +43,7 @@ def run_demo(
         ConfigError: a setting that cannot work.
         RunError: a run failed, or `out` holds a demo of other settings.
     """
-    from trailnotes.runs.console import format_duration
+    from trailnotes.reporting.terminal import format_duration
     from trailnotes_lab.compare.comparison import run_comparison_spec
     from trailnotes_lab.compare.page import print_brief
     from trailnotes_lab.compare.spec import parse_spec

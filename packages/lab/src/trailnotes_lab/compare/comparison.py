@@ -13,8 +13,8 @@ from trailnotes.config.builtin import find_config
 from trailnotes.config.methods import find_method
 from trailnotes.config.model_schema import require_model_directory
 from trailnotes.errors import MissingExtraError, RunError
-from trailnotes.runs.dependencies import require_dependencies
 from trailnotes.runs.directory import RunLock
+from trailnotes.runs.preflight import require_dependencies
 from trailnotes.runs.signals import interrupt_on_signals
 from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.types import StrPath

@@ -9,7 +9,7 @@ from typing import Any
 
 from trailnotes.reporting.intervals import Estimate
 from trailnotes.reporting.tables import MISSING_CELL, Table, format_table, print_table, print_text
-from trailnotes.runs.console import format_megabytes
+from trailnotes.reporting.terminal import format_megabytes
 from trailnotes.runs.usage import COMPARISON_FIELDS, SPENDING
 from trailnotes_lab.compare.statistics import BEYOND, LEGEND, ON_PANEL
 from trailnotes_lab.compare.summary import MethodSummary, PanelMethodSummary, PanelSummary, Summary
@@ -19,9 +19,6 @@ COST_HEADINGS = {
     "tokens_trained": "tokens trained", "seconds": "seconds", "cpu_seconds": "CPU seconds",
     "peak_memory": "peak memory (MB)", SPENDING: "spending",
 }  # fmt: skip
-LEAST_COLUMNS = (  # that go first where a terminal is narrow, after the trials between the first and the last
-    "CPU seconds", "peak memory (MB)", "tokens read", "tokens trained", "IQM", "return", "seeds · games", ON_PANEL,
-)  # fmt: skip
 BRIEF_COSTS = ("env_steps", "seconds")  # those that fit a line of 100 columns beside two intervals
 
 
@@ -173,8 +170,7 @@ def render_summary_markdown(summary: Summary) -> str:
 
 def print_summary(summary: Summary) -> None:
     for title, table in _build_tables(summary):
-        trials = [name for name in table[0] if name.startswith("trial ")]
-        print_table(title, table, [*trials[1:-1], *LEAST_COLUMNS])
+        print_table(title, table)
     print_text(_build_legend(summary))
 
 
@@ -184,9 +180,9 @@ def print_brief(summary: Summary) -> None:
     for line in summary.lines:
         costs = [_format_cost(line, name) for name in BRIEF_COSTS]
         rows.append([line.label, *_format_estimate(line.final, summary.metric), *costs])
-    print_table(summary.title, (["\n".join(name.rsplit(" ", 1)) for name in head], rows), LEAST_COLUMNS)
+    print_table(summary.title, (["\n".join(name.rsplit(" ", 1)) for name in head], rows))
     if (table := _build_difference_table(summary.baseline, summary.lines, summary.metric))[1]:
-        print_table(f"Differences to {summary.baseline}", table, LEAST_COLUMNS)
+        print_table(f"Differences to {summary.baseline}", table)
     panels = [format_panel_sentence(panel, summary) for panel in summary.panels]
     print_text([*panels, LEGEND["intervals"], *summary.notes])
 

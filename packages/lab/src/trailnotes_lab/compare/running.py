@@ -14,7 +14,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within, to_toml
 from trailnotes.envs.waymarks.env import collect_games, compile_all
 from trailnotes.errors import RunError
-from trailnotes.runs.console import ProgressBar, format_duration, ignore_write_errors
+from trailnotes.reporting.terminal import ProgressBar, format_duration, ignore_write_errors
 from trailnotes.runs.directory import has_begun, is_trained, load_run_config
 from trailnotes.storage.child import start_child
 from trailnotes.storage.files import write_text_atomic

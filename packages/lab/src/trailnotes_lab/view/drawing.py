@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from trailnotes.runs.console import format_duration
+from trailnotes.reporting.terminal import format_duration
 from trailnotes.types import replace_surrogates
 from trailnotes_lab.view.curves import format_short
 

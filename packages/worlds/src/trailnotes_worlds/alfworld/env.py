@@ -12,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from trailnotes.envs.base import match_offered
-from trailnotes.envs.options import require_choice, require_int
+from trailnotes.envs.base import match_offered, require_choice, require_int
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.storage.files import parse_json
 from trailnotes.types import Observation, Task

@@ -21,7 +21,7 @@ MAX_TITLE_LENGTH = 300  # characters
 
 
 def _import(args: Namespace) -> None:
-    from trailnotes.runs.console import ProgressBar
+    from trailnotes.reporting.terminal import ProgressBar
     from trailnotes_worlds.webshop.catalogue import REPORT
     from trailnotes_worlds.webshop.importing import SourceFiles, import_catalogue
 

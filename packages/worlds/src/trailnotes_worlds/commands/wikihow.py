@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _import(args: Namespace) -> None:
-    from trailnotes.runs.console import ProgressBar
+    from trailnotes.reporting.terminal import ProgressBar
     from trailnotes_worlds.wikihow.importing import import_library
     from trailnotes_worlds.wikihow.library import REPORT
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from trailnotes.envs.base import sanitize_text
-from trailnotes.envs.options import require_table, require_type
+from trailnotes.envs.base import require_table, require_type, sanitize_text
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task, replace_surrogates
 from trailnotes_worlds.openenv.connection import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trailnotes.envs.base import normalize_command
-from trailnotes.envs.options import require_choice, require_int
+from trailnotes.envs.base import normalize_command, require_choice, require_int
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.puzzles.levels import (

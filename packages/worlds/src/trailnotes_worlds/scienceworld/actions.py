@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from trailnotes.envs.base import strip_intent
-from trailnotes.envs.options import require_choice
+from trailnotes.envs.base import require_choice, strip_intent
 
 MODES = ("exact", "jaccard", "ordered")
 MIN_SIMILARITY = 0.6  # ordered: least similarity of a replacement

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trailnotes.envs.options import require_choice, require_int
+from trailnotes.envs.base import require_choice, require_int
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.java.simulator import find_java

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from trailnotes.envs.options import require_choice, require_int, suggest_nearest
+from trailnotes.envs.base import require_choice, require_int, suggest_nearest
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 

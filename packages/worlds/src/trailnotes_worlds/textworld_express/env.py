@@ -13,8 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from trailnotes.envs.base import match_offered
-from trailnotes.envs.options import require_choice, require_int, suggest_nearest
+from trailnotes.envs.base import match_offered, require_choice, require_int, suggest_nearest
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.java.simulator import find_jars, find_java

@@ -10,8 +10,14 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from trailnotes.envs.base import format_error
-from trailnotes.envs.options import require_choice, require_int, require_table, require_text_list, require_type
+from trailnotes.envs.base import (
+    format_error,
+    require_choice,
+    require_int,
+    require_table,
+    require_text_list,
+    require_type,
+)
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.third_party import SuccessRule, format_game_name

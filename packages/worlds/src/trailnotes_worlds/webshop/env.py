@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import Any, cast
 
-from trailnotes.envs.options import require_choice, require_int, require_type
+from trailnotes.envs.base import require_choice, require_int, require_type
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.webshop.goals import Goal, split_price_limit

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from trailnotes.config.seeds import derive_seed
-from trailnotes.envs.options import require_type
+from trailnotes.envs.base import require_type
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 from trailnotes_worlds.webshop.goals import Goal, iter_goals

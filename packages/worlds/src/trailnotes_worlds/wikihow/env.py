@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from trailnotes.envs.options import require_choice, require_int, require_text_list, require_type
+from trailnotes.envs.base import require_choice, require_int, require_text_list, require_type
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import NO_OP, Observation, Task
 from trailnotes_worlds.wikihow.app import FORMATS, VIEWS, AppState, WikiHowApp, list_actions, parse_action

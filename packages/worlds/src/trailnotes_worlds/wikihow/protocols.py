@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from trailnotes.config.seeds import derive_seed
-from trailnotes.envs.options import require_choice, require_type
+from trailnotes.envs.base import require_choice, require_type
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 from trailnotes_worlds.wikihow.articles import ABOUT, Article, Author, Category, author_path, category_path, make_slug

@@ -1,7 +1,6 @@
-"""Checks of a run, from the tip that is written to the model that needs none.
+"""Checks of a run from its own files, from the tip that is written to the model that needs none.
 
-Nine links, each with its measure and, where it is weak, the usual remedy (docs/algorithms/empo2.md, "why it may not
-learn"). They read the run's own files and play nothing.
+Each has its measure and, where it is weak, the usual remedy (docs/algorithms/empo2.md, "why it may not learn").
 """
 
 from __future__ import annotations
@@ -61,11 +60,7 @@ class Check:
 
 
 def diagnose(run_dir: StrPath) -> str:
-    """Report on the run in `run_dir`, one check a line.
-
-    Raises:
-        RunError: there is no run, or its files are damaged.
-    """
+    """Report on the run in `run_dir`, one check a line; `RunError` if there is none, or its files are damaged."""
     run_dir = Path(run_dir)
     config = load_run_config(run_dir)
     lines = list(read_jsonl(run_dir / "metrics.jsonl"))
@@ -85,7 +80,6 @@ def diagnose(run_dir: StrPath) -> str:
 
 
 def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], config: Config) -> list[Check]:
-    """Run all checks on a run's metrics, episodes and settings."""
     return [
         _check_threshold(
             lines, "actions that could be read",
@@ -137,7 +131,6 @@ def _check_threshold(
 
 
 def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
-    """Check that turns with memory get tips; an EMPO2 run that drew no such iteration is weak, too."""
     memory = config.memory
     link = _check_threshold(
         lines, "tips shown in a turn with memory", _tips_shown, 0.01, ("rollout/env_steps", "turns"),
@@ -156,7 +149,6 @@ def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
 
 
 def _check_group_variance(lines: Sequence[JsonRecord], config: Config) -> Check:
-    """Check that members of a group differ; apart for iterations with tips where one draw decides the mode."""
 
     def link(lines: Sequence[JsonRecord], where: str = "") -> Check:
         question = f"rows with an advantage other than zero{where}"
@@ -214,12 +206,13 @@ def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
     gains: list[tuple[float, float, int]] = []  # of each fifth: gain, two standard errors, episodes
     for i in range(5):
         part = [e for e in played if e["iteration"] * 5 // num_iterations == i]
-        shown = [e["return"] for e in part if any(step["tips"] for step in e["steps"])]
+        with_tips = [e["return"] for e in part if any(step["tips"] for step in e["steps"])]
         plain = [e["return"] for e in _select_baseline(part, played, config)]
-        if shown and plain:
-            enough = min(len(shown), len(plain)) >= MIN_COUNT
-            width = 2 * math.sqrt(variance(shown) / len(shown) + variance(plain) / len(plain)) if enough else math.inf
-            gains.append((fmean(shown) - fmean(plain), width, len(shown) + len(plain)))
+        if with_tips and plain:
+            width = math.inf
+            if min(len(with_tips), len(plain)) >= MIN_COUNT:
+                width = 2 * math.sqrt(variance(with_tips) / len(with_tips) + variance(plain) / len(plain))
+            gains.append((fmean(with_tips) - fmean(plain), width, len(with_tips) + len(plain)))
     if not gains:
         return Check(question, "")
     last, width, _ = gains[-1]
@@ -238,10 +231,7 @@ def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
 
 
 def _select_baseline(part: Sequence[JsonRecord], played: Sequence[JsonRecord], config: Config) -> list[JsonRecord]:
-    """Select the episodes to compare with: those without tips, or trial 0 of an adaptation.
-
-    None where an adaptation repeats failures alone (Reflexion): repetition wins some without any plan.
-    """
+    """Select episodes without tips, or trial 0 of an adaptation; none where it repeats failures alone (Reflexion)."""
     if find_method(config.algorithm.name).trains:
         return [e for e in part if e["mode"] == "plain"]
     first = [e for e in played if e["mode"] == "plain"]
@@ -249,11 +239,7 @@ def _select_baseline(part: Sequence[JsonRecord], played: Sequence[JsonRecord], c
 
 
 def _check_reliance(lines: Sequence[JsonRecord], config: Config) -> Check:
-    """Check that the policy comes to expect the actions of tips without them.
-
-    The mean log-probability of off-policy actions with the tip less that without it, as the k3 estimate of
-    KL(with the tip || without), in nats a token: 0 is a model that needs no tip.
-    """
+    """Check that the policy comes to expect the actions of tips without them: KL(with the tip || without), by k3."""
     known = [
         (nats, tokens)
         for line in lines
@@ -306,7 +292,6 @@ def _tips_shown(line: JsonRecord) -> float | None:
 
 
 def _get_reliance(line: JsonRecord, config: Config) -> float | None:
-    """Return the reliance before the update; else its estimate from the sampled log-probabilities."""
     acting = config.section(Empo2Config).old_logprobs == "acting"
     nats: float | None = line.get("tips/reliance", line.get("update/kl_to_behavior_off_policy") if acting else None)
     return nats

@@ -1,6 +1,6 @@
-"""Whole runs whose model plays in processes of its own, against runs of the embedded engine.
+"""Whole runs whose model plays, or learns, in several processes, against runs of one process.
 
-The processes draw as the embedded engine does (`causal.py`), in place of vLLM's.
+The engines draw as the embedded one does (`causal.py`), in place of vLLM.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,10 @@ import pytest
 
 from children import alive, children_of, wait_for
 from tinyrun import distance, episodes, metrics, tiny_config
-from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.vllm import server
-from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.train import train
-from trailnotes.storage.files import read_jsonl
 
 PROGRAM = Path(__file__).parents[1] / "causal.py"
 ENGINE = {"name": "vllm", "python": sys.executable}
@@ -45,7 +41,7 @@ def settings_of(start: Path, model: dict[str, Any], **sections: dict[str, Any]) 
     return own | {name: own.get(name, {}) | section for name, section in sections.items()}
 
 
-def said(path: Path) -> list[list[str]]:
+def list_actions(path: Path) -> list[list[str]]:
     """The actions of every episode."""
     return [[step["action"] for step in episode["steps"]] for episode in episodes(path)]
 
@@ -62,13 +58,14 @@ def said(path: Path) -> list[list[str]]:
     ],
     ids=["grpo-full", "empo2-lora-ahead", "empo2-lora-start-author-two"],
 )
-def test_engines_in_processes_train_what_the_embedded_one_trains(
+@pytest.mark.long
+def test_engine_processes_equal_the_embedded_engine(
     start_model: Path, tmp_path: Path, model: dict[str, Any], sections: dict[str, Any]
 ) -> None:
     settings = settings_of(start_model, model, **sections)
     train(tiny_config(start_model, **settings), tmp_path / "one")
     train(tiny_config(start_model, **settings, engine=ENGINE), tmp_path / "two")
-    assert said(tmp_path / "two") == said(tmp_path / "one")
+    assert list_actions(tmp_path / "two") == list_actions(tmp_path / "one")
     assert distance(tmp_path / "one", tmp_path / "two") < 1e-5
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert two["update/loss"] == pytest.approx(one["update/loss"], abs=1e-5)
@@ -79,46 +76,25 @@ def test_engines_in_processes_train_what_the_embedded_one_trains(
         assert two["engine/rebuilds"] == 0
 
 
-def test_adapters_are_examined_by_the_engine_as_by_the_embedded_one(start_model: Path, tmp_path: Path) -> None:
-    settings = settings_of(start_model, LORA, train={"iterations": 1}, eval={"num_tasks": 2})
-    config = tiny_config(start_model, **settings)
-    train(config, tmp_path / "run")
-    played = []
-    for engine in (EngineConfig(), EngineConfig.model_validate(ENGINE)):
-        out = tmp_path / engine.name
-        evaluate(config.model_copy(update={"engine": engine}), tmp_path / "run", out=out)
-        found = read_jsonl(out / "episodes.jsonl")
-        played.append([[step["action"] for step in episode["steps"]] for episode in found])
-    assert played[0]
-    assert played[1] == played[0]
-    assert not any("causal.py" in command_of(pid) for pid in children_of(os.getpid()))
-
-
-def command_of(pid: int) -> str:
-    with suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    return ""
-
-
 # -- what goes wrong
 
 
-def test_an_engine_killed_in_mid_iteration_leaves_no_trace(start_model: Path, tmp_path: Path, faults: Path) -> None:
+@pytest.mark.long
+def test_engine_killed_in_mid_iteration(start_model: Path, tmp_path: Path, faults: Path) -> None:
     settings = settings_of(start_model, {}, algorithm={"author": "start"})
     train(tiny_config(start_model, **settings), tmp_path / "one")
     for step in (2, 9):
         (faults / f"die-{step}").touch()
     train(tiny_config(start_model, **settings, engine=ENGINE), tmp_path / "two")
-    assert said(tmp_path / "two") == said(tmp_path / "one")
+    assert list_actions(tmp_path / "two") == list_actions(tmp_path / "one")
     assert distance(tmp_path / "one", tmp_path / "two") < 1e-5
     lines = metrics(tmp_path / "two")
     assert sum(line["engine/rebuilds"] for line in lines) == 2
     assert all(0.4 < line["engine/cached"] <= 0.5 for line in lines)  # half of each prompt, by that program
 
 
-def test_an_engine_that_drifts_away_stops_the_run_and_nothing_of_it_is_saved(
-    start_model: Path, tmp_path: Path, faults: Path
-) -> None:
+@pytest.mark.long
+def test_engine_drift_stops_the_run(start_model: Path, tmp_path: Path, faults: Path) -> None:
     (faults / "shift-2").touch()  # from the second load on, what it says of sampled tokens is .2 nats off
     config = tiny_config(start_model, **settings_of(start_model, {}), engine=ENGINE)
     with pytest.raises(RunError, match=r"they say 0.2 nats apart on average, and engine.max_logprob_mismatch = 0.05"):
@@ -127,9 +103,8 @@ def test_an_engine_that_drifts_away_stops_the_run_and_nothing_of_it_is_saved(
     assert [line["iteration"] for line in metrics(tmp_path / "run")] == [0]
 
 
-def test_weights_that_do_not_arrive_stop_the_run_before_an_episode(
-    start_model: Path, tmp_path: Path, faults: Path
-) -> None:
+@pytest.mark.long
+def test_missing_weight_load_stops_the_run(start_model: Path, tmp_path: Path, faults: Path) -> None:
     (faults / "ignore-load").touch()
     settings = settings_of(start_model, {}, optim={"lr": 0.05})
     config = tiny_config(start_model, **settings, engine=ENGINE)
@@ -149,15 +124,13 @@ train(load_config(Path(sys.argv[2])), sys.argv[3])
 """
 
 
-def test_a_killed_run_takes_its_engine_with_it_and_resumes(start_model: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_killed_run_ends_its_engine_and_resumes(start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, **settings_of(start_model, LORA), engine=ENGINE)
     train(config, tmp_path / "one")
     (tmp_path / "config.toml").write_text(to_toml(config))
     command = [sys.executable, "-c", CHILD, str(PROGRAM), str(tmp_path / "config.toml"), str(tmp_path / "two")]
-    paths = [
-        str(Path(__file__).parents[1]),
-        os.environ.get("PYTHONPATH", ""),
-    ]  # the environment is of tinyrun
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # the environment is of tinyrun
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as run:
         lines = tmp_path / "two/metrics.jsonl"
@@ -168,6 +141,34 @@ def test_a_killed_run_takes_its_engine_with_it_and_resumes(start_model: Path, tm
     assert engines
     wait_for(lambda: not any(map(alive, engines)))
     train(config, tmp_path / "two")
-    assert said(tmp_path / "two") == said(tmp_path / "one")
+    assert list_actions(tmp_path / "two") == list_actions(tmp_path / "one")
     assert 0 <= distance(tmp_path / "one", tmp_path / "two") < 1e-5
     assert [line["iteration"] for line in metrics(tmp_path / "two")] == [0, 1, 2]
+
+
+# -- ranks of the learner
+
+
+TWO = {"world_size": 2}
+LORA = {"lora": {"enabled": True, "rank": 4}}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("model", [{}, LORA], ids=["full", "lora"])
+def test_two_processes_train_what_one_trains(
+    start_model: Path, tmp_path: Path, model: dict[str, Any], ahead: int
+) -> None:
+    settings: dict[str, Any] = {
+        "model": {"path": str(start_model), **model},
+        "optim": {"lr": 1e-4, "epochs": 2},
+        "rollout": {"num_tasks": 5, "max_async_iterations": ahead},
+        "algorithm": {"anchor_tips": 0.25},
+    }
+    train(tiny_config(start_model, **settings), tmp_path / "one")
+    train(tiny_config(start_model, learner=TWO, **settings), tmp_path / "two")
+    assert list_actions(tmp_path / "two") == list_actions(tmp_path / "one")
+    assert distance(tmp_path / "one", tmp_path / "two") < 1e-5
+    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert two["update/tokens_trained"] == one["update/tokens_trained"]
+        assert two["update/loss"] == pytest.approx(one["update/loss"], abs=1e-5)

@@ -1,1 +1,0 @@
-"""Diagnosis: the broken link between writing tips and using them."""
