@@ -78,7 +78,7 @@ def planned(path: Path, out: Path = Path("out")) -> dict[str, Config]:
 
 
 def test_runs_are_methods_times_seeds(tmp_path: Path) -> None:
-    runs = planned(write_plan(tmp_path / "plan.toml"))
+    runs = planned(write_plan(tmp_path / "plan.toml", "\ufeff" + PLAN))  # as some editors begin a file
     assert list(runs) == ["naive-0", "grpo-0", "half-of-them-0", "naive-1", "grpo-1", "half-of-them-1"]
     assert diff_configs(runs["grpo-0"], runs["grpo-1"]) == ["run.name", "run.seed"]
     assert diff_configs(runs["grpo-0"], runs["half-of-them-0"]) == ["run.name", "algorithm.name", "empo2.p_memory"]
