@@ -63,6 +63,10 @@ class TrainedPolicy(OwnedPolicy, Protocol):
     def count_tokens(self, text: str) -> int:
         return self.format.count_tokens(text)
 
+    def describe_tools(self, tools: Sequence[dict[str, Any]]) -> str:
+        """Word functions as the model's template does in the system message; "" where it has no form that is read."""
+        return self.format.describe_tools(tools)
+
     async def load(self, weights: Any, version: int, said: Sequence[Sequence[float]] = ()) -> float:
         """Take over weights while no completion is under way.
 
