@@ -316,8 +316,8 @@ class ChatFormat:
             text = self.opening + self.decode(message.token_ids)
         except (IndexError, OverflowError, TypeError, ValueError):  # ids that it does not know, in its own words
             return replace(message, token_ids=None)
-        said = message.content  # up to a stop string, which its ids may hold
-        known = text.startswith(said) if said else not text.strip()
+        content = message.content  # up to a stop string, which its ids may hold
+        known = text.startswith(content) if content else not text.strip()
         return message if known else replace(message, token_ids=None)
 
     def describe_tools(self, tools: Sequence[Mapping[str, Any]]) -> str:

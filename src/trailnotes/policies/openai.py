@@ -291,7 +291,7 @@ class OpenAIPolicy(OwnedPolicy):
         self._unusual = self.options | ({"endpoint.extra": self.config.extra} if self.config.extra else {})
         self.endpoint = Endpoint(self.config, name, self.options)
         self.answers = AnswerCache(answers, self.config)
-        self._asked: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request
+        self._requests: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the requests under way
         self._density = 1.0  # most prompt tokens that the server counted for one of our estimate
         self._warned: set[str] = set()
@@ -304,10 +304,10 @@ class OpenAIPolicy(OwnedPolicy):
         return math.ceil(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN)
 
     def open_episode(self, episode: str) -> None:
-        self._asked[episode] = Counter()
+        self._requests[episode] = Counter()
 
     def close_episode(self, episode: str) -> None:
-        self._asked.pop(episode, None)
+        self._requests.pop(episode, None)
 
     def metrics(self) -> dict[str, float]:
         return self.answers.metrics()
@@ -319,11 +319,11 @@ class OpenAIPolicy(OwnedPolicy):
         answers from disk. Raises `PolicyError` where the endpoint refuses or failed too often, and `BudgetError` before
         a request that could pass a limit.
         """
-        if episode not in self._asked:
+        if episode not in self._requests:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
         same = hash_request(self.config.base_url, self.name, messages, sampling, self._unusual)
-        key = f"{same}.{self._asked[episode][same]}"
-        self._asked[episode][same] += 1
+        key = f"{same}.{self._requests[episode][same]}"
+        self._requests[episode][same] += 1
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             answer = self.answers.find(key) or await self._ask(key, messages, sampling)
