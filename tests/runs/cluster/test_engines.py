@@ -85,25 +85,25 @@ def ask(replica: Replica) -> Completion:
 
 def ask_and_lose(replica: Replica, faults: Path, lose: Callable[[], object]) -> Completion:
     """What it answers where `lose` is called in the middle of a step."""
-    found: list[Completion] = []
+    result: list[Completion] = []
     (faults / "hang-once").touch()
-    asking = threading.Thread(target=lambda: found.append(ask(replica)), daemon=True)
+    asking = threading.Thread(target=lambda: result.append(ask(replica)), daemon=True)
     asking.start()
     wait_for(lambda: not (faults / "hang-once").exists())
     lose()
     asking.join(600)  # an engine may be started anew three times
-    assert found, "the lost engine was not replaced"
-    return found[0]
+    assert result, "the lost engine was not replaced"
+    return result[0]
 
 
 def find_engine(faults: Path) -> int:
     """The process of the engine that has this folder of faults."""
     program = str(faults.with_name("program.py")).encode()
-    found = []
+    result = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            found += [int(path.parent.name)] * (program in path.read_bytes())
-    (pid,) = found
+            result += [int(path.parent.name)] * (program in path.read_bytes())
+    (pid,) = result
     return pid
 
 
