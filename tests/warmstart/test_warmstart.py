@@ -100,7 +100,7 @@ def test_demonstrations_of_a_game_of_the_panel_are_refused(start_model: Path, tm
         with pytest.raises(ConfigError, match=r"warmstart\.demonstrations = .*1 of the 4 games of the panel .*test-0"):
             warmstart(config, tmp_path / "out")
     (tmp_path / "sft.jsonl").write_text(json.dumps(json.loads(line) | {"task": {"name": "x"}}))
-    with pytest.raises(ConfigError, match=r"sft\.jsonl:1 is not a demonstration"):
+    with pytest.raises(ConfigError, match=r"sft\.jsonl, line 1: is not a demonstration"):
         warmstart(config, tmp_path / "out")
     (tmp_path / "sft.jsonl").write_text(json.dumps(json.loads(line) | {"task": train.id}))
     warmstart(config, tmp_path / "out")

@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import stat
+import tomllib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -126,7 +127,8 @@ def fsync_path(path: Path) -> None:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    write_bytes_atomic(path, text.encode())
+    """Write text as UTF-8; what it cannot hold, such as a byte of a path, is escaped as JSON does."""
+    write_bytes_atomic(path, text.encode(errors="backslashreplace"))
 
 
 def find_free_path(path: Path) -> Path:
@@ -160,6 +162,35 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         if record is None:
             raise RunError(f"{path}: line {number} is damaged: delete it, or restore the file")
         yield record
+
+
+def read_user_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of each line of a file of JSON lines that a person wrote.
+
+    Blank lines and a byte order mark are skipped, and the last line may lack its end.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is no JSON.
+    """
+    number = 0
+    try:
+        for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).split(b"\n"), 1):
+            if line.strip():
+                yield number, parse_json(line)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}, line {number}: is no JSON ({error})") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file of the user, which may begin with a byte order mark.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no TOML.
+    """
+    return tomllib.loads(path.read_bytes().removeprefix(BOM_UTF8).decode())
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
