@@ -25,7 +25,7 @@ from trailnotes.gateway.requests import ModelCall, make_reply, parse_responses_c
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.groups import run_groups
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.storage.files import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Completion, Message, Task, Tip, Trajectory
 
 Agent = Callable[[AgentSession], Any]

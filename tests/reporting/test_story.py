@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import trajectory_to_json
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory
 from trailnotes_lab.story import Record, RunEpisodes, find_decisive_tip, render_before_and_after
 

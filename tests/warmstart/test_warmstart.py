@@ -19,7 +19,7 @@ from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, Interrupted
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.storage.records import task_to_json
+from trailnotes.storage.files import task_to_json
 from trailnotes.types import Message
 from trailnotes.warmstart import training as module
 from trailnotes.warmstart.small_model import END, train_tokenizer

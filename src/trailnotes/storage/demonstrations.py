@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import encode_line, read_user_lines, write_bytes_atomic
-from trailnotes.storage.records import task_to_json
+from trailnotes.storage.files import encode_line, read_user_lines, task_to_json, write_bytes_atomic
 from trailnotes.types import Message, Task
 
 

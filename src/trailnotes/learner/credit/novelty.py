@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import Embedder
 from trailnotes.memory.index import ExactIndex
 from trailnotes.memory.retrieval import Floats
