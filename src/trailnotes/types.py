@@ -11,7 +11,7 @@ import hashlib
 import math
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, SupportsFloat
 
@@ -41,6 +41,12 @@ def to_finite_float(name: str, value: SupportsFloat) -> float:
     if not abs(number) <= MAX_MAGNITUDE:
         raise ValueError(f"{name} must be finite, and at most {MAX_MAGNITUDE:g} in size, is {number}")
     return number
+
+
+def _convert(record: Any, convert: Callable[[str, Any], Any], *names: str) -> None:
+    """Set fields of a frozen `record` to what `convert` makes of their names and values."""
+    for name in names:
+        object.__setattr__(record, name, convert(name, getattr(record, name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +96,8 @@ class Observation:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise TypeError(f"text must be a str, is {type(self.text).__name__}")
-        for name in ("reward", "score", "max_score"):
-            object.__setattr__(self, name, to_finite_float(name, getattr(self, name)))
-        for name in ("terminated", "truncated", "success"):
-            object.__setattr__(self, name, bool(getattr(self, name)))
+        _convert(self, to_finite_float, "reward", "score", "max_score")
+        _convert(self, lambda _, value: bool(value), "terminated", "truncated", "success")
         if self.briefing is not None:
             _validate_briefing(self.briefing)
 
@@ -164,10 +168,8 @@ class Tip:
     def __post_init__(self) -> None:
         if not self.text.strip():
             raise ValueError("a tip needs text")
-        for name in ("score", "max_score"):
-            object.__setattr__(self, name, to_finite_float(name, getattr(self, name)))
-        for name in ("support", "step", "version"):
-            object.__setattr__(self, name, operator.index(getattr(self, name)))
+        _convert(self, to_finite_float, "score", "max_score")
+        _convert(self, lambda _, value: operator.index(value), "support", "step", "version")
 
 
 def replace_surrogates(text: str) -> str:

@@ -89,6 +89,3 @@ def test_what_would_end_the_start_is_said_without_a_download(
     assert main(words.split()) == 2
     assert named in capsys.readouterr().err
     assert [file.name for file in files(elsewhere)] == ["config.toml"]
-
-
-# -- the settings for a model of one's own

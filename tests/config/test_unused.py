@@ -6,12 +6,9 @@ import re
 
 import pytest
 
-from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.schema import full_config_type
 from trailnotes.config.toml import collect_fields, load_config
 from trailnotes.config.unused import list_requirements, warn_unused
-
-CONFIGS = BUILTIN / "configs"
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
 from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 PORT = 8100
 TOKEN_VARIABLE = "TRAILNOTES_GATEWAY_TOKEN"  # noqa: S105 (its name)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.errors import ConfigError
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 CONFIG, SCHEMA = "own.toml", "config.schema.json"
 NEXT_STEPS = """

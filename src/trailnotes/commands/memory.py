@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import wraps
@@ -17,8 +18,6 @@ from trailnotes.errors import ConfigError, MissingExtraError, find_missing_modul
 from trailnotes.reporting.terminal import escape_unprintable
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from trailnotes.config.schema import MemoryConfig
     from trailnotes.memory.store import TipStore
     from trailnotes.types import Tip

@@ -144,7 +144,6 @@ class MemoryConfig(Section):
 
     @model_validator(mode="after")
     def validate_embedder(self) -> Self:
-        """Refuse an address that holds a secret."""
         validate_embedder_name(self.embedder)
         return self
 
@@ -417,7 +416,6 @@ class Config(Section):
         return bool(anchored or rehearsed) and method.writes_tips
 
     def validate_training(self) -> Self:
-        """Refuse settings that are fine for acting but wrong for training."""
         method = resolve_method(self.algorithm.name)
         self._validate_method(method)
         _refuse(refuse_training(self, method, self.section(Empo2Config)))

@@ -112,11 +112,6 @@ def open_aside(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
-def open_no_follow(path: Path) -> int:
-    """Open or make a file to read and write, as a descriptor, without following a symbolic link."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-
-
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file to read; refuse anything else at once, even a pipe without a writer, by `OSError`."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
