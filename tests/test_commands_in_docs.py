@@ -145,7 +145,9 @@ def read_plan(path: Path) -> None:
 
 
 def refuse_without_tasks(config: Config, split: str) -> None:
-    if not config.env.name.startswith(("scienceworld", "my_env:", "gateway")):  # the simulator's; the reader's own
+    if not config.env.name.startswith(
+        ("scienceworld", "my_env:", "lock:", "gateway")
+    ):  # the simulator's; the reader's own
         assert tasks_of(config, split)
 
 

@@ -14,7 +14,7 @@ PORT = 7465
 
 def _serve(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.policies.vllm.building import build_command
+    from trailnotes.policies.vllm.server import build_command
 
     config = load_config(args.config, args.settings)
     command, variables = build_command(config, ",".join(config.engine.devices[:1]), alone=True)

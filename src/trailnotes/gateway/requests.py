@@ -12,7 +12,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
@@ -23,12 +23,18 @@ from trailnotes.types import Completion, Role, strip_thinking
 Json = dict[str, Any]
 ChatTurn = tuple[Role, str]
 MODEL: Final = AgentSession.model  # the name that agents ask for
+MAX_MESSAGES: Final = 10_000  # of a request
 TOOL_CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _TOOLS: Final = (
     "You can call functions. A call is one line, "
     '<tool_call>{{"name": NAME, "arguments": {{...}}}}</tool_call>, and its result comes in the next turn. '
     "The functions, one a line:\n{}"
 )
+_USER_FORMS: Final = {
+    "user": "{}", "system": "System: {}", "developer": "System: {}",
+    "tool": "<tool_response>\n{}\n</tool_response>", "function": "<tool_response>\n{}\n</tool_response>",
+}  # fmt: skip
+"""Role of a message that is no turn of the model -> how the model reads its text."""
 _BEGINNING: Final = "(The conversation begins.)"  # in place of a user's turn before the model's first
 
 
@@ -135,39 +141,71 @@ class ChatPrompt(NamedTuple):
     newest: str  # message of the last turn: tips stand before it
 
 
-@_refuse_malformed()
-def render_conversation(call: ModelCall, sampled: Mapping[tuple[tuple[ChatTurn, ...] | None, str], str]) -> ChatPrompt:
-    """Render a request as a conversation.
+class _Reading:
+    """A conversation while it is read: messages of one side that follow each other are one turn."""
 
-    `sampled` holds the model's own texts, by the turns before each and `identify` of the message that the agent was
-    sent, and by None and the latter: answers that look alike to the agent may differ in their thinking.
+    def __init__(self) -> None:
+        self.turns: list[ChatTurn] = []  # those before the newest
+        self.hash = 0  # of them
+        self.role: Role | None = None  # of the newest
+        self._parts: list[str] = []
+
+    def add(self, role: Role, text: str) -> None:
+        if role != self.role:
+            self.close_turn()
+        self.role = role
+        self._parts.append(text)
+
+    def close_turn(self) -> None:
+        if self.role:
+            self.turns.append((self.role, "\n".join(self._parts)))
+            self.hash = hash_turns(self.turns[-1:], self.hash)
+        self.role, self._parts = None, []
+
+
+@_refuse_malformed()
+def render_conversation(call: ModelCall, sampled: Mapping[tuple[int | None, str], str]) -> ChatPrompt:
+    """Render a request as a conversation, in time that is linear in its length.
+
+    `sampled` holds the model's own texts, by `hash_turns` of the turns before each and `identify` of the message that
+    the agent was sent, and by None and the latter: answers that look alike to the agent may differ in their thinking.
     """
-    head, newest, turns = "", "", list[ChatTurn]()
+    if len(call.messages) > MAX_MESSAGES:
+        raise RequestRefused(f"a request has at most {MAX_MESSAGES:,} messages", 413, "too_large")
+    head, newest, reading = list[str](), "", _Reading()
     for message in call.messages:
-        role = message.get("role")
-        text = _read_text(message.get("content"))
-        if role == "assistant":
-            if not turns:
-                turns.append(("user", _BEGINNING))
+        role, text = message.get("role"), _read_text(message.get("content"))
+        if role in {"system", "developer"} and reading.role is None and not reading.turns:
+            head.append(text)
+        elif role == "assistant":
+            if reading.role is None and not reading.turns:
+                reading.add("user", _BEGINNING)
+            if reading.role == "user":
+                reading.close_turn()
             name = identify(message)
-            said = sampled.get((tuple(turns), name)) or sampled.get((None, name))
-            _append(turns, "assistant", said or _render_assistant(message, text))
-        elif role in {"system", "developer"} and not turns:
-            head = f"{head}\n\n{text}" if head else text
-        elif role in {"system", "developer", "user"}:
-            newest = text if role == "user" else f"System: {text}"
-            _append(turns, "user", newest)
-        elif role in {"tool", "function"}:
-            newest = f"<tool_response>\n{text}\n</tool_response>"
-            _append(turns, "user", newest)
+            said = sampled.get((reading.hash, name)) or sampled.get((None, name))
+            reading.add("assistant", said or _render_assistant(message, text))
+        elif role in _USER_FORMS:
+            newest = _USER_FORMS[role].format(text)
+            reading.add("user", newest)
         else:
             raise RequestRefused(f"a message has the role {role!r}: use system, user, assistant or tool")
-    if not turns or turns[-1][0] != "user":
+    if reading.role != "user":
         raise RequestRefused("the last message must be the user's or a tool's")
+    reading.close_turn()
     if call.tools:
         lines = (json.dumps(tool.get("function"), ensure_ascii=False, sort_keys=True) for tool in call.tools)
-        head = f"{head}\n\n{_TOOLS.format(chr(10).join(lines))}".strip()
-    return ChatPrompt((("system", head), *turns) if head else tuple(turns), newest)
+        head.append(_TOOLS.format("\n".join(lines)))
+    opening = "\n\n".join(filter(None, head))
+    return ChatPrompt((("system", opening), *reading.turns) if opening else tuple(reading.turns), newest)
+
+
+def hash_turns(turns: Iterable[ChatTurn], before: int = 0) -> int:
+    """Hash a conversation, or go on from that of its beginning; system texts do not count."""
+    for turn in turns:
+        if turn[0] != "system":
+            before = hash((before, turn))
+    return before
 
 
 def identify(message: Mapping[str, Any]) -> str:
@@ -175,12 +213,6 @@ def identify(message: Mapping[str, Any]) -> str:
     if calls := message.get("tool_calls"):
         return "\n".join(str(call.get("id")) for call in calls)
     return _read_text(message.get("content")).strip()
-
-
-def _append(turns: list[ChatTurn], role: Role, text: str) -> None:
-    if turns and turns[-1][0] == role:
-        text = f"{turns.pop()[1]}\n{text}"
-    turns.append((role, text))
 
 
 def _render_assistant(message: Mapping[str, Any], text: str) -> str:

@@ -38,6 +38,7 @@ class Learner:
             the same arguments, and gets the same answers; this one keeps its part of the weights only.
     """
 
+    activity: Any = None  # of `reporting.terminal`: counts the mini-batches of an update
     packing: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `logprobs`
 
     def __init__(
@@ -108,10 +109,14 @@ class Learner:
             scored = self._score_samples([rows[i] for i in compared], self._score_reference)
         reference = dict(zip(compared, scored, strict=True))
         seconds_reference = time.perf_counter() - started
-        batches = iter_minibatches(rows, self.optim.minibatch, np.random.default_rng(seed), self.optim.epochs)
+        batches = list(iter_minibatches(rows, self.optim.minibatch, np.random.default_rng(seed), self.optim.epochs))
+        if self.activity is not None:
+            self.activity.total = len(batches)
         with update_mode(self.model):
             for chosen in batches:
                 self._step([rows[i] for i in chosen], [reference.get(i) for i in chosen], metrics)
+                if self.activity is not None:
+                    self.activity.step()
         for model in self.models:
             self.ranks.reshard(model)
         found = metrics.result(self.ranks)

@@ -24,6 +24,7 @@ from trailnotes.types import THINK, Message, Role, TokenIds, replace_surrogates
 
 logger = logging.getLogger(__name__)
 CACHE_SIZE = 16384  # texts and layouts remembered
+MAX_CACHED_CHARS = 65_536  # a longer text is encoded anew each time: the cache counts texts, not bytes
 WORD_START = "\u2581"  # how tokens of sentencepiece's kind spell one
 TAG = re.compile(f"({'|'.join(THINK)})")
 MARK = re.compile(r"Zq(\d+)qZ")
@@ -260,7 +261,7 @@ class ChatFormat:
         self._marked = lru_cache(CACHE_SIZE)(self._template.render)
         self._line_break = self._find_line_break()
         self._piece = lru_cache(CACHE_SIZE)(self._encode_piece)
-        self._content = lru_cache(CACHE_SIZE)(self._encode_content)
+        self._short_content = lru_cache(CACHE_SIZE)(self._encode_content)
         self._control = self._compile_control_pattern()
         added = tokenizer.added_tokens_decoder.items()
         self._special_tags = {index for index, token in added if token.special and token.content in THINK}
@@ -313,6 +314,9 @@ class ChatFormat:
 
     def count_tokens(self, text: str) -> int:
         return len(self._content(text))
+
+    def _content(self, text: str) -> TokenIds:
+        return self._short_content(text) if len(text) <= MAX_CACHED_CHARS else self._encode_content(text)
 
     def _iter_segments(self, messages: Sequence[Message]) -> Iterator[Segment]:
         pieces, parts = self._find_parts(messages)

@@ -17,11 +17,10 @@ import tinker
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError, ServerError
-from trailnotes.policies.base import TrainedPolicy
+from trailnotes.policies.base import TrainedPolicy, make_probes
 from trailnotes.policies.chat import ChatFormat, encode_replies
 from trailnotes.policies.hf.engine import StopCondition, require_room
 from trailnotes.policies.hf.policy import load_tokenizer
-from trailnotes.policies.probes import make_probes
 from trailnotes.storage import checkpoint
 from trailnotes.storage.checkpoint import read_json
 from trailnotes.storage.files import append_jsonl, read_jsonl, split_after

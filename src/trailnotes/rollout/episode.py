@@ -181,20 +181,21 @@ class TipsActor:
     def select_affordable(self, limit: int, observation: Observation, tips: Sequence[Tip]) -> Sequence[Tip]:
         """Return the first of the tips that leave room for the remaining turns (`memory.leave_room`).
 
-        A turn to come, answer and observation, is taken to be as long as those so far are on average; of the first one
-        that is its observation alone, since the instruction comes only once.
+        A turn to come, answer and observation, is taken to be as long as those of this conversation are on average; of
+        the first one that is its observation alone, since the instruction comes only once.
         """
         policy, conversation = self.context.policy, self.conversation
         if not tips or not self.context.config.memory.leave_room:
             return tips
         turn = Message("user", conversation.format_turn(observation))
         used = count_prompt_tokens(policy, [*conversation.acting, turn])
+        turns = (len(conversation.plain) - conversation.opening) // 2  # a foreign agent may have begun another one
         grown = 0
-        if self.num_turns:
+        if turns:
             start = conversation.plain[: conversation.opening + 1]
             grown = count_prompt_tokens(policy, [*conversation.plain, turn]) - count_prompt_tokens(policy, start)
         turns_left = self.context.config.rollout.max_steps - self.num_turns - 1
-        reserved = math.ceil(turns_left * (self.first_seen + grown) / (self.num_turns + 1))
+        reserved = math.ceil(turns_left * (self.first_seen + grown) / (turns + 1))
         return conversation.fit_tips(tips, limit - used - reserved)
 
     async def act(self, observation: Observation) -> Decision | None:

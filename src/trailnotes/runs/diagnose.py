@@ -64,9 +64,9 @@ def diagnose(run_dir: StrPath) -> str:
     run_dir = Path(run_dir)
     config = load_run_config(run_dir)
     lines = list(read_jsonl(run_dir / "metrics.jsonl"))
-    if not lines:
-        return f"{run_dir} has no finished iteration yet\n"
     episodes = list(read_jsonl(run_dir / "trajectories.jsonl"))
+    if not lines:
+        return _describe_failure(episodes) or f"{run_dir} has no finished iteration yet\n"
     with report_damaged_run(run_dir):
         steps = f"{lines[-1]['env_steps']:,} environment steps"
         links = run_checks(lines, episodes, config)
@@ -76,7 +76,15 @@ def diagnose(run_dir: StrPath) -> str:
     legend = [f"numbers are means over the first and the last {WINDOW:.0%} of the iterations; in brackets, of how many"]
     if any(link.holds is None and link.last is not None for link in links):
         legend.append("?: too few, or too noisy, to say")
-    return "\n".join([title, *map(str, links), verdict, *legend, ""])
+    return _describe_failure(episodes) + "\n".join([title, *map(str, links), verdict, *legend, ""])
+
+
+def _describe_failure(episodes: Sequence[JsonRecord]) -> str:
+    """Describe the last iteration if all its episodes failed."""
+    last = [e for e in episodes if e["iteration"] == episodes[-1]["iteration"]]
+    if not last or any(e["outcome"] != "error" for e in last):
+        return ""
+    return f"all {len(last)} episodes of iteration {last[0]['iteration']} failed; the first one: {last[0]['error']}\n"
 
 
 def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], config: Config) -> list[Check]:

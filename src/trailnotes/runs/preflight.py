@@ -105,7 +105,7 @@ def require_dependencies(
         raise MissingExtraError(f"{'; '.join(missing.values())}: {format_install_command(*missing)}")
     elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # Ray tells
     if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI_PREFIX) and not elsewhere:
-        from trailnotes.policies.vllm.building import validate_engine_settings
+        from trailnotes.policies.vllm.server import validate_engine_settings
 
         validate_engine_settings(config.engine)
 

@@ -70,7 +70,8 @@ class OpenGateway:
         if len(self._sessions) >= (limit := self._config.env.max_envs or MAX_SESSIONS):
             raise RequestRefused(f"{limit} sessions are alive: end some, or raise env.max_envs", 429, "too_many")
         key = key or secrets.token_urlsafe(24)
-        session = self._sessions[key] = Session(key, self._config.env.timeout)
+        context = min(self._config.rollout.max_context_tokens, self._policy.context_length)
+        session = self._sessions[key] = Session(key, self._config.env.timeout, context_tokens=context)
         session.task = Task(task, "gateway")
         self._count += 1
         playing = asyncio.create_task(self._play(session, self._count))

@@ -26,8 +26,7 @@ from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.reporting.crossed import Values
-from trailnotes.reporting.intervals import Estimate, Interval
+from trailnotes.reporting.intervals import Estimate, Interval, Values
 from trailnotes.runs.adapt import adapt
 from trailnotes.runs.directory import load_run_config
 from trailnotes.runs.evaluate import evaluate

@@ -16,7 +16,7 @@ from trailnotes.errors import ClusterError, ConfigError
 from trailnotes.learner.process_group import resolve_device_type
 from trailnotes.learner.ranks import RankMonitor
 from trailnotes.policies.hf.policy import resolve_device
-from trailnotes.policies.vllm.replica import Connect
+from trailnotes.policies.vllm.engine import Connect
 from trailnotes.runs.cluster.engines import place_engines
 from trailnotes.runs.cluster.envs import ActorHost
 from trailnotes.runs.cluster.memory import ServedMemory
