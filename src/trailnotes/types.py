@@ -58,7 +58,7 @@ class Task:
     seed: int = 0
     split: str = "train"
     options: Mapping[str, Any] = field(default_factory=dict)  # JSON-able; meaning is the environment's
-    family: str = ""  # games that have a secret in common, by a name that no other environment uses; "" = none said
+    family: str = ""  # games that have a secret in common, by a name that no other environment uses; "" = unknown
 
     def __post_init__(self) -> None:
         if not self.id or not self.env:
@@ -87,7 +87,7 @@ class Observation:
     success: bool = False  # the goal has been reached
     score: float = 0.0  # so far, in [.., max_score]
     max_score: float = 1.0
-    info: Mapping[str, Any] = field(default_factory=dict)  # JSON-able extras, logged, never shown to the policy
+    info: Mapping[str, Any] = field(default_factory=dict)  # JSON-able extras, logged, never part of a prompt
     briefing: Mapping[str, Any] | None = None  # facts worded in the first prompt, see `BRIEFING`; set at reset only
     # Of a foreign agent, instead of a turn that we word: {"kept": number of messages that stay, "messages": [[role,
     # content], ...] that follow}; the last one is the user's turn, of which `text` is the newest message.
@@ -237,11 +237,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decision: observation, tips shown, action and reward."""
+    """One decision: observation, tips, action and reward."""
 
     observation: Observation  # o_t, before the action
-    tips: tuple[Tip, ...]  # shown in this turn, in the order shown; () in plain mode
-    completion: Completion  # a_t as tokens, under the context that held the tips
+    tips: tuple[Tip, ...]  # of this turn, in their order; () in plain mode
+    completion: Completion  # a_t as tokens, under the context with the tips
     plain_prompt_ids: TokenIds  # the same history without any tip; equals completion.prompt_ids in plain mode
     action: str  # a_t as the environment received it
     reward: float  # r_t, extrinsic
@@ -307,7 +307,7 @@ class Sample:
     ====================  ====  =====  ====  =====  ====  =====  =====  =====  =====
 
     with log-probabilities -0.1 for *left* and -0.2 for *eos*. The row drops the tip (tokens 2 to 4), keeps the
-    sampled ids, and keeps what the sampler said about them WITH the tip:
+    sampled ids, and keeps the log-probabilities of the sampler WITH the tip:
 
     ====================  ====  =====  =====  =====  ======  =====
     position                 0      1      2      3       4      5
@@ -341,7 +341,7 @@ class Sample:
         if not all(0 <= weight < math.inf for weight in (self.hold, self.imitate)):
             raise ValueError(f"the weights of a row must be finite and not negative: {self.hold} and {self.imitate}")
         if self.role == "episode" and (self.hold or self.imitate):
-            raise ValueError("the row of an episode is held by loss.kl: hold and imitate are for rows of other roles")
+            raise ValueError("loss.kl anchors the row of an episode: hold and imitate are for rows of other roles")
 
 
 def count_common_prefix(one: Sequence[int], other: Sequence[int], most: int) -> int:

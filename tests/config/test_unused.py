@@ -39,7 +39,7 @@ def test_one_line_names_what_is_set_in_vain(words: list[str], said: str, caplog:
     warn_unused(config)
     assert caplog.messages == ([f"settings without effect: {said}"] if said else [])
     caplog.clear()
-    warn_unused(config, told=config)  # a run that was warned already
+    warn_unused(config, warned=config)  # a run that was warned already
     assert not caplog.messages
 
 

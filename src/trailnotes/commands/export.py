@@ -44,7 +44,7 @@ def export(
         RunError: the run has no checkpoint, or a damaged one.
     """
     from trailnotes.config.builtin import resolve_model_path
-    from trailnotes.config.schema import ModelConfig
+    from trailnotes.config.model_schema import ModelConfig
     from trailnotes.runs.card import write_model_card
     from trailnotes.runs.load_policy import open_evaluated_model
 

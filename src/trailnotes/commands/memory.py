@@ -89,13 +89,13 @@ def _show(store: TipStore, args: Namespace) -> None:
 
 
 def _iter_episode_lines(place: Path, tip: Tip) -> Iterator[str]:
-    """A line for each episode of the run that was shown `tip` with its present text."""
+    """A line for each episode of the run that read `tip` with its present text."""
     from trailnotes.runs.directory import TRAJECTORIES
     from trailnotes.storage.files import read_jsonl
 
     for record in read_jsonl((place if place.is_dir() else place.parent) / TRAJECTORIES):
-        shown = [each for step in record["steps"] for each in step["tips"]]
-        if any((each.get("id"), each["text"]) == (tip.id, tip.text) for each in shown):
+        read = [each for step in record["steps"] for each in step["tips"]]
+        if any((each.get("id"), each["text"]) == (tip.id, tip.text) for each in read):
             won = "success" if record["success"] else "no success"
             episode = f"{record['task']['id']}, member {record['member']}"
             yield f"iteration {record['iteration']}: {episode}: {won}, {record['score']:g}/{record['max_score']:g}"
@@ -109,7 +109,7 @@ def _search(store: TipStore, args: Namespace) -> None:
     for tip, similarity in hits:
         print(_format_tip(tip, f"similarity {similarity:.3f}  "))
     if not hits:
-        print(f"all tips of {args.namespace} are off or retired: `trailnotes memory enable` lets them be found")
+        print(f"all tips of {args.namespace} are off or retired: `trailnotes memory enable` lets searches return them")
 
 
 @_opened

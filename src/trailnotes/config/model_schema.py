@@ -58,7 +58,7 @@ class ModelConfig(Section):
         "QLoRA, arXiv 2305.14314")  # fmt: skip
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     template_options: dict[str, Any] = key(
-        dict, "what the chat template is told, such as { enable_thinking = false }; an endpoint gets it as "
+        dict, "variables of the chat template, such as { enable_thinking = false }; an endpoint gets it as "
         "chat_template_kwargs")  # fmt: skip
     lora: LoraConfig = key(LoraConfig, "low-rank adapters", needs="model.lora.enabled or learner.name = tinker")
 
@@ -195,7 +195,7 @@ class LearnerConfig(Section):
 class ClusterConfig(Section):
     """Several machines, by Ray."""
 
-    env_cpus: ClassVar[float] = 1.0  # CPUs that Ray sets aside for each of env.num_workers
+    env_cpus: ClassVar[float] = 1.0  # CPUs that Ray reserves for each of env.num_workers
 
     address: str = key(
         "", "of a Ray cluster: auto = the one that this machine is part of; HOST:PORT; ray://HOST:PORT; '' = none, "

@@ -120,7 +120,7 @@ class MemoryConfig(Section):
         "task", "tasks whose tips an episode reads: its own (paper) or more"
     )
     retrieval: Literal["dense", "sparse", "hybrid"] = key("dense", "cosine of vectors (paper), BM25, or ranks by both")
-    top_k: int = key(10, "tips shown at most", PAPER, ge=0)
+    top_k: int = key(10, "most tips in a turn", PAPER, ge=0)
     threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
     query: Literal["state", "conversation"] = key(
         "state", "text searched for: task and newest observation, or all (paper)"
@@ -135,7 +135,7 @@ class MemoryConfig(Section):
     ucb: float = key(
         1.0, "order by ucb: weight of the bonus for tips with few readers",
         "arXiv 2603.08561", ge=0, needs="memory.order = ucb")  # fmt: skip
-    max_tip_tokens: int = key(160, "a shown tip is cut here; less than 150 asks for tips of fewer words", ge=4)
+    max_tip_tokens: int = key(160, "a tip is cut here; less than 150 asks for tips of fewer words", ge=4)
     max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
     write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
     show_score: bool = key(True, "show each tip with the score of its episode")
@@ -164,12 +164,12 @@ class MemoryConfig(Section):
 
     @property
     def is_ranked_by_feedback(self) -> bool:
-        """Tell whether readers' results decide which tips are shown or kept."""
+        """Tell whether readers' results decide which tips appear or stay."""
         return not {"ucb", "worth"}.isdisjoint(self.ranking) or self.retire in {"least_used", "least_worth"}
 
     @property
     def requested_words(self) -> int:
-        """Return the word limit of a tip: 100 (paper), or fewer if fewer can be written and shown in full."""
+        """Return the word limit of a tip: 100 (paper), or fewer if fewer can be written and read in full."""
         return max(1, min(MAX_REQUESTED_WORDS, int(min(self.max_tip_tokens, self.max_write_tokens) / TOKENS_PER_WORD)))
 
 
@@ -256,7 +256,7 @@ class TrainConfig(Section):
 class EvalConfig(Section):
     """A fixed panel of tasks."""
 
-    split: str = key("test", "split of the panel; '' = none, where no game is held back from training")
+    split: str = key("test", "split of the panel; '' = none, where training may use every game")
     num_tasks: int = key(0, "tasks of the panel; 0 = all of the split", ge=0)
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
@@ -280,7 +280,7 @@ class WarmstartConfig(Section):
     save_every: int = key(500, "optimizer steps between checkpoints; 0 = only when it is asked to stop", ge=0)
     batch_size: int = key(64, "episodes in a step; optim.microbatch_tokens of them at a time", ge=1)
     lr: float = key(1e-3, "peak learning rate, with warm-up and cosine decay", gt=0)
-    num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
+    num_tips: int = key(4, "most tips in a demonstration", ge=0)
     p_follow_tip: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
     p_explore: float = key(
         0.5, "share of the others that explore: read the archive (waymarks), wander (scienceworld, textworld-express), "
@@ -299,7 +299,7 @@ class WarmstartConfig(Section):
         False, "put heads that copy into the random weights of the small model (of two layers or more): it says names "
         "that it has never seen after a tenth of the steps")  # fmt: skip
     p_full_loss: float = key(
-        0.0, "share of the conversations of which every token is learned, what is shown as well: a model that begins "
+        0.0, "share of the conversations of which every token is learned, those of the environment as well: a model that begins "
         "from nothing learns to copy sooner", ge=0, le=1)  # fmt: skip
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
 

@@ -232,10 +232,10 @@ def _describe_unknown(section: type[Section], name: str, prefix: str) -> str:
         return "this is a comparison of methods: trailnotes compare run FILE runs it"
     where = f"section [{prefix[:-1]}]" if prefix else "the config"
     known = [*section.model_fields, *(list_sections() if issubclass(section, Config) else ())]
-    near = [prefix + found for found in difflib.get_close_matches(name, known, 1)]
+    near = [prefix + match for match in difflib.get_close_matches(name, known, 1)]
     if not near:
         last = {dotted.rpartition(".")[2]: dotted for dotted in collect_fields(full_config_type())}
-        near = [last[found] for found in difflib.get_close_matches(name, last, 1)]
+        near = [last[match] for match in difflib.get_close_matches(name, last, 1)]
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
     return f"{where} has no key {name!r}: {hint}"
 

@@ -92,24 +92,24 @@ def open_or_make(folder: Path, make: Callable[[], T], open_made: Callable[[], T]
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
-    """Write aside, flush to disk, rename: `path` holds the old content or the new one, never a part."""
+    """Write another file, flush to disk, rename: `path` holds the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_aside(path) as aside:
-        with aside.open("wb") as file:
+    with open_aside(path) as draft:
+        with draft.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        draft.replace(path)
 
 
 @contextmanager
 def open_aside(path: Path) -> Iterator[Path]:
     """Yield a free name beside `path`, for a file to be written and renamed; it is removed if it was not renamed."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        yield aside
+        yield draft
     finally:
-        aside.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -233,19 +233,19 @@ def split_after(path: Path, iterations: int | None = None) -> Path | None:
     if offset == path.stat().st_size:
         return None
     name = "half" if iterations is None else f"after-{iterations:06d}"
-    aside = find_free_path(path.with_name(f"{path.stem}.{name}.jsonl"))
-    temporary = aside.with_name(f".{aside.name}")
+    moved = find_free_path(path.with_name(f"{path.stem}.{name}.jsonl"))
+    temporary = moved.with_name(f".{moved.name}")
     try:
         with path.open("rb") as file, temporary.open("wb") as copy:
             file.seek(offset)
             shutil.copyfileobj(file, copy)
             copy.flush()
             os.fsync(copy.fileno())
-        temporary.replace(aside)
+        temporary.replace(moved)
         os.truncate(path, offset)
     except OSError as error:
         raise RunError(f"cannot move lines from {path} ({error.strerror}): all are still there; {_FIX_HINT}") from error
-    return aside
+    return moved
 
 
 def encode_line(record: Mapping[str, Any]) -> bytes:
