@@ -299,7 +299,7 @@ class WarmstartConfig(Section):
         False, "put heads that copy into the random weights of the small model (of two layers or more): it says names "
         "that it has never seen after a tenth of the steps")  # fmt: skip
     p_full_loss: float = key(
-        0.0, "share of the conversations of which every token is learned, those of the environment as well: a model that begins "
+        0.0, "share of the conversations of which every token is learned, the observations too: a model that begins "
         "from nothing learns to copy sooner", ge=0, le=1)  # fmt: skip
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
 
