@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import encode_line, parse_json, write_bytes_atomic
-from trailnotes.storage.records import task_to_json
+from trailnotes.storage.files import encode_line, read_user_lines, task_to_json, write_bytes_atomic
 from trailnotes.types import Message, Task
 
 T = TypeVar("T")
@@ -42,23 +41,17 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
     the game, or a task as in trajectories.jsonl, which must not be evaluated. ``"token_ids"`` of an assistant turn are
     those sampled; a model whose tokenizer reads other text in them uses the text. `setting` named the file.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # texts may hold other line ends
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{setting} = {str(path)!r} cannot be read ({error})") from error
     demonstrations = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, record in read_user_lines(path):
         try:
-            demonstrations.append(_parse_record(parse_json(line)))
+            demonstrations.append(_parse_record(record))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{path}:{number} is not a demonstration ({error}); "
+                f"{setting} = {path}, line {number}: is not a demonstration ({error}); "
                 'a line is {"messages": [{"role": "user", "content": "..."}, ...]}'
             ) from error
     if not demonstrations:
-        raise ConfigError(f"{path} holds no demonstrations")
+        raise ConfigError(f"{setting} = {path} holds no demonstrations")
     return demonstrations
 
 
