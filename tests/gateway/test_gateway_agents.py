@@ -28,7 +28,7 @@ from trailnotes.gateway.session import Session
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.groups import run_groups
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.storage.files import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Completion, Message, Task, Tip, Trajectory
 
 Agent = Callable[[AgentSession], Any]

@@ -10,8 +10,7 @@ import torch
 
 from families import FAMILIES, family_tokenizer
 from puppet import OneTip, ids_of, led, play, rendered, talk, text_of
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import RolloutConfig
+from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import retrieval, tip_stats
 from trailnotes.memory.index import Ints, fuse_reciprocal_ranks, is_faiss_installed

@@ -21,8 +21,7 @@ from trailnotes.memory import TipMemory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import run_episode
 from trailnotes.rollout.tips import write_tips
-from trailnotes.storage.files import append_jsonl
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import append_jsonl, trajectory_to_json
 from trailnotes.types import Task, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)

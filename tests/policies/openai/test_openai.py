@@ -415,8 +415,7 @@ from pathlib import Path
 from small import small_config
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.policies.openai import OpenAIPolicy
-from trailnotes.storage.records import trajectory_to_json
-from trailnotes.storage.files import encode_line
+from trailnotes.storage.files import encode_line, trajectory_to_json
 from trailnotes.rollout.groups import run_groups
 from trailnotes.envs.tasks import tasks_of
 
