@@ -18,14 +18,7 @@ from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import parse_action
-from trailnotes.types import (
-    NO_OP,
-    THINK,
-    Completion,
-    Sampling,
-    TrajectoryGroup,
-    strip_thinking,
-)
+from trailnotes.types import NO_OP, THINK, Completion, Sampling, TrajectoryGroup, strip_thinking
 
 # As Qwen3's: thinking is kept behind the user's last message alone, and brought into one form there.
 DROPS = (
