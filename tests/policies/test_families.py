@@ -136,7 +136,7 @@ def test_a_game_is_played_and_trained_in_the_words_of_the_template(model_of, nam
 
 
 @pytest.mark.parametrize("name", ["llama3", "gemma2", "mistral1", "mistral3", "llama2"])
-def test_rows_give_what_was_sampled_the_probabilities_it_was_sampled_with(model_of, name) -> None:
+def test_rows_reproduce_sampled_logprobs(model_of, name) -> None:
     """Whatever the model says, end of turn or not, in one row or in one for each step."""
     tokenizer, model = player(model_of, name)
     done, _ = play(HFPolicy(model, tokenizer), system_prompt="Explore.", max_action_tokens=9, stop=())

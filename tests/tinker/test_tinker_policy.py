@@ -181,7 +181,7 @@ def test_a_line_that_was_cut_short_is_asked_for_again(own: StandIn, opened: Open
     assert Counter(file.read_bytes()) == Counter(whole)
 
 
-def test_completions_before_the_oldest_checkpoint_are_forgotten(own: StandIn, opened: Opened, tmp_path: Path) -> None:
+def test_completions_before_the_oldest_checkpoint_go(own: StandIn, opened: Opened, tmp_path: Path) -> None:
     policy = opened(tmp_path)
     learner = TinkerLearner(make_config(own), policy.server)
 

@@ -183,9 +183,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # -- kills
 
 
-def test_a_run_killed_while_it_plays_asks_for_no_completion_twice(
-    own: StandIn, tmp_path: Path, undisturbed: Any
-) -> None:
+def test_resume_after_kill_while_playing(own: StandIn, tmp_path: Path, undisturbed: Any) -> None:
     whole, _ = undisturbed(own.dialect)
     words, kept = write_config(own, tmp_path), tmp_path / "run" / "completions" / "000001.jsonl"
     code, output = Command(words, tmp_path / "output", kept, fatal=4).wait()
@@ -200,9 +198,7 @@ def test_a_run_killed_while_it_plays_asks_for_no_completion_twice(
 
 
 @pytest.mark.long
-def test_a_run_killed_while_it_learns_pays_for_that_update_again_alone(
-    own: StandIn, tmp_path: Path, undisturbed: Any
-) -> None:
+def test_resume_after_kill_while_learning(own: StandIn, tmp_path: Path, undisturbed: Any) -> None:
     whole, tokens = undisturbed(own.dialect)
     lines = [*read_jsonl(whole / "tinker.jsonl")]
     update = [number for number, line in enumerate(lines) if "trained" in line][2:4]  # the second: two steps
@@ -341,9 +337,7 @@ def test_settings_that_no_server_follows_are_refused(
 
 
 @pytest.mark.long
-def test_a_limit_of_tokens_stops_a_run_cleanly_until_it_is_raised(
-    own: StandIn, tmp_path: Path, undisturbed: Any, capsys: Any
-) -> None:
+def test_token_limit_stops_a_run_cleanly(own: StandIn, tmp_path: Path, undisturbed: Any, capsys: Any) -> None:
     whole, _ = undisturbed(own.dialect)
     first = sum(value for name, value in metrics(whole)[0].items() if name.startswith("tinker/tokens_"))
     limit = ["--learner.max_tokens_total", str(int(1.9 * first))]
@@ -427,7 +421,7 @@ def test_anchors_are_learned_from_what_the_start_model_says(own: StandIn, tmp_pa
 # -- evaluation
 
 
-def test_an_evaluation_plays_from_the_weights_at_the_server_or_here(own: StandIn, tmp_path: Path) -> None:
+def test_evaluation_at_the_server_equals_the_one_here(own: StandIn, tmp_path: Path) -> None:
     assert main(write_config(own, tmp_path)) == 0
     played = {}
     for name in ("tinker", "torch"):

@@ -23,15 +23,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError, PolicyError, format_install_command
 from trailnotes.policies.base import OwnedPolicy
 from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
-from trailnotes.types import (
-    Completion,
-    FinishReason,
-    Message,
-    Sampling,
-    TokenIds,
-    replace_surrogates,
-    strip_thinking,
-)
+from trailnotes.types import Completion, FinishReason, Message, Sampling, TokenIds, replace_surrogates, strip_thinking
 from trailnotes.web.faults import (
     RetryableError,
     compute_wait,

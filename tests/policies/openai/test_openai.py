@@ -222,9 +222,7 @@ FATAL: dict[str, tuple[Fault, str]] = {
 
 
 @pytest.mark.parametrize("name", FATAL)
-def test_a_fault_that_does_not_pass_ends_the_run_at_once_and_what_was_paid_is_kept(
-    name: str, proxy: Proxy, tmp_path: Path
-) -> None:
+def test_fatal_fault_ends_the_run_and_keeps_answers(name: str, proxy: Proxy, tmp_path: Path) -> None:
     fault, fix = FATAL[name]
     proxy.faults = [None, fault]
     with pytest.raises(PolicyError) as caught:
@@ -236,7 +234,7 @@ def test_a_fault_that_does_not_pass_ends_the_run_at_once_and_what_was_paid_is_ke
     assert sorted(proxy.counts.values()) == [1, 2]
 
 
-def test_the_key_is_in_nothing_that_is_written_said_or_shown(
+def test_key_is_redacted_everywhere(
     proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
@@ -275,7 +273,7 @@ def test_the_key_is_in_nothing_that_is_written_said_or_shown(
         ),
     ],
 )
-def test_impossible_settings_name_the_key_and_show_no_secret(
+def test_impossible_settings_name_the_key(
     endpoint: dict[str, Any], key: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if key:
@@ -305,7 +303,7 @@ def test_no_more_requests_are_under_way_than_allowed(proxy: Proxy) -> None:
     assert len(proxy.asked) == 12
 
 
-def test_equal_requests_of_several_episodes_share_an_answer_and_repeats_within_one_do_not(proxy: Proxy) -> None:
+def test_equal_requests_share_answers_across_episodes(proxy: Proxy) -> None:
     endpoint = policy(proxy.url)
 
     async def play(episode: str) -> list[Completion]:
@@ -322,7 +320,7 @@ def test_equal_requests_of_several_episodes_share_an_answer_and_repeats_within_o
     assert list(proxy.counts.values()) == [3]
 
 
-def test_a_cancelled_episode_waits_for_the_answer_that_is_under_way_and_it_is_kept(proxy: Proxy) -> None:
+def test_cancelled_episode_keeps_its_answer(proxy: Proxy) -> None:
     proxy.delay = 0.3
     endpoint = policy(proxy.url)
 
@@ -389,7 +387,7 @@ def test_max_cost_counts_what_is_under_way() -> None:
 # -- the file
 
 
-def test_a_run_that_is_begun_again_pays_for_nothing_twice_whatever_the_order(proxy: Proxy, tmp_path: Path) -> None:
+def test_restart_pays_for_nothing_twice(proxy: Proxy, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     first = ask(policy(proxy.url, path), *map(sampling, (0, 1, 2, 2)))
     again = policy(proxy.url, path)
@@ -449,9 +447,7 @@ def finish(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def test_a_run_killed_in_the_middle_of_its_episodes_goes_on_and_asks_nothing_that_is_answered(
-    proxy: Proxy, tmp_path: Path
-) -> None:
+def test_resume_after_kill_asks_nothing_twice(proxy: Proxy, tmp_path: Path) -> None:
     finish(start(proxy, tmp_path / "whole"))
     once = proxy.counts
     assert set(once.values()) == {1}
