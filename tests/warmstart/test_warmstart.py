@@ -113,9 +113,7 @@ def cut(config: Any, tokens: int) -> Any:
     return config.model_copy(update={"optim": config.optim.model_copy(update={"microbatch_tokens": tokens})})
 
 
-def test_the_cut_into_micro_batches_bounds_the_tokens_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_micro_batches_bound_tokens_and_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     whole = module.collate
 
@@ -204,7 +202,7 @@ def die() -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_what_was_killed_resumes_as_if_it_had_not_been(given: bool, start_model: Path, tmp_path: Path) -> None:
+def test_resume_after_kill(given: bool, start_model: Path, tmp_path: Path) -> None:
     config = small_config(warmstart={"steps": 8, "save_every": 3})
     if given:
         lora = {"enabled": True, "rank": 2}
@@ -224,7 +222,7 @@ def test_what_was_killed_resumes_as_if_it_had_not_been(given: bool, start_model:
     assert {n for n in names if (whole / n).read_bytes() != (parts / n).read_bytes()} == set()
 
 
-def test_a_signal_has_the_step_finished_and_saved(tmp_path: Path) -> None:
+def test_a_signal_saves_after_the_step(tmp_path: Path) -> None:
     config = small_config(warmstart={"steps": 6, "save_every": 0})
     stop = at_step(2, lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Interrupted, match="stopped after step 2; the same command resumes there") as stopped:

@@ -13,12 +13,14 @@ from trailnotes.commands.command import Command, argument
 
 def _run(args: Namespace) -> None:
     from trailnotes.config.builtin import BUILTIN_PREFIX
+
+    chosen = ["--model.path", args.model] if args.model else []
+    config = load_command_config(None, args.config, [*chosen, *args.settings])
+
     from trailnotes.learner.ranks import is_torchrun_worker, run_torchrun_rank
     from trailnotes.runs.dry_run import dry_run
     from trailnotes.runs.train import train
 
-    chosen = ["--model.path", args.model] if args.model else []
-    config = load_command_config(None, args.config, [*chosen, *args.settings])
     if is_torchrun_worker():
         run_torchrun_rank(config)
     elif args.dry_run:

@@ -68,8 +68,8 @@ class RecordedDemonstrator(Demonstrator):
             trajectory.task.id, self.write_note(trajectory, score), key="", score=score, max_score=trajectory.max_score
         )
 
-    def write_note(self, trajectory: Trajectory, score: float) -> str:  # noqa: ARG002 (told in English alone)
-        """Write the note about an episode that ended with `score`: the actions; the score is shown beside it."""
+    def write_note(self, trajectory: Trajectory, score: float) -> str:  # noqa: ARG002 (subclasses use it)
+        """Write the note about an episode that ended with `score`: the actions; the score stands next to it."""
         return " ; ".join(get_actions(trajectory))
 
     def build_rows(self, trajectory: Trajectory, tips: tuple[Tip, ...]) -> list[Demonstration]:
