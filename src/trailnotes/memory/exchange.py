@@ -7,6 +7,7 @@ after its checkpoint, so it drops the tips that it wrote since, and replays thes
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,7 +20,7 @@ from trailnotes.memory import schema
 from trailnotes.memory.retrieval import Embedder, load_file_embedder, make_embedder
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.scope import Scope
-from trailnotes.memory.store import OwnerChange, TipStore, build_addition
+from trailnotes.memory.store import SELECT_ITEM, ItemRow, OwnerChange, TipStore, build_addition
 from trailnotes.memory.tipfile import is_memory_file, iter_tips, resolve_memory_file, write_tips
 from trailnotes.memory.tips import SearchHit, TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
@@ -193,6 +194,8 @@ def set_tip_enabled(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
 def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) -> int:
     """Export tips as JSONL, the oldest first, atomically, without vectors and retired tips; return how many."""
     tips = list_tips(store, namespace)[::-1]
+    items = store.load_items()
+    _refuse_items(path, [item for item in items if namespace in {None, ".".join(json.loads(item.namespace))}])
     write_tips(path, tips, memory=store.lineage)
     return len(tips)
 
@@ -211,12 +214,37 @@ def import_tips(
     file = resolve_memory_file(path)
     if store.path is not None and file.exists() and file.samefile(store.path):
         raise MemoryStoreError(f"{path} is the memory itself: name another file, or another run")
+    if is_memory_file(file):
+        with schema.open_snapshot(file, every_page=False) as source:
+            _refuse_items(file, [ItemRow(*row) for row in source.execute(SELECT_ITEM)])
     memory = _make_memory(store, config)
     total, added = sum(1 for _ in iter_tips(file)), 0
     tips = (replace(tip, enabled=enable) for tip in iter_tips(file))
     while batch := list(islice(tips, IMPORT_BATCH)):
         added += add_imported(memory, batch)
     return ImportResult(added, total - added)
+
+
+def _refuse_items(path: StrPath, items: Sequence[ItemRow]) -> None:
+    """Refuse to carry values of a LangGraph store, which are more than their tips."""
+    if items:
+        names = ", ".join(sorted({".".join(json.loads(item.namespace)) for item in items})[:MAX_NAMED_NAMESPACES])
+        raise MemoryStoreError(
+            f"{path}: {len(items)} values of a LangGraph store ({names}) are no tips, and would be lost: copy the "
+            "memory file, or name another task with --namespace"
+        )
+
+
+def delete_namespace(store: TipStore, namespace: str) -> int:
+    """Delete all tips of a task, retired ones too, and the values of a LangGraph store there; return how many tips."""
+    with store.transaction():
+        ids = [tip.id for tip in store.load_tips(namespace) if tip.id is not None]
+        for item in store.load_items():
+            if ".".join(json.loads(item.namespace)) == namespace:
+                store.put_item(item.namespace, item.key, None, None)
+        for tip_id in ids:
+            store.record_owner_change(OwnerChange(tip_id, None))
+        return store.delete(ids)
 
 
 def add_imported(memory: TipMemory, tips: Sequence[Tip]) -> int:

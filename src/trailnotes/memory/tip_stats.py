@@ -147,6 +147,16 @@ def mean_gain(compared: Numbers, gained: Numbers) -> Numbers:
     return gains
 
 
+def compute_gain_bounds(compared: Numbers, gained: Numbers) -> Numbers:
+    """Compute W_i + 1 / sqrt(n_i), n_i = 1 + compared_i and W_i as `mean_gain`, (n,): the most that is likely.
+
+    A gain varies by about one half, so this is two standard errors above the mean. Below 0 the tip does harm, with a
+    probability of about .975.
+    """
+    bounds: Numbers = mean_gain(compared, gained) + 1.0 / np.sqrt(1.0 + compared)
+    return bounds
+
+
 def compute_ucb_scores(shown: Numbers, earned: Numbers, exploration: float) -> Numbers:
     """Compute U_i = (1/2 + earned_i) / n_i + exploration * sqrt(ln N / n_i), n_i = 1 + shown_i, N the sum of n_i, (n,).
 
