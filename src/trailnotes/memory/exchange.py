@@ -113,7 +113,7 @@ def add_tip(
         text: the advice; the memory must not have it under this key.
         key: its retrieval key; by default its own text.
         score: by default that of the best tip of the namespace, or 1 for the first.
-        enabled: whether it is shown.
+        enabled: whether searches return it.
         config: rules of eviction, and in `embedder` the one that the user names.
     """
     if not clean_tip(text):
@@ -268,11 +268,11 @@ def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_
     return len(tips)
 
 
-def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
+def reconcile(memory: TipMemory, saved: Path | None, start: Path, late_file: Path, tips: Sequence[Tip] = ()) -> bool:
     """Bring a run's memory to where the run continues; return whether the file is new to the run and so takes `tips`.
 
-    The tips that the run wrote after the snapshot `saved` in its last checkpoint move to the JSONL file `aside`; before
-    the first checkpoint it rewinds to `start`, a copy of the memory as the run first found it. A file that the run has
+    The tips that the run wrote after the snapshot `saved` in its last checkpoint move to the JSONL file `late_file`; before
+    the first checkpoint it rewinds to `start`, a copy of the memory as the run first opened it. A file that the run has
     not seen before (a first start, or another file in its place) stays as it is.
     """
     store = memory.store
@@ -281,7 +281,7 @@ def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, t
             with schema.open_snapshot(snapshot) as source:
                 is_copy = schema.read_meta(source, "lineage") == store.lineage
             if is_copy:
-                rewind_to_snapshot(memory, snapshot, aside)
+                rewind_to_snapshot(memory, snapshot, late_file)
                 return False
     if saved is not None and saved.is_file() and not store.sequence:
         memory.restore(saved)  # the file was lost, and made anew a moment ago
@@ -302,10 +302,10 @@ def discard_empty_start(live: Path, start: Path) -> None:
                 file.unlink()
 
 
-def rewind_to_snapshot(memory: TipMemory, snapshot: Path, aside: Path) -> int:
-    """Rewind to a snapshot, replay the owner's changes since, and save the run's own tips since as JSONL in `aside`.
+def rewind_to_snapshot(memory: TipMemory, snapshot: Path, late_file: Path) -> int:
+    """Rewind to a snapshot, replay the owner's changes since, and save the run's own tips since as JSONL in `late_file`.
 
-    Returns the number of tips set aside; at 0 no file is written. Raises `MemoryStoreError` where the snapshot cannot
+    Returns the number of tips that were saved; at 0 no file is written. Raises `MemoryStoreError` where the snapshot cannot
     be read or has another embedder; nothing has changed then.
     """
     store = memory.store
@@ -321,7 +321,7 @@ def rewind_to_snapshot(memory: TipMemory, snapshot: Path, aside: Path) -> int:
         written, retired = store.load_tips(after=after), store.load_retirements()
         late = [tip for tip in written if tip.id not in touched]
         if late:
-            write_tips(aside, late, memory=store.lineage)
+            write_tips(late_file, late, memory=store.lineage)
         # A tip that was retired since is judged again: the run plays anew what its mark is about.
         kept = {tip.id: replace(tip, enabled=tip.enabled or tip.id in retired) for tip in written if tip.id in touched}
         store.replace_rows(source)

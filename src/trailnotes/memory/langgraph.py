@@ -1,4 +1,4 @@
-"""A LangGraph store in a memory file: values under keys, found again by what they say.
+"""A LangGraph store in a memory file: values under keys, searched by what they say.
 
 A value's text (its "text" or "content", or the fields that `index` names) is also a tip of the namespace, so that
 `TipMemory.session` can show it, and its readers' results count; one without text is no tip, and no query ranks it.

@@ -60,9 +60,9 @@ class AccessRules:
 
     write: bool = False  # add tips
     namespace: str | None = None  # the one task that there is for them; None for all
-    enabled: bool = True  # whether what they add is shown at once
+    enabled: bool = True  # whether searches return at once what they add
     capacity: int = 1000  # tips of a task, from which on nothing is added: no client pushes others' tips out
-    plain_share: float = 0.1  # of sessions that are shown no tips, with which readers are compared
+    plain_share: float = 0.1  # of sessions without tips, with which readers are compared
     scope: Scope = "task"  # beyond the task: whose tips share the capacity, as `memory.scope` of the run says
 
 

@@ -121,12 +121,12 @@ def read_identity(connection: sqlite3.Connection) -> EmbedderIdentity:
     )
 
 
-def require_identity(held: EmbedderIdentity, wanted: EmbedderIdentity, path: Path | None, fix: str = "") -> None:
+def require_identity(stored: EmbedderIdentity, wanted: EmbedderIdentity, path: Path | None, fix: str = "") -> None:
     """Require that `path` has vectors of the wanted embedder; raises `MemoryStoreError` with the setting and a fix."""
-    if held != wanted:
+    if stored != wanted:
         raise MemoryStoreError(
-            f"{path} holds vectors of {held.name} ({held.dim} dimensions), not of {wanted.name} ({wanted.dim}): "
-            f"set memory.embedder = {held.name!r}{fix}"
+            f"{path} holds vectors of {stored.name} ({stored.dim} dimensions), not of {wanted.name} ({wanted.dim}): "
+            f"set memory.embedder = {stored.name!r}{fix}"
         )
 
 
@@ -234,19 +234,19 @@ def _initialize(connection: sqlite3.Connection, identity: EmbedderIdentity) -> N
 
 
 def _create(path: Path, identity: EmbedderIdentity | None) -> None:
-    """Make the complete file aside, then link it: no other process sees it empty, and the first one wins."""
+    """Make the complete file under another name, then link it: no other process sees it empty, and the first one wins."""
     if identity is None:
         raise MemoryStoreError(f"there is no memory file {path}: name a run directory or file that has one")
     log = path.with_name(f"{path.name}-wal")
     if log.exists() and not path.exists():
         raise MemoryStoreError(f"{path} is missing but {log.name} is there: put the file back, or move both away")
-    with translate_errors(path), open_aside(path) as aside:
-        with closing(_connect(str(aside))) as connection:
+    with translate_errors(path), open_aside(path) as new:
+        with closing(_connect(str(new))) as connection:
             connection.execute("PRAGMA journal_mode = MEMORY")  # a file of its own would outlive a kill
             _initialize(connection, identity)
-        fsync_path(aside)
+        fsync_path(new)
         try:
-            os.link(aside, path)
+            os.link(new, path)
         except FileExistsError:
             return
         fsync_path(path.parent)

@@ -47,7 +47,7 @@ class TipPage:
     ids: tuple[int, ...]  # best first, in the order of the page
     columns: dict[str, Floats]  # "score", "support", "recency" and those of `READER_COLUMNS`: float64 (n,)
     index: ExactIndex
-    fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
+    fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were read before
     words: BM25Index | None = None  # of their keys, once they are searched by words
 
 
@@ -233,7 +233,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._touched.update(namespaces)
 
     def insert_attempt(self, name: str, namespace: str, tips: Sequence[int], kept: int) -> None:
-        """Insert an attempt that was shown `tips`, and delete those before the `kept` newest."""
+        """Insert an attempt that reads `tips`, and delete those before the `kept` newest."""
         values = (name, replace_surrogates(namespace), json.dumps(list(tips)))
         number = self._write("INSERT INTO attempts (id, namespace, tips) VALUES (?, ?, ?)", values).lastrowid or 0
         self._write("DELETE FROM attempts WHERE number <= ?", (number - kept,))

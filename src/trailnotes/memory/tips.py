@@ -1,4 +1,4 @@
-"""EMPO2's memory: which tips are kept, which are found, in which order (arXiv 2602.23008, section 4.1).
+"""EMPO2's memory: which tips are kept, retrieved, and in which order (arXiv 2602.23008, section 4.1).
 
 Every writer cleans a tip (`normalize_tip`); prompts quote all that they show.
 """
@@ -45,7 +45,7 @@ COMPUTED_KEYS = {
 }  # orders that depend on the search, so that no page is sorted by them
 PROTECTED_SHARE = 0.25  # share of the capacity: the newest tips, exempt from eviction by use or worth
 COMPARED_ATTEMPTS = 32  # newest attempts at the task that one is compared with
-RETRY_SPACING = 8  # a withheld tip with n readers is shown in one search of so many times n
+RETRY_SPACING = 8  # a withheld tip with n readers comes back in one search of so many times n
 SURE_READERS = 2  # first readers of a tip, who are never left without it
 LEAVE_OUT = 0.5  # probability that a session leaves out a new one of its tips; it falls with the readers
 KEPT_ATTEMPTS = 100_000  # attempts in the file
@@ -83,7 +83,7 @@ class SearchHit(NamedTuple):
 class TipSession:
     """One attempt at a task, by an agent of any kind.
 
-    A reader's gain is what it earned less the mean of the task's newest attempts that were not shown the tip, so let
+    A reader's gain is what it earned less the mean of the task's newest attempts without the tip, so let
     some sessions go without tips (`show_tips=False`): the gateway and MCP do it by a share.
     """
 
@@ -122,7 +122,7 @@ class TipSession:
 
 
 class TipMemory(StoreBackedMemory):
-    """Tips by namespace, in one store, found through one embedder, whose vectors the store must hold.
+    """Tips by namespace, in one store, searched through one embedder, whose vectors the store must hold.
 
     `clock` gives `created` to tips that have none, for information only: age is counted in writes.
     """
@@ -234,7 +234,7 @@ class TipMemory(StoreBackedMemory):
 
         Args:
             task: the id under which attempts share their tips.
-            query: the state that tips are found for.
+            query: the state that tips are retrieved for.
             top_k: tips at most; None: `config.top_k`.
             show_tips: False for an attempt without tips, which the others are compared with.
             author: writes a tip from the transcript of the report.
@@ -246,7 +246,7 @@ class TipMemory(StoreBackedMemory):
         return TipSession(self, task, query, self.record_attempt(task, tips), tuple(tips), author)
 
     def _leave_out(self, task: str, tips: Sequence[Tip]) -> list[Tip]:
-        """Leave out each tip now and then, more often while it is new: or tips shown together would share one gain."""
+        """Leave out each tip now and then, more often while it is new: or tips that always come together would share one gain."""
         draw, kept = random.Random(derive_seed("leave out", task, self.store.count_events())), list[Tip]()
         for tip in tips:
             readers = self.store.load_reader_stats(tip.id)[tip.id or 0]
@@ -255,7 +255,7 @@ class TipMemory(StoreBackedMemory):
         return kept
 
     def record_attempt(self, task: str, tips: Sequence[Tip]) -> str:
-        """Record that an attempt is shown `tips`; return its id."""
+        """Record that an attempt reads `tips`; return its id."""
         name = secrets.token_urlsafe(12)
         with self.store.transaction():
             self.store.insert_attempt(name, task, [tip.id for tip in tips if tip.id is not None], KEPT_ATTEMPTS)
