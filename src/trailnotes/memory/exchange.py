@@ -271,8 +271,8 @@ def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_
 def reconcile(memory: TipMemory, saved: Path | None, start: Path, late_file: Path, tips: Sequence[Tip] = ()) -> bool:
     """Bring a run's memory to where the run continues; return whether the file is new to the run and so takes `tips`.
 
-    The tips that the run wrote after the snapshot `saved` in its last checkpoint move to the JSONL file `late_file`; before
-    the first checkpoint it rewinds to `start`, a copy of the memory as the run first opened it. A file that the run has
+    The tips that the run wrote after the snapshot `saved` in its last checkpoint move to the JSONL file `late_file`;
+    before the first checkpoint it rewinds to `start`, a copy of the memory as the run first opened it. A file that the run has
     not seen before (a first start, or another file in its place) stays as it is.
     """
     store = memory.store
@@ -303,10 +303,10 @@ def discard_empty_start(live: Path, start: Path) -> None:
 
 
 def rewind_to_snapshot(memory: TipMemory, snapshot: Path, late_file: Path) -> int:
-    """Rewind to a snapshot, replay the owner's changes since, and save the run's own tips since as JSONL in `late_file`.
+    """Rewind to a snapshot, replay the owner's changes since, and save the run's own tips since in `late_file` (JSONL).
 
-    Returns the number of tips that were saved; at 0 no file is written. Raises `MemoryStoreError` where the snapshot cannot
-    be read or has another embedder; nothing has changed then.
+    Returns the number of tips that were saved; at 0 no file is written. Raises `MemoryStoreError` where the snapshot
+    cannot be read or has another embedder; nothing has changed then.
     """
     store = memory.store
     with schema.open_snapshot(snapshot) as source, store.transaction():

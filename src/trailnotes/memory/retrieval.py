@@ -398,8 +398,8 @@ def load_file_embedder(stored: str, named: str = "") -> Embedder:
         return make_embedder(named)
     if stored not in BUILT_IN_EMBEDDERS and not stored.startswith(OPENAI_PREFIX):
         raise ConfigError(
-            f"the vectors are of {stored!r}, a model that the file alone names, so it is not loaded: where you trust it, "
-            f"name it yourself (--embedder {shlex.quote(stored)}, or memory.embedder)"
+            f"the vectors are of {stored!r}, a model that the file alone names, so it is not loaded: where you trust "
+            f"it, name it yourself (--embedder {shlex.quote(stored)}, or memory.embedder)"
         )
     return make_embedder(stored)
 

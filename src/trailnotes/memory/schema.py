@@ -234,7 +234,7 @@ def _initialize(connection: sqlite3.Connection, identity: EmbedderIdentity) -> N
 
 
 def _create(path: Path, identity: EmbedderIdentity | None) -> None:
-    """Make the complete file under another name, then link it: no other process sees it empty, and the first one wins."""
+    """Make the complete file under another name, then link it: none sees it empty, and the first process wins."""
     if identity is None:
         raise MemoryStoreError(f"there is no memory file {path}: name a run directory or file that has one")
     log = path.with_name(f"{path.name}-wal")

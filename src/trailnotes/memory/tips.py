@@ -246,7 +246,7 @@ class TipMemory(StoreBackedMemory):
         return TipSession(self, task, query, self.record_attempt(task, tips), tuple(tips), author)
 
     def _leave_out(self, task: str, tips: Sequence[Tip]) -> list[Tip]:
-        """Leave out each tip now and then, more often while it is new: or tips that always come together would share one gain."""
+        """Leave out each tip now and then, the more often the newer: tips that always come together share one gain."""
         draw, kept = random.Random(derive_seed("leave out", task, self.store.count_events())), list[Tip]()
         for tip in tips:
             readers = self.store.load_reader_stats(tip.id)[tip.id or 0]
