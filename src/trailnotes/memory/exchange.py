@@ -272,8 +272,8 @@ def reconcile(memory: TipMemory, saved: Path | None, start: Path, late_file: Pat
     """Bring a run's memory to where the run continues; return whether the file is new to the run and so takes `tips`.
 
     The tips that the run wrote after the snapshot `saved` in its last checkpoint move to the JSONL file `late_file`;
-    before the first checkpoint it rewinds to `start`, a copy of the memory as the run first opened it. A file that the run has
-    not seen before (a first start, or another file in its place) stays as it is.
+    before the first checkpoint it rewinds to `start`, a copy of the memory as the run first opened it. A file that the
+    run has not seen before (a first start, or another file in its place) stays as it is.
     """
     store = memory.store
     for snapshot in (saved, start):
