@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.exchange import enable_tips
 from trailnotes.types import Tip

@@ -16,8 +16,7 @@ import pytest
 from adaptrun import Guesser, adapt_by
 from tinyrun import SAME, differences, metrics, tiny_config, train_in_process
 from trailnotes.commands import main
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config
+from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import TipMemory, open_memory

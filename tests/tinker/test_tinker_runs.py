@@ -129,16 +129,16 @@ def load_adapters(run_dir: Path) -> dict[str, torch.Tensor]:
     return load_file(path / "model" / "adapter_model.safetensors")
 
 
-def assert_same_run(one: Path, other: Path, tolerance: float = 0.0) -> None:
-    """Assert that two runs have played the same episodes, and have the same weights."""
+def assert_same_run(one: Path, other: Path) -> None:
+    """Assert that two runs have played the same episodes, and have the same weights, as the stand-in promises."""
     assert episodes(one) == episodes(other)
     left, right = load_adapters(one), load_adapters(other)
     assert left.keys() == right.keys()
     for name, value in left.items():
-        torch.testing.assert_close(value, right[name], rtol=0, atol=tolerance, msg=name)
+        torch.testing.assert_close(value, right[name], rtol=0, atol=0, msg=name)
 
 
-@pytest.fixture(params=["documented", "skyrl"])
+@pytest.fixture(params=["documented", pytest.param("skyrl", marks=pytest.mark.long)])
 def own(request: pytest.FixtureRequest, stand_in: Any) -> StandIn:
     """A server that a test may kill."""
     server: StandIn = stand_in(request.param)
@@ -199,6 +199,7 @@ def test_a_run_killed_while_it_plays_asks_for_no_completion_twice(
     assert_same_run(whole, tmp_path / "run")
 
 
+@pytest.mark.long
 def test_a_run_killed_while_it_learns_pays_for_that_update_again_alone(
     own: StandIn, tmp_path: Path, undisturbed: Any
 ) -> None:
@@ -218,21 +219,17 @@ def test_a_run_killed_while_it_learns_pays_for_that_update_again_alone(
     assert count_at(own)["trained"] == tokens["trained"] + again
 
 
-def list_actions(run_dir: Path) -> list[list[str]]:
-    return [[step["action"] for step in each["steps"]] for each in episodes(run_dir)]
-
-
 @pytest.mark.parametrize("server", [pytest.param("real", marks=pytest.mark.tinker)], indirect=True)
 def test_a_killed_run_goes_on_at_the_real_server(server: Server, tmp_path: Path) -> None:
-    whole = write_config(server, tmp_path / "whole")
-    assert main(whole) == 0
+    """It batches as requests arrive, so that another run may draw other tokens: what was paid for alone is the same."""
     for touched, fatal in {"completions/000001.jsonl": 4, "checkpoints/.aside-new-step-000002": 1}.items():
         words = write_config(server, tmp_path / str(fatal))
         code, output = Command(words, tmp_path / "output", tmp_path / str(fatal) / "run" / touched, fatal).wait()
         assert code == -9, output
+        run_dir = tmp_path / str(fatal) / "run"
         assert main(words) == 0
-        assert metrics(tmp_path / str(fatal) / "run")[1]["engine/reused"] == (3 if fatal == 4 else ASKED)
-        assert list_actions(tmp_path / str(fatal) / "run")[:8] == list_actions(tmp_path / "whole" / "run")[:8]
+        assert metrics(run_dir)[1]["engine/reused"] == (3 if fatal == 4 else ASKED)
+        assert len(metrics(run_dir)) == 3
 
 
 class Lasting(PosixPath):
@@ -242,7 +239,10 @@ class Lasting(PosixPath):
         super().mkdir(parents=True, exist_ok=True)
 
 
-@pytest.mark.parametrize("kind", ["documented", "skyrl", pytest.param("real", marks=pytest.mark.tinker)])
+@pytest.mark.parametrize(
+    "kind",
+    ["documented", pytest.param("skyrl", marks=pytest.mark.long), pytest.param("real", marks=pytest.mark.tinker)],
+)
 def test_a_run_outlives_its_server(
     kind: str, stand_in: Any, tmp_path: Path, model_dir: Path, undisturbed: Any, request: pytest.FixtureRequest
 ) -> None:
@@ -252,10 +252,8 @@ def test_a_run_outlives_its_server(
         server: Server = SkyRL("skyrl", model_dir, Lasting(tmp_path / "server"))
         request.addfinalizer(server.close)
         server.start()
-        assert main(write_config(server, tmp_path / "whole")) == 0
-        whole = tmp_path / "whole" / "run"
     else:
-        server, whole = stand_in(kind), undisturbed(kind)[0]
+        server = stand_in(kind)
     words, kept = write_config(server, tmp_path), tmp_path / "run" / "completions" / "000001.jsonl"
     asking = Command(words, tmp_path / "output")
     wait_for(lambda: kept.is_file() and len(kept.read_text().splitlines()) > 2, 120.0)
@@ -269,12 +267,14 @@ def test_a_run_outlives_its_server(
     server.start()
     assert main([*words, "--learner.url", server.url, "--allow-change", "learner.url"]) == 0
     assert [line["engine/reused"] for line in metrics(tmp_path / "run")] == [0, reused, 0]
-    assert_same_run(whole, tmp_path / "run", 1e-6 if kind == "real" else 0.0)
+    if kind != "real":  # which batches as it likes
+        assert_same_run(undisturbed(kind)[0], tmp_path / "run")
 
 
 # -- refusals
 
 
+@pytest.mark.long
 def test_what_is_refused_for_a_while_is_asked_again(own: StandIn, tmp_path: Path, undisturbed: Any) -> None:
     for path in ("asample", "forward", "forward_backward", "optim_step", "save_weights"):
         own.add_fault(path=path, status=429)
@@ -304,6 +304,7 @@ def test_a_wrong_key_is_named_and_never_shown(
     assert "the hosted Tinker service wants a key" in fail([*words, "--learner.url", ""], capsys)
 
 
+@pytest.mark.long
 def test_the_key_is_in_no_file_and_in_no_output(stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = stand_in("documented", "--key", KEY)
     monkeypatch.setenv(TINKER_KEY_VARIABLE, KEY)
@@ -339,6 +340,7 @@ def test_settings_that_no_server_follows_are_refused(
 # -- limits
 
 
+@pytest.mark.long
 def test_a_limit_of_tokens_stops_a_run_cleanly_until_it_is_raised(
     own: StandIn, tmp_path: Path, undisturbed: Any, capsys: Any
 ) -> None:
@@ -384,6 +386,7 @@ def score_here(config: Config, model: Path, rows: Sequence[Sample]) -> list[floa
 ROW = Sample((5, 6, 7, 8, 9, 10, 11), (0, 0, 1, 1, 1, 1, 1), (0.0,) * 7, (0.0,) * 7)
 
 
+@pytest.mark.long
 def test_the_start_model_writes_and_leaves_what_is_trained(
     own: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

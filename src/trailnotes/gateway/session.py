@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
 from trailnotes.gateway import requests
-from trailnotes.gateway.requests import ChatPrompt, ChatTurn, ModelCall, ModelReply, RequestRefused
+from trailnotes.gateway.requests import ChatPrompt, ChatTurn, DescribeTools, ModelCall, ModelReply, RequestRefused
 from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Task
 
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
+MAX_TOKEN_CHARS: Final = 64  # of a token of a whole context, on average: far above what tokenizers reach
 MAX_REPORT_CHARS: Final = 32_768  # of the text of a report
 MAX_FAULT_CHARS: Final = 300  # of what is wrong with one
 _OVER: Final = "the episode is over: rollout.max_steps is reached, or the conversation fills the context"
@@ -60,19 +61,26 @@ class Session:
         timeout: seconds to the first request, and from each answer to the next request or report.
         start: starts the agent on `reset`; None: it comes by itself.
         scorer: scores the episode when it has ended, whatever the agent reports; it runs in a thread.
+        context_tokens: what a request may hold at most: one that is far too long is refused by its length, before any
+            tokenizer reads it; 0 leaves that to the run.
     """
 
-    def __init__(self, key: str, timeout: float, start: StartAgent | None = None, scorer: Score | None = None) -> None:
+    def __init__(
+        self, key: str, timeout: float, start: StartAgent | None = None, scorer: Score | None = None,
+        context_tokens: int = 0,
+    ) -> None:  # fmt: skip
         self.key, self.task = key, Task(key, "gateway")
         self.loop = asyncio.get_running_loop()
         self.num_answered = 0
+        self.describe_tools: DescribeTools | None = None  # of the model, where it has a form of its own for tools
         self._timeout, self._start, self._scorer = timeout, start, scorer
+        self._max_chars = context_tokens * MAX_TOKEN_CHARS
         self._agent: Any = None
         self._waiting: asyncio.Queue[tuple[ChatPrompt, asyncio.Future[Completion]] | None] = asyncio.Queue()
         self._now: asyncio.Future[Completion] | None = None  # the request that the run answers
         self._asked: dict[ChatPrompt, asyncio.Future[Completion]] = {}
         self._said: list[ChatTurn] = []  # the newest conversation, with its answer
-        self._sampled: dict[tuple[tuple[ChatTurn, ...] | None, str], str] = {}  # see `render_conversation`
+        self._sampled: dict[tuple[int | None, str], str] = {}  # see `render_conversation`
         self._reward, self._report, self._failure, self._over = 0.0, Report(max_score=1.0, done=False), "", False
         self._cut = False  # no further request is answered
         self._clock: asyncio.Timeout | None = None  # while the agent is waited for
@@ -83,8 +91,10 @@ class Session:
 
     async def ask(self, call: ModelCall, *, again: bool = False) -> ModelReply:
         """Have the run answer a request; `again`: the client repeats one whose answer it may have missed."""
-        said = requests.render_conversation(call, self._sampled)
+        said = requests.render_conversation(call, self._sampled, self.describe_tools)
         self._require_live()
+        if self._max_chars and (length := sum(len(text) for _, text in said.turns)) > self._max_chars:
+            raise RequestRefused(f"{length:,} characters do not fit into the context", 413, "context_length_exceeded")
         if self._cut:
             raise RequestRefused(_OVER, 400, "episode_over")
         future = self._asked.get(said) if again else None
@@ -95,8 +105,7 @@ class Session:
             self._waiting.put_nowait((said, future))
         completion = await asyncio.shield(future)
         reply = requests.make_reply(call, completion)
-        before = tuple(turn for turn in said.turns if turn[0] != "system")
-        for place in (before, None):
+        for place in (requests.hash_turns(said.turns), None):
             self._sampled[place, requests.identify(reply.message)] = completion.text
         return reply
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.memory_schema import EMBEDDER_KEY_VARIABLE, validate_embedder_name
 from trailnotes.config.model_schema import OPENAI_PREFIX, EndpointConfig
+from trailnotes.config.schema import EMBEDDER_KEY_VARIABLE, validate_embedder_name
 from trailnotes.config.section import require_secret_free_url
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
 from trailnotes.memory.schema import EMBEDDER_NAME, normalize_embedder_name

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import retrieval, tip_stats

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import ActionFormat, RolloutConfig
+from trailnotes.config.schema import ActionFormat, MemoryConfig, RolloutConfig
 from trailnotes.memory.tips import quoted as quoted  # noqa: PLC0414 (a public name of this module)
 from trailnotes.types import NO_OP, Message, Observation, Role, Tip, TokenIds, Trajectory, strip_thinking
 

@@ -10,18 +10,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy import Fault, Proxy, changed, cut_body, cut_quietly, refusal
+from proxy import Fault, Proxy, changed, cut_body, cut_quietly, hang, refusal
 from served import MODEL
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, ConfigError, PolicyError
-from trailnotes.policies.openai.endpoint import AnswerCache, PaidAnswer, TokenUsage
-from trailnotes.policies.openai.policy import OpenAIPolicy
+from trailnotes.policies import openai
+from trailnotes.policies.openai import AnswerCache, OpenAIPolicy, PaidAnswer, TokenUsage
 from trailnotes.types import Completion, Message, Sampling
 from trailnotes.web import faults
 
@@ -160,13 +162,26 @@ def test_a_fault_that_passes_is_tried_again_and_counted(name: str, proxy: Proxy,
     assert [line["retries"] for line in lines(tmp_path / "a.jsonl") if line["key"]] == [2, 0]
 
 
-def test_a_server_that_is_not_there_is_told_from_one_that_fails(proxy: Proxy) -> None:
-    endpoint = policy("http://127.0.0.1:9/v1", max_retries=2)
-    with pytest.raises(PolicyError, match=r"127.0.0.1:9/v1 failed 3 times, at last with no connection "):
+def test_an_endpoint_that_never_answered_ends_the_run_at_once(proxy: Proxy, caplog, monkeypatch) -> None:
+    endpoint = policy("http://127.0.0.1:9/v1")
+    with pytest.raises(PolicyError, match=r"127.0.0.1:9/v1 has never answered: no connection .*endpoint.base_url"):
         ask(endpoint, sampling())
     assert not endpoint.metrics()["endpoint/lost"]  # nothing was sent
-    proxy.always = refusal(500, "out of order")
-    with pytest.raises(PolicyError, match=r"failed 2 times, at last with 500: out of order"):
+    monkeypatch.setattr(openai, "LONG_WAIT", 0.1)
+    proxy.always = hang
+    with pytest.raises(PolicyError, match=r"has never answered: .*endpoint.timeout = 0.5 s"):
+        ask(policy(proxy.url, timeout=0.5), sampling())
+    assert "has not answered for 0.1 s yet" in caplog.text
+    assert len(proxy.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(500, "failed 2 times, at last with 500: too much"), (429, "rate limit, 2 times .*429: too much")],
+)
+def test_an_endpoint_that_fails_too_often(proxy: Proxy, status: int, words: str) -> None:
+    proxy.always = refusal(status, "too much")
+    with pytest.raises(PolicyError, match=words):
         ask(policy(proxy.url, max_retries=1), sampling())
     assert len(proxy.asked) == 2
 
@@ -176,6 +191,9 @@ def test_retry_after_is_honoured(proxy: Proxy) -> None:
     ask(policy(proxy.url), sampling())
     first, second = (asked.time for asked in proxy.asked)
     assert second - first >= 0.6
+    in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+    assert 50 < (faults.parse_retry_after({"retry-after": in_a_minute}) or 0) <= 60
+    assert faults.parse_retry_after({"retry-after": "soon"}) is None
 
 
 def test_what_may_have_been_billed_counts_at_its_most(proxy: Proxy, tmp_path: Path) -> None:
@@ -398,9 +416,8 @@ import asyncio, sys
 from pathlib import Path
 from small import small_config
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.policies.openai.policy import OpenAIPolicy
-from trailnotes.storage.records import trajectory_to_json
-from trailnotes.storage.files import encode_line
+from trailnotes.policies.openai import OpenAIPolicy
+from trailnotes.storage.files import encode_line, trajectory_to_json
 from trailnotes.rollout.groups import run_groups
 from trailnotes.envs.tasks import tasks_of
 

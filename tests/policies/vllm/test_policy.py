@@ -25,7 +25,7 @@ HALL = [Message("user", "A hall.")]
 
 
 def pid_of(policy: VLLMPolicy, index: int = 0) -> int:
-    served = policy.replicas[index].server
+    served = policy.replicas[index].client.server
     assert served is not None
     assert served.process is not None
     return served.process.pid
@@ -33,7 +33,7 @@ def pid_of(policy: VLLMPolicy, index: int = 0) -> int:
 
 def kill(policy: VLLMPolicy, index: int = 0) -> None:
     os.kill(pid_of(policy, index), signal.SIGKILL)
-    wait_for(lambda: policy.replicas[index].server.has_ended)
+    wait_for(lambda: policy.replicas[index].client.server.has_ended)
 
 
 def ask(policy: VLLMPolicy, *samplings: Sampling) -> list[Completion]:
@@ -243,7 +243,7 @@ PARENT = """
     config = Config(model={"path": sys.argv[1], "device": "cpu"}, engine={"python": sys.executable})
     server.PROGRAM = Path(sys.argv[2])
     policy = make_vllm_policy(config)
-    print(policy.replicas[0].server.process.pid, policy._folder, flush=True)
+    print(policy.replicas[0].client.server.process.pid, policy._folder, flush=True)
     time.sleep(600)
 """
 

@@ -24,9 +24,8 @@ from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.policies.vllm import make_vllm_policy
-from trailnotes.policies.vllm.building import start_engine
-from trailnotes.policies.vllm.client import EngineClient, EngineLostError
-from trailnotes.policies.vllm.server import EngineServer
+from trailnotes.policies.vllm.engine import EngineClient, EngineLostError
+from trailnotes.policies.vllm.server import EngineServer, start_engine
 from trailnotes.types import Completion, Message, Sampling
 
 PROGRAM = Path(__file__).parents[2] / "causal.py"

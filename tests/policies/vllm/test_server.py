@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
-from trailnotes.policies.vllm import building, server
-from trailnotes.policies.vllm.building import build_command, compute_cache_bytes, is_sleeping
-from trailnotes.policies.vllm.server import build_environment
-from trailnotes.policies.vllm.weights import write_weights
+from trailnotes.policies.vllm import server
+from trailnotes.policies.vllm.policy import write_weights
+from trailnotes.policies.vllm.server import build_command, build_environment, compute_cache_bytes, is_sleeping
 
 SHAPE = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
 
@@ -51,19 +50,19 @@ def test_the_command_has_the_settings_of_the_base_and_of_the_rollout(config_of, 
 @pytest.mark.parametrize(
     ("extra", "share", "sleeps"),
     [
-        ({}, building.SHARED_GPU_FRACTION, True),
-        ({"engine": {"replicas": 3}}, building.SHARED_GPU_FRACTION / 3, True),
+        ({}, server.SHARED_GPU_FRACTION, True),
+        ({"engine": {"replicas": 3}}, server.SHARED_GPU_FRACTION / 3, True),
         ({"engine": {"device_memory": 0.3}}, 0.3, True),
-        ({"rollout": {"max_async_iterations": 1}}, building.SHARED_GPU_FRACTION, False),
-        ({"engine": {"devices": ["1"]}}, building.DEDICATED_GPU_FRACTION, False),
-        ({"engine": {"urls": ["http://127.0.0.1:7465"]}}, building.DEDICATED_GPU_FRACTION, False),
-        ({"cluster": {"address": "auto"}}, building.DEDICATED_GPU_FRACTION, False),
+        ({"rollout": {"max_async_iterations": 1}}, server.SHARED_GPU_FRACTION, False),
+        ({"engine": {"devices": ["1"]}}, server.DEDICATED_GPU_FRACTION, False),
+        ({"engine": {"urls": ["http://127.0.0.1:7465"]}}, server.DEDICATED_GPU_FRACTION, False),
+        ({"cluster": {"address": "auto"}}, server.DEDICATED_GPU_FRACTION, False),
     ],
 )
 def test_engines_leave_room_and_sleep_where_the_learner_has_the_same_gpu(
     config_of, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], share: float, sleeps: bool
 ) -> None:
-    monkeypatch.setattr(building, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(server, "resolve_device", lambda _: torch.device("cuda"))
     base = config_of().model_dump(include={"run", "model", "engine", "rollout", "cluster"})
     config = Config(**{name: section | extra.get(name, {}) for name, section in base.items()})
     command, _ = build_command(config)
