@@ -162,9 +162,14 @@ def _edit(store: TipStore, args: Namespace) -> None:
 
 @_opened
 def _delete(store: TipStore, args: Namespace) -> None:
-    from trailnotes.memory.exchange import delete_tips
+    from trailnotes.memory.exchange import delete_namespace, delete_tips, require_namespace
 
-    print(f"{delete_tips(store, args.ids)} tips deleted")
+    if bool(args.ids) == (args.namespace is not None):
+        raise ConfigError("name the tips: give either IDs or --namespace")
+    if args.namespace is not None and args.namespace not in {tip.namespace for tip in store.load_tips(args.namespace)}:
+        require_namespace(store, args.namespace)
+    deleted = delete_tips(store, args.ids) if args.ids else delete_namespace(store, args.namespace)
+    print(f"{deleted} tips deleted")
 
 
 @_opened
@@ -348,10 +353,14 @@ COMMANDS = (
     ),
     Command(
         name="memory delete", summary="delete tips",
-        about="Delete the named tips for good, or none of them if one does not exist. The agent may write the same "
-        "text again; `memory enable --off` keeps a text disabled even then.",
+        about="Delete the named tips, or all of a task, for good; none of them if one does not exist. The agent "
+        "may write the same text again; `memory enable --off` keeps a text disabled even then.",
         example="trailnotes memory delete runs/smoke 1 2", run=_delete,
-        arguments=(_PLACE, argument("ids", type=int, metavar="ID", nargs="+", help=_IDS_HELP)),
+        arguments=(
+            _PLACE,
+            argument("ids", type=int, metavar="ID", nargs="*", help=_IDS_HELP),
+            argument("--namespace", metavar="TASK", help="all tips of this task, in place of IDs"),
+        ),
     ),
     Command(
         name="memory enable", summary="enable or disable tips",

@@ -129,9 +129,10 @@ class MemoryConfig(Section):
     duplicates: Literal["reject", "count"] = key(
         "count", "a tip written again: rejected (paper), or raises its support"
     )
-    order: tuple[Literal["score", "support", "recency", "similarity", "ucb", "worth"], ...] = key(
-        ("score", "support", "recency"), "order of the candidates (paper: the score); ucb: by the return of their "
-        "readers; worth: by that return less that of group members who did not read them")  # fmt: skip
+    order: tuple[Literal["gain", "score", "support", "recency", "similarity", "ucb", "worth"], ...] = key(
+        ("gain", "score", "support", "recency"), "order of the candidates (paper: the score); ucb: by the return of "
+        "their readers; worth: by that return less that of group members who did not read them; gain: by the most that "
+        "this is likely to be, and a tip is withheld where that is below 0")  # fmt: skip
     ucb: float = key(
         1.0, "order by ucb: weight of the bonus for tips with few readers",
         "arXiv 2603.08561", ge=0, needs="memory.order = ucb")  # fmt: skip
