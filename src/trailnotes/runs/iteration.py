@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.tasks import load_validation_tasks, select_batch
-from trailnotes.errors import RunError
+from trailnotes.errors import NonFiniteError, RunError
 from trailnotes.learner.credit.episodes import Scores, compute_valid_share, score_group
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
@@ -42,6 +43,7 @@ from trailnotes.runs.training import TrainingRun, save_checkpoint
 from trailnotes.runs.usage import TRAINING_FIELDS
 from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
 
+MAX_NAMED_TASKS = 5  # of a batch that cannot be learned from
 MAX_EMPTY_ITERATIONS = 3  # without any group, after which the environment counts as broken
 
 
@@ -63,6 +65,7 @@ class Iteration:
         self._metrics: dict[str, float] = {}
         self._errors: list[Trajectory] = []
         self._left_out: list[Trajectory] = []  # ended well, but too few others of their group did
+        self._tasks: list[str] = []  # of the trajectories that rows were built from
         self._tokens_written = 0
         self._version = 0  # of the weights that play
         self._tasks_with_tips: frozenset[str] = frozenset()  # before this iteration
@@ -204,6 +207,7 @@ class Iteration:
         """Build the rows of all episodes; tokens of older weights are weighed by the ratio of their probabilities."""
         rows, stale = self.config.optim.rows, self.run.weights.version - self._version
         samples = build_samples(groups, advantages, rows=rows)
+        self._tasks = [group.task.id for group in groups for _ in group.trajectories]  # by `Sample.trajectory`
         if self.config.rollout.max_async_iterations:
             self.add_metrics("stale", {"versions": float(stale)})
         loss = self.config.loss
@@ -274,7 +278,11 @@ class Iteration:
                 samples = [*samples, *build_observation_samples(samples, self.config.loss.observations)]
             if self.run.rehearsal is not None:
                 samples = [*samples, *self.run.rehearsal.sample_rows(self.rng("rehearsal"))]
-            metrics = await self.run.learn(samples, self.seed("update"), activity)
+            try:
+                metrics = await self.run.learn(samples, self.seed("update"), activity)
+            except NonFiniteError as error:
+                tasks = dict.fromkeys(self._tasks[i] for i in error.trajectories if i < len(self._tasks))
+                raise NonFiniteError(f"{error}; its tasks: {', '.join(islice(tasks, MAX_NAMED_TASKS))}") from error
         names = "difference", "ratio"
         fresh = {name: metrics.pop(name) for name in names if name in metrics}
         # Corrected rows hold the learner's own log-probabilities, see `staleness`.

@@ -24,7 +24,7 @@ from trailnotes.envs.tasks import load_training_tasks
 from trailnotes.errors import RunError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.learner.base import ModelLearner
-from trailnotes.learner.credit.novelty import Novelty
+from trailnotes.learner.credit.steps import Novelty
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_sample
 from trailnotes.learner.sharded import make_learner

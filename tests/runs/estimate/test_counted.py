@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import Config
-from trailnotes.learner.building import build_single
+from trailnotes.learner.sharded import build_single
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.runs.estimate.footprint import estimate_for_shape, estimate_weight_copies
 from trailnotes.runs.estimate.model_shape import infer_model_shape
