@@ -204,13 +204,6 @@ def test_adaptation_writes_table_curve_and_evaluation(tmp_path: Path) -> None:
     assert (tmp_path / "eval" / "eval.toml").read_text() == (tmp_path / "config.toml").read_text()
 
 
-def test_naive_costs_nothing_and_has_no_curve(tmp_path: Path) -> None:
-    (row,) = adapt_by(Guesser(), "naive", tmp_path, eval={"num_samples": 2})
-    assert (row.mean, row.num_episodes, row.env_steps, row.tokens_generated) == (0.25, 8, 0, 0)
-    assert not (tmp_path / "curve.png").exists()
-    assert not (tmp_path / "memory.db").exists()
-
-
 # -- trials by themselves
 
 
