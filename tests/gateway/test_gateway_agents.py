@@ -163,7 +163,7 @@ def test_streams_responses_and_several_system_prompts(tmp_path: Path) -> None:
             {"role": "system", "content": "one"}, {"role": "developer", "content": "two"},
             {"role": "user", "content": [{"type": "text", "text": "x"}]}, {"role": "system", "content": "late"},
         ]  # fmt: skip
-        assert text_of(ask(session, messages=messages)) == "heard <system>\nlate\n</system>"
+        assert text_of(ask(session, messages=messages)) == "heard </system>", "its last line"
         return 0.0
 
     (episode,) = play(agent_config(tmp_path), agent)

@@ -447,6 +447,7 @@ def finish(process: subprocess.Popen[str]) -> str:
     return said
 
 
+@pytest.mark.long
 def test_resume_after_kill_asks_nothing_twice(proxy: Proxy, tmp_path: Path) -> None:
     finish(start(proxy, tmp_path / "whole"))
     once = proxy.counts

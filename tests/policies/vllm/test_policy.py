@@ -248,6 +248,7 @@ PARENT = """
 """
 
 
+@pytest.mark.long
 def test_engines_end_with_a_parent_that_is_killed(model_path: Path, faults: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(PARENT), str(model_path), str(server.PROGRAM)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:

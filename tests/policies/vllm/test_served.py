@@ -100,6 +100,7 @@ def test_weights_for_other_machines_are_in_the_run_directory(config_of, learner,
     assert not (run / "engine-weights").exists()
 
 
+@pytest.mark.long
 def test_initial_weights_replace_those_of_the_server(config_of, model_of, tokenizer_of, tmp_path: Path) -> None:
     other = model_of()
     with torch.no_grad():
@@ -115,6 +116,7 @@ def test_initial_weights_replace_those_of_the_server(config_of, model_of, tokeni
     assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_request_that_waits_while_others_are_served_is_repeated(config_of, faults: Path, tmp_path: Path) -> None:
     """An engine hangs only where no request at all makes progress."""
     port = find_port()
