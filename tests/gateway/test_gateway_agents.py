@@ -28,7 +28,7 @@ from trailnotes.gateway.session import Session
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.groups import run_groups
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.storage.files import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Completion, Message, Task, Tip, Trajectory
 
 Agent = Callable[[AgentSession], Any]
@@ -163,13 +163,13 @@ def test_streams_responses_and_several_system_prompts(tmp_path: Path) -> None:
             {"role": "system", "content": "one"}, {"role": "developer", "content": "two"},
             {"role": "user", "content": [{"type": "text", "text": "x"}]}, {"role": "system", "content": "late"},
         ]  # fmt: skip
-        assert text_of(ask(session, messages=messages)) == "heard System: late"
+        assert text_of(ask(session, messages=messages)) == "heard <system>\nlate\n</system>"
         return 0.0
 
     (episode,) = play(agent_config(tmp_path), agent)
     requests = [step.observation.request for step in episode.steps]
     assert requests[1] == {"kept": 0, "messages": [["system", "be"], ["user", "b"]]}
-    assert requests[2] == {"kept": 0, "messages": [["system", "one\n\ntwo"], ["user", "x\nSystem: late"]]}
+    assert requests[2] == {"kept": 0, "messages": [["system", "one\n\ntwo"], ["user", "x\n<system>\nlate\n</system>"]]}
 
 
 def test_calls_at_once_are_steps_one_after_the_other(tmp_path: Path) -> None:

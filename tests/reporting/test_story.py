@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import trajectory_to_json
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory
 from trailnotes_lab.story import Record, RunEpisodes, render_before_and_after
 

@@ -28,6 +28,7 @@ class Agent:
         self.moves = list(moves)
         self.chats: list[Chat] = []  # every conversation so far, with its answer
         self.newest: Chat = ()
+        self.describe_tools = None
 
     def _ask(self) -> Observation:
         if not self.moves:

@@ -28,8 +28,7 @@ from trailnotes.runs.directory import RunDir
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.panels import PanelResult
-from trailnotes.storage.files import read_jsonl
-from trailnotes.storage.records import trajectory_from_json
+from trailnotes.storage.files import read_jsonl, trajectory_from_json
 from trailnotes.types import Message, Sampling
 
 METHODS = ("naive", "reflexion", "empo2-tips")

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from small import small_config
 from tinyrun import tiny_config, train_in_process
-from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import ModelConfig
-from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
+from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig
 from trailnotes.errors import RunError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import Conversation, parse_listed_actions

@@ -37,8 +37,7 @@ from trailnotes.runs.rehearsal import (
 )
 from trailnotes.runs.train import train
 from trailnotes.storage.demonstrations import Demonstration, read_demonstrations, write_demonstrations
-from trailnotes.storage.files import read_jsonl
-from trailnotes.storage.records import trajectory_from_json
+from trailnotes.storage.files import read_jsonl, trajectory_from_json
 from trailnotes.types import Completion, Message, Task
 
 SPARE = {"split": "spare", "num_tasks": 2, "rows": 3}

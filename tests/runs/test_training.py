@@ -36,18 +36,6 @@ class Brittle(Paid):
         return super().step(action)
 
 
-class WrongType(Paid):
-    """Returns a tuple, as Gymnasium does."""
-
-    def step(self, action: str) -> Any:
-        return super().step(action), 0.0
-
-
-class Raising(Paid):
-    def step(self, action: str) -> Observation:
-        raise KeyError("lamp")  # the line of the traceback
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("env", ["WrongType", "Raising"])
 def test_environment_that_always_fails_stops_the_run_and_is_located(
@@ -55,11 +43,11 @@ def test_environment_that_always_fails_stops_the_run_and_is_located(
     workers: int, env: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("trailnotes.reporting.episodes._logged", set())
-    config = tiny_config(start_model, env={"name": f"test_training:{env}", "num_workers": workers})
-    with pytest.raises(RunError, match=r"no episode of iteration 0 .*\(test_training\.py:\d+\)"):
+    config = tiny_config(start_model, env={"name": f"paying:{env}", "num_workers": workers})
+    with pytest.raises(RunError, match=r"no episode of iteration 0 .*\(paying\.py:\d+\)"):
         train(config, tmp_path)
     assert diagnose(tmp_path).startswith("all ")
-    assert "test_training.py:" in diagnose(tmp_path).splitlines()[0]
+    assert "paying.py:" in diagnose(tmp_path).splitlines()[0]
     assert caplog.text.count("# the line of the traceback") == (env == "Raising"), "once in the terminal"
     assert ("# the line of the traceback" in (tmp_path / "trajectories.jsonl").read_text()) == (env == "Raising")
 

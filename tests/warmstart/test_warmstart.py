@@ -19,7 +19,7 @@ from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, Interrupted
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.storage.records import task_to_json
+from trailnotes.storage.files import task_to_json
 from trailnotes.types import Message
 from trailnotes.warmstart import training as module
 from trailnotes.warmstart.small_model import END, train_tokenizer
@@ -100,7 +100,7 @@ def test_demonstrations_of_a_game_of_the_panel_are_refused(start_model: Path, tm
         with pytest.raises(ConfigError, match=r"warmstart\.demonstrations = .*1 of the 4 games of the panel .*test-0"):
             warmstart(config, tmp_path / "out")
     (tmp_path / "sft.jsonl").write_text(json.dumps(json.loads(line) | {"task": {"name": "x"}}))
-    with pytest.raises(ConfigError, match=r"sft\.jsonl:1 is not a demonstration"):
+    with pytest.raises(ConfigError, match=r"sft\.jsonl, line 1: is not a demonstration"):
         warmstart(config, tmp_path / "out")
     (tmp_path / "sft.jsonl").write_text(json.dumps(json.loads(line) | {"task": train.id}))
     warmstart(config, tmp_path / "out")

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods import Method
-from trailnotes.config.schema import RolloutConfig
+from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.config.section import Section, key
 from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from argparse import Namespace
 
 from trailnotes.commands.arguments import CONFIG
 from trailnotes.commands.command import Command, argument
 from trailnotes.web.loopback import LOOPBACK
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 PORT = 7465
 

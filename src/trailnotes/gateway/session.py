@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
 from trailnotes.gateway import requests
-from trailnotes.gateway.requests import ChatPrompt, ChatTurn, ModelCall, ModelReply, RequestRefused
+from trailnotes.gateway.requests import ChatPrompt, ChatTurn, DescribeTools, ModelCall, ModelReply, RequestRefused
 from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Task
 
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
@@ -72,6 +72,7 @@ class Session:
         self.key, self.task = key, Task(key, "gateway")
         self.loop = asyncio.get_running_loop()
         self.num_answered = 0
+        self.describe_tools: DescribeTools | None = None  # of the model, where it has a form of its own for tools
         self._timeout, self._start, self._scorer = timeout, start, scorer
         self._max_chars = context_tokens * MAX_TOKEN_CHARS
         self._agent: Any = None
@@ -90,7 +91,7 @@ class Session:
 
     async def ask(self, call: ModelCall, *, again: bool = False) -> ModelReply:
         """Have the run answer a request; `again`: the client repeats one whose answer it may have missed."""
-        said = requests.render_conversation(call, self._sampled)
+        said = requests.render_conversation(call, self._sampled, self.describe_tools)
         self._require_live()
         if self._max_chars and (length := sum(len(text) for _, text in said.turns)) > self._max_chars:
             raise RequestRefused(f"{length:,} characters do not fit into the context", 413, "context_length_exceeded")

@@ -63,15 +63,19 @@ class TrainedPolicy(OwnedPolicy, Protocol):
     def count_tokens(self, text: str) -> int:
         return self.format.count_tokens(text)
 
-    async def load(self, weights: Any, version: int, said: Sequence[Sequence[float]] = ()) -> float:
+    def describe_tools(self, tools: Sequence[dict[str, Any]]) -> str:
+        """Word functions as the model's template does in the system message; "" where it has no form that is read."""
+        return self.format.describe_tools(tools)
+
+    async def load(self, weights: Any, version: int, logprobs: Sequence[Sequence[float]] = ()) -> float:
         """Take over weights while no completion is under way.
 
         Args:
             weights: tensors by the names of the model's files, of a whole model all, of adapters theirs alone; or the
                 name under which a server keeps them.
             version: of the weights.
-            said: the learner's log-probabilities of the sampled tokens of each probe under these weights, in nats at
-                the sampling temperature of training.
+            logprobs: the learner's, of the sampled tokens of each probe under these weights, in nats at the sampling
+                temperature of training.
 
         Returns the mean absolute difference between policy and learner on the probes, in nats. Raises `PolicyError`
         where the weights are another model's, or the policy scores the probes otherwise.

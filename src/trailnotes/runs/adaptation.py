@@ -39,10 +39,13 @@ from trailnotes.runs.panels import (
     write_table,
 )
 from trailnotes.runs.usage import ENDPOINT_COST, USAGE_FIELDS, Usage
-from trailnotes.storage.files import append_jsonl, find_free_path, read_jsonl, split_after
-from trailnotes.storage.records import (
+from trailnotes.storage.files import (
+    append_jsonl,
     completion_from_json,
     completion_to_json,
+    find_free_path,
+    read_jsonl,
+    split_after,
     trajectory_from_json,
     trajectory_to_json,
 )

@@ -36,8 +36,15 @@ from trailnotes.runs.panels import (
 )
 from trailnotes.runs.preflight import require_dependencies
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import append_jsonl, encode_line, find_free_path, read_jsonl, split_after
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.storage.files import (
+    append_jsonl,
+    encode_line,
+    find_free_path,
+    read_jsonl,
+    split_after,
+    trajectory_from_json,
+    trajectory_to_json,
+)
 from trailnotes.types import StrPath, Task, Trajectory
 
 logger = logging.getLogger(__name__)

@@ -32,8 +32,7 @@ from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import OnTrajectory, run_groups
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.usage import TABLE_FIELDS
-from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import encode_line, trajectory_to_json, write_bytes_atomic, write_text_atomic
 from trailnotes.types import Mode, Task, Trajectory
 
 JOURNAL_FILE = "episodes.part.jsonl"  # of an unfinished evaluation

@@ -21,8 +21,7 @@ from trailnotes.memory import TipMemory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import run_episode
 from trailnotes.rollout.tips import write_tips
-from trailnotes.storage.files import append_jsonl
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import append_jsonl, trajectory_to_json
 from trailnotes.types import Task, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -74,6 +73,7 @@ class OpenGateway:
         context = min(self._config.rollout.max_context_tokens, self._policy.context_length)
         session = self._sessions[key] = Session(key, self._config.env.timeout, context_tokens=context)
         session.task = Task(task, "gateway")
+        session.describe_tools = getattr(self._policy, "describe_tools", None)
         self._count += 1
         playing = asyncio.create_task(self._play(session, self._count))
         self._playing.add(playing)

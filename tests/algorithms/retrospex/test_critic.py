@@ -35,8 +35,7 @@ from trailnotes.algorithms.retrospex.transitions import (
 )
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import append_jsonl
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import append_jsonl, trajectory_to_json
 from trailnotes.types import Completion, Observation, Outcome, Step, Task, Trajectory
 
 

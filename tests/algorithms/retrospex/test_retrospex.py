@@ -32,8 +32,7 @@ from trailnotes.memory.retrieval import Floats, HashingEmbedder
 from trailnotes.policies.scripted import END_ID, ScriptedPolicy
 from trailnotes.rollout.groups import run_groups
 from trailnotes.runs.adapt import adapt
-from trailnotes.storage.files import read_jsonl
-from trailnotes.storage.records import trajectory_from_json
+from trailnotes.storage.files import read_jsonl, trajectory_from_json
 from trailnotes.types import Completion, Message, Observation, Sampling, Task, TokenIds, Trajectory
 
 

@@ -21,7 +21,7 @@ from trailnotes.policies.vllm.server import build_command, build_environment, co
 SHAPE = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
 
 
-def test_the_cache_has_room_for_all_contexts_and_no_more_than_its_share() -> None:
+def test_cache_holds_all_contexts_within_its_share() -> None:
     config = Config(engine={"max_concurrent": 5})
     token = 2 * 3 * 2 * 16 * 4  # a key and a value, layers, heads, channels, bytes
     assert compute_cache_bytes(SHAPE, config, 100) == 5 * 128 * token  # blocks of 32 tokens
@@ -37,7 +37,7 @@ def option(command: list[str], name: str) -> str:
     return command[command.index(f"--{name}") + 1]
 
 
-def test_the_command_has_the_settings_of_the_base_and_of_the_rollout(config_of, model_path: Path) -> None:
+def test_command_has_the_settings(config_of, model_path: Path) -> None:
     command, variables = build_command(config_of(model={"lora": {"enabled": True, "rank": 5}}))
     assert command[1:4] == [str(server.PROGRAM), "serve", str(model_path)]
     assert (option(command, "max-model-len"), option(command, "max-lora-rank")) == ("200", "8")
@@ -59,7 +59,7 @@ def test_the_command_has_the_settings_of_the_base_and_of_the_rollout(config_of, 
         ({"cluster": {"address": "auto"}}, server.DEDICATED_GPU_FRACTION, False),
     ],
 )
-def test_engines_leave_room_and_sleep_where_the_learner_has_the_same_gpu(
+def test_engines_share_a_gpu_with_the_learner(
     config_of, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], share: float, sleeps: bool
 ) -> None:
     monkeypatch.setattr(server, "resolve_device", lambda _: torch.device("cuda"))
@@ -71,7 +71,7 @@ def test_engines_leave_room_and_sleep_where_the_learner_has_the_same_gpu(
     assert "--enable-sleep-mode" not in build_command(config, alone=True)[0]
 
 
-def test_an_engine_does_not_find_our_packages_and_is_no_rank_of_torchrun_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped = "PYTHONPATH RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_NAME MASTER_ADDR MASTER_PORT"
     for name in (*dropped.split(), "TORCHELASTIC_RUN_ID", "HTTPS_PROXY", "RANKING"):
         monkeypatch.setenv(name, "1")

@@ -27,7 +27,7 @@ def test_where_nobody_is_the_address_is_named() -> None:
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with refused(rf"cluster.address = '{address}': nobody answers"), connect_cluster(at(address)):
+        with refused(rf"cluster.address = '{address}': no answer"), connect_cluster(at(address)):
             raise AssertionError("joined")
 
 

@@ -401,7 +401,9 @@ GOOD = {"messages": [turn("system", "s"), turn("user", "u"), turn("assistant", "
 
 def test_all_assistant_turns_of_a_file_teach(tmp_path: Path) -> None:
     more = {"messages": [turn("user", "u"), turn("assistant", "a"), turn("user", "v"), turn("assistant", "b")], "x": 1}
-    first, second = read_demonstrations(jsonl(tmp_path / "d.jsonl", GOOD, "", more), SETTING)
+    path = jsonl(tmp_path / "d.jsonl", "\ufeff" + json.dumps(GOOD), "", "  ", more)
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))  # neither a final line end nor the mark of an editor matters
+    first, second = read_demonstrations(path, SETTING)
     assert first.messages[2] == Message("assistant", "a")
     assert (first.taught, second.taught) == ({2}, {1, 3})
 
@@ -414,7 +416,23 @@ def test_all_assistant_turns_of_a_file_teach(tmp_path: Path) -> None:
         {"messages": [turn("user", None), turn("assistant", "a")]},
         {"messages": [turn("user", "u"), turn("user", "a"), turn("assistant", "b")]},
         {"messages": [turn("user", "u")]},
-        {"messages": [turn("user", "u"), turn("assistant", "a")], "taught": [0]},
+        {"messages": []},
+        *(
+            {"messages": [turn("user", "u"), turn("assistant", "a")], **more}
+            for more in (
+                {"taught": [0]},
+                {"taught": [1, 1]},
+                {"taught": [True]},
+                {"taught": 1},
+                {"helped": 1},
+                {"kind": 3},
+                {"task": 7},
+                {"task": {"id": "a", "env": "b", "seed": True}},
+                {"task": {"id": 3, "env": "b"}},
+                {"task": {"id": "a", "env": "b", "sed": 1}},
+            )
+        ),
+        {"messages": [turn("user", "u"), turn("assistant", "a") | {"token_ids": ["x"]}]},
     ],
 )
 def test_a_bad_line_is_named(line: Any, tmp_path: Path) -> None:

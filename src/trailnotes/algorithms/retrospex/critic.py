@@ -42,8 +42,7 @@ from trailnotes.learner.states import MasterAdamW
 from trailnotes.reporting.intervals import Interval, compute_percentile_interval
 from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import parse_json
-from trailnotes.storage.records import task_to_json
+from trailnotes.storage.files import parse_json, task_to_json
 
 LEARNING_SETTINGS = ("reward", "failure", "epochs")  # a critic depends on these; the others configure its use
 EXPECTILE = 0.7  # tau of the value loss (Retrospex, arXiv 2505.11807)

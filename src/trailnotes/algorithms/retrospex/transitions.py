@@ -17,8 +17,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
 from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import parse_json, read_jsonl
-from trailnotes.storage.records import trajectory_from_json
+from trailnotes.storage.files import parse_json, read_jsonl, trajectory_from_json
 from trailnotes.types import Task, Trajectory
 
 RETROSPEX = "Retrospex, arXiv 2505.11807"

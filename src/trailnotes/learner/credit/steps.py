@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.learner.credit.episodes import Array, Scores, discounted_return, group_relative
 from trailnotes.memory import Embedder
 from trailnotes.memory.index import ExactIndex

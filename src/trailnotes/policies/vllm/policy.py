@@ -66,7 +66,7 @@ def make_vllm_policy(
 
     Raises:
         ConfigError: `model`, `engine.python` or `engine.urls` cannot be used.
-        MissingExtraError: vLLM is nowhere to be found.
+        MissingExtraError: vLLM is not installed.
         PolicyError: an engine does not start, does not answer at its address, or vLLM cannot run the model.
     """
     if config.run.deterministic:

@@ -66,7 +66,7 @@ def find_engine_python(named: str) -> str:
 
     Raises:
         ConfigError: there is no such program.
-        MissingExtraError: none is named, and vLLM is nowhere to be found.
+        MissingExtraError: none is named, and vLLM is not installed.
     """
     if named:
         if program := shutil.which(os.path.expanduser(named)):  # noqa: PTH111 - `which` takes names, too

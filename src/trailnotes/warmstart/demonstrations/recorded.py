@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.storage.demonstrations import Demonstration
-from trailnotes.storage.files import encode_line, get_cache_dir, read_jsonl, write_bytes_atomic
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.storage.files import (
+    encode_line,
+    get_cache_dir,
+    read_jsonl,
+    trajectory_from_json,
+    trajectory_to_json,
+    write_bytes_atomic,
+)
 from trailnotes.types import Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import Demonstrator, build_demonstrations, get_actions
 
