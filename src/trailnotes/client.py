@@ -82,8 +82,8 @@ def _send(method: str, url: str, body: Mapping[str, Any] | None, token: str) -> 
             return parse_json(answer.read())
     except urllib.error.HTTPError as error:
         with error:
-            said = error.read().decode(errors="replace")
-        text = parse_json(said)["error"]["message"] if said.startswith('{"error"') else said[:200]
+            refusal = error.read().decode(errors="replace")
+        text = parse_json(refusal)["error"]["message"] if refusal.startswith('{"error"') else refusal[:200]
         if error.code in {404, 409}:
             raise SessionOver(text) from None
         raise ConfigError(f"the gateway refused it: {text}") from None

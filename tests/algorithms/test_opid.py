@@ -35,9 +35,7 @@ def test_the_signal_by_hand() -> None:
 
 
 @pytest.mark.parametrize("entries", ["episode", "step"])
-def test_a_teacher_reads_the_tip_about_its_own_episode_from_the_first_turn(
-    start_model: Path, tmp_path: Path, entries: str
-) -> None:
+def test_a_teacher_reads_the_tip_about_its_own_episode(start_model: Path, tmp_path: Path, entries: str) -> None:
     async def body(iteration: Iteration) -> None:
         groups = await iteration.rollout(iteration.tasks())
         written = await iteration.write_tips(groups)
@@ -80,7 +78,7 @@ def test_hindsight_changes_what_is_learned_and_nothing_is_kept(start_model: Path
     assert not tip_rows(opid) if (opid / "memory.db").exists() else True
 
 
-@pytest.mark.parametrize("retrieval", ["dense", "sparse", "hybrid"])
+@pytest.mark.parametrize("retrieval", ["hybrid"])
 def test_by_step_each_turn_shows_the_tip_of_its_own_state(start_model: Path, tmp_path: Path, retrieval: str) -> None:
     """The author quotes each step's action, so a turn that is shown another state's tip is shown another action."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import threading
@@ -20,12 +21,14 @@ from small import small_config
 from trailnotes.client import AgentSession
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, SessionOver
+from trailnotes.gateway import requests
 from trailnotes.gateway.pool import GatewayPool
 from trailnotes.gateway.requests import ModelCall, make_reply, parse_responses_call
+from trailnotes.gateway.session import Session
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.groups import run_groups
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.storage.files import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Completion, Message, Task, Tip, Trajectory
 
 Agent = Callable[[AgentSession], Any]
@@ -160,13 +163,13 @@ def test_streams_responses_and_several_system_prompts(tmp_path: Path) -> None:
             {"role": "system", "content": "one"}, {"role": "developer", "content": "two"},
             {"role": "user", "content": [{"type": "text", "text": "x"}]}, {"role": "system", "content": "late"},
         ]  # fmt: skip
-        assert text_of(ask(session, messages=messages)) == "heard System: late"
+        assert text_of(ask(session, messages=messages)) == "heard <system>\nlate\n</system>"
         return 0.0
 
     (episode,) = play(agent_config(tmp_path), agent)
     requests = [step.observation.request for step in episode.steps]
     assert requests[1] == {"kept": 0, "messages": [["system", "be"], ["user", "b"]]}
-    assert requests[2] == {"kept": 0, "messages": [["system", "one\n\ntwo"], ["user", "x\nSystem: late"]]}
+    assert requests[2] == {"kept": 0, "messages": [["system", "one\n\ntwo"], ["user", "x\n<system>\nlate\n</system>"]]}
 
 
 def test_calls_at_once_are_steps_one_after_the_other(tmp_path: Path) -> None:
@@ -241,7 +244,7 @@ def _silent(session: AgentSession) -> None:
 
 
 def test_an_agent_that_never_ends_is_cut_off(tmp_path: Path) -> None:
-    (episode,) = play(agent_config(tmp_path, timeout=5.0), _silent)
+    (episode,) = play(agent_config(tmp_path, timeout=2.0), _silent)
     assert (episode.outcome, episode.score, len(episode.steps)) == ("truncated", 0.0, 1)
 
 
@@ -261,6 +264,20 @@ def test_an_episode_ends_with_its_steps_and_a_report_after_the_last_counts(tmp_p
     first, second = play(agent_config(tmp_path), endless, exact)
     assert (first.outcome, first.score, len(first.steps)) == ("truncated", 0.25, 6)
     assert (second.outcome, second.score, len(second.steps)) == ("terminated", 1.0, 6)
+
+
+@pytest.mark.parametrize("limit", [{"max_steps": 3}, {"max_context_tokens": 300, "max_action_tokens": 16}])
+def test_a_report_after_the_episode_was_cut_counts(tmp_path: Path, limit: dict[str, int]) -> None:
+    def agent(session: AgentSession) -> float:
+        with contextlib.suppress(openai.APIStatusError):
+            for number in range(40):
+                ask(session, *("a long question, and its answer " * (number + 1),))
+        return 1.0
+
+    config = agent_config(tmp_path)
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update=limit)})
+    (episode,) = play(config, agent)
+    assert (episode.outcome, episode.score, episode.success, episode.episode_return) == ("truncated", 1.0, True, 1.0)
 
 
 def _raises(session: AgentSession) -> None:
@@ -406,3 +423,25 @@ def test_an_answer_cut_at_a_stop_string_has_stopped() -> None:
     call = ModelCall(({"role": "user", "content": "a"},), stop=("\n",))
     reply = make_reply(call, Completion((), (), (), "yes\nand", finish_reason="length"))
     assert (reply.content, reply.finish_reason) == ("yes", "stop")
+
+
+def test_a_request_is_read_in_time_that_is_linear_in_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    real = requests.hash_turns
+    monkeypatch.setattr(
+        requests, "hash_turns", lambda turns, before=0: (hashed.append(len(turns)), real(turns, before))[1]
+    )
+    roles = ("user", "assistant") * 4_000
+    messages = tuple({"role": role, "content": "go"} for role in (*roles, "user"))
+    assert len(requests.render_conversation(ModelCall(messages), {}).turns) == len(messages) == sum(hashed)
+    with pytest.raises(requests.RequestRefused, match="messages"):
+        requests.render_conversation(ModelCall(messages * 2), {})
+
+
+def test_a_request_that_no_context_holds_is_refused_before_it_is_tokenized() -> None:
+    async def ask_too_much() -> None:
+        session = Session("key", 1.0, context_tokens=1_000)
+        await session.ask(ModelCall(({"role": "user", "content": "x" * 100_000},)))
+
+    with pytest.raises(requests.RequestRefused, match="context"):
+        asyncio.run(ask_too_much())

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 from index_workers import Directions
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, index, open_memory
 from trailnotes.memory.exchange import rewind_to_snapshot
 from trailnotes.memory.retrieval import Floats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -12,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
 from trailnotes.gateway import requests
-from trailnotes.gateway.requests import ChatPrompt, ChatTurn, ModelCall, ModelReply, RequestRefused
+from trailnotes.gateway.requests import ChatPrompt, ChatTurn, DescribeTools, ModelCall, ModelReply, RequestRefused
 from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Task
 
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
+MAX_TOKEN_CHARS: Final = 64  # of a token of a whole context, on average: far above what tokenizers reach
 MAX_REPORT_CHARS: Final = 32_768  # of the text of a report
 MAX_FAULT_CHARS: Final = 300  # of what is wrong with one
 _OVER: Final = "the episode is over: rollout.max_steps is reached, or the conversation fills the context"
@@ -59,20 +61,28 @@ class Session:
         timeout: seconds to the first request, and from each answer to the next request or report.
         start: starts the agent on `reset`; None: it comes by itself.
         scorer: scores the episode when it has ended, whatever the agent reports; it runs in a thread.
+        context_tokens: what a request may hold at most: one that is far too long is refused by its length, before any
+            tokenizer reads it; 0 leaves that to the run.
     """
 
-    def __init__(self, key: str, timeout: float, start: StartAgent | None = None, scorer: Score | None = None) -> None:
+    def __init__(
+        self, key: str, timeout: float, start: StartAgent | None = None, scorer: Score | None = None,
+        context_tokens: int = 0,
+    ) -> None:  # fmt: skip
         self.key, self.task = key, Task(key, "gateway")
         self.loop = asyncio.get_running_loop()
         self.num_answered = 0
+        self.describe_tools: DescribeTools | None = None  # of the model, where it has a form of its own for tools
         self._timeout, self._start, self._scorer = timeout, start, scorer
+        self._max_chars = context_tokens * MAX_TOKEN_CHARS
         self._agent: Any = None
         self._waiting: asyncio.Queue[tuple[ChatPrompt, asyncio.Future[Completion]] | None] = asyncio.Queue()
         self._now: asyncio.Future[Completion] | None = None  # the request that the run answers
         self._asked: dict[ChatPrompt, asyncio.Future[Completion]] = {}
         self._said: list[ChatTurn] = []  # the newest conversation, with its answer
-        self._sampled: dict[tuple[tuple[ChatTurn, ...] | None, str], str] = {}  # see `render_conversation`
+        self._sampled: dict[tuple[int | None, str], str] = {}  # see `render_conversation`
         self._reward, self._report, self._failure, self._over = 0.0, Report(max_score=1.0, done=False), "", False
+        self._cut = False  # no further request is answered
         self._clock: asyncio.Timeout | None = None  # while the agent is waited for
 
     @property
@@ -81,8 +91,12 @@ class Session:
 
     async def ask(self, call: ModelCall, *, again: bool = False) -> ModelReply:
         """Have the run answer a request; `again`: the client repeats one whose answer it may have missed."""
-        said = requests.render_conversation(call, self._sampled)
+        said = requests.render_conversation(call, self._sampled, self.describe_tools)
         self._require_live()
+        if self._max_chars and (length := sum(len(text) for _, text in said.turns)) > self._max_chars:
+            raise RequestRefused(f"{length:,} characters do not fit into the context", 413, "context_length_exceeded")
+        if self._cut:
+            raise RequestRefused(_OVER, 400, "episode_over")
         future = self._asked.get(said) if again else None
         if future is None:
             if self._waiting.qsize() >= MAX_WAITING:
@@ -91,8 +105,7 @@ class Session:
             self._waiting.put_nowait((said, future))
         completion = await asyncio.shield(future)
         reply = requests.make_reply(call, completion)
-        before = tuple(turn for turn in said.turns if turn[0] != "system")
-        for place in (before, None):
+        for place in (requests.hash_turns(said.turns), None):
             self._sampled[place, requests.identify(reply.message)] = completion.text
         return reply
 
@@ -149,9 +162,17 @@ class Session:
         return await self._observe()
 
     async def cut(self, asked: Observation) -> Observation:
-        """End the episode at the request `asked`: a scorer looks at what was said until then."""
+        """End the episode at the request `asked`, which is refused: what the agent then reports still counts.
+
+        It has the time of a step for that. A scorer, where there is one, looks at what was said until then.
+        """
+        self._cut = True
+        self._refuse_waiting()
         if self._scorer is None:
-            return asked
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout):
+                    while await self._waiting.get() is not None:
+                        pass
         await self._score()
         return replace(self._make_observation(text=asked.text, truncated=True), request=asked.request)
 
@@ -162,15 +183,23 @@ class Session:
     def close(self) -> None:
         """Refuse what is still asked, and end the agent."""
         self._over = True
+        self._refuse_waiting()
+        if self._agent is not None:
+            self._agent.stop()
+
+    def _refuse_waiting(self) -> None:
         waiting = [self._now] if self._now else []
+        ended = False
         while not self._waiting.empty():
-            waiting += [item[1]] if (item := self._waiting.get_nowait()) else []
+            item = self._waiting.get_nowait()
+            ended |= item is None
+            waiting += [item[1]] if item else []
+        if ended:
+            self._waiting.put_nowait(None)
         for future in waiting:
             if not future.done():
                 future.set_exception(RequestRefused(_OVER, 400, "episode_over"))
                 future.exception()  # the agent may be gone, and nobody else fetches it
-        if self._agent is not None:
-            self._agent.stop()
 
     async def _observe(self) -> Observation:
         try:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
@@ -45,6 +45,8 @@ class AsyncEnv(Protocol):
 @runtime_checkable
 class ForeignAgent(AsyncEnv, Protocol):
     """An agent that asks, as an environment: its requests are observations, and it gets the whole completion."""
+
+    describe_tools: Any  # words its tools as the model knows them, see `ChatFormat.describe_tools`; None: in our words
 
     async def answer(self, completion: Completion) -> Observation:
         """Answer the agent's request, and wait for its next one or for its report."""
@@ -114,6 +116,8 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
     context = EpisodeContext(policy, task, mode, member, seed, episode or f"{task.id}/{member}", config)
     actor: Actor = make_actor(context) if make_actor else TipsActor(context, memory)
     agent = env if isinstance(env, ForeignAgent) else None
+    if agent is not None and agent.describe_tools is None:
+        agent.describe_tools = getattr(policy, "describe_tools", None)
     steps: list[Step] = []
     observation, context_full, error = Observation(""), False, ""
     attempted = None
@@ -181,20 +185,21 @@ class TipsActor:
     def select_affordable(self, limit: int, observation: Observation, tips: Sequence[Tip]) -> Sequence[Tip]:
         """Return the first of the tips that leave room for the remaining turns (`memory.leave_room`).
 
-        A turn to come, answer and observation, is taken to be as long as those so far are on average; of the first one
-        that is its observation alone, since the instruction comes only once.
+        A turn to come, answer and observation, is taken to be as long as those of this conversation are on average; of
+        the first one that is its observation alone, since the instruction comes only once.
         """
         policy, conversation = self.context.policy, self.conversation
         if not tips or not self.context.config.memory.leave_room:
             return tips
         turn = Message("user", conversation.format_turn(observation))
         used = count_prompt_tokens(policy, [*conversation.acting, turn])
+        turns = (len(conversation.plain) - conversation.opening) // 2  # a foreign agent may have begun another one
         grown = 0
-        if self.num_turns:
+        if turns:
             start = conversation.plain[: conversation.opening + 1]
             grown = count_prompt_tokens(policy, [*conversation.plain, turn]) - count_prompt_tokens(policy, start)
         turns_left = self.context.config.rollout.max_steps - self.num_turns - 1
-        reserved = math.ceil(turns_left * (self.first_seen + grown) / (self.num_turns + 1))
+        reserved = math.ceil(turns_left * (self.first_seen + grown) / (turns + 1))
         return conversation.fit_tips(tips, limit - used - reserved)
 
     async def act(self, observation: Observation) -> Decision | None:

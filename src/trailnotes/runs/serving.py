@@ -21,8 +21,7 @@ from trailnotes.memory import TipMemory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import run_episode
 from trailnotes.rollout.tips import write_tips
-from trailnotes.storage.files import append_jsonl
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import append_jsonl, trajectory_to_json
 from trailnotes.types import Task, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -71,8 +70,10 @@ class OpenGateway:
         if len(self._sessions) >= (limit := self._config.env.max_envs or MAX_SESSIONS):
             raise RequestRefused(f"{limit} sessions are alive: end some, or raise env.max_envs", 429, "too_many")
         key = key or secrets.token_urlsafe(24)
-        session = self._sessions[key] = Session(key, self._config.env.timeout)
+        context = min(self._config.rollout.max_context_tokens, self._policy.context_length)
+        session = self._sessions[key] = Session(key, self._config.env.timeout, context_tokens=context)
         session.task = Task(task, "gateway")
+        session.describe_tools = getattr(self._policy, "describe_tools", None)
         self._count += 1
         playing = asyncio.create_task(self._play(session, self._count))
         self._playing.add(playing)

@@ -86,6 +86,3 @@ def test_no_answer_breaks_the_reader(text: str) -> None:
     for valued in parse_advice(text):
         assert valued.action
         assert valued.value == valued.value
-
-
-plain = st.text(alphabet="abc xyz", min_size=1).map(str.strip).filter(bool).map(lambda text: " ".join(text.split()))

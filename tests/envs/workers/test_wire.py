@@ -27,7 +27,7 @@ from trailnotes.envs.workers.main import (
     unpack_observation,
 )
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import trajectory_to_json
 from trailnotes.types import Observation, Task, Trajectory
 
 texts = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too

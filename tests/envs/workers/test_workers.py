@@ -250,7 +250,7 @@ def test_a_busy_parent_does_not_blame_its_workers() -> None:
     [
         ("raise now", "step of odd_envs:Puppet raised ValueError: two lines now (odd_envs.py:LINE)"),
         ("quit early", "step of odd_envs:Puppet raised SystemExit: early (odd_envs.py:LINE)"),
-        ("nonsense x", "an environment must answer with an Observation, not str"),
+        ("nonsense x", "an environment must answer with an Observation, not str (odd_envs.py:LINE)"),
         ("count", "Observation.actions must be a tuple of texts or None, not 3"),
         ("object", "Observation.info must hold JSON values: object is not JSON"),
     ],

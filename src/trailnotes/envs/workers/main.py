@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from trailnotes.envs import load_env_class, make_env
@@ -89,10 +90,10 @@ class Slots:
         match operation, argument:
             case "reset", Task():
                 with wrap_env_errors(f"reset of task {argument.id}"):
-                    return _validate_observation(self._envs[slot].reset(argument))
+                    return _validate_observation(self._envs[slot].reset(argument), self._envs[slot].reset)
             case "step", str():
                 with wrap_env_errors(f"step of {self._name}"):
-                    return _validate_observation(self._envs[slot].step(argument))
+                    return _validate_observation(self._envs[slot].step(argument), self._envs[slot].step)
             case "open", None:
                 with wrap_env_errors(f"making {self._name}"):
                     self._envs[slot] = make_env(self._name, **self._options)
@@ -108,10 +109,12 @@ class Slots:
                 self.run("drop", slot)
 
 
-def _validate_observation(observation: object) -> Observation:
+def _validate_observation(observation: object, method: Callable[..., object]) -> Observation:
     """Require what a prompt and the records can hold, alike with and without worker processes."""
     if not isinstance(observation, Observation):
-        raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}")
+        code = getattr(method, "__code__", None)
+        place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+        raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}{place}")
     actions, instruction, info = observation.actions, observation.instruction, observation.info
     if actions is not None and not (isinstance(actions, tuple | list) and all(isinstance(a, str) for a in actions)):
         raise EnvError(f"Observation.actions must be a tuple of texts or None, not {actions!r:.80}")
