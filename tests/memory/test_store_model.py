@@ -47,7 +47,7 @@ class LaxConfig(MemoryConfig):
     candidates: ClassVar[int] = 8
 
 
-CONFIG = LaxConfig(threshold=-0.2, capacity=CAPACITY, distilled=0.5)
+CONFIG = LaxConfig(threshold=-0.2, capacity=CAPACITY, distilled=0.5, order=("score", "support", "recency"))
 RULES = ("oldest", "least_used", "least_worth")
 NAMESPACES = ("one", "two")
 WRITERS = st.integers(0, 1)

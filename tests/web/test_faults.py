@@ -19,7 +19,7 @@ from trailnotes.web.faults import (
         ("0.5", 0.5),
         ("-3", 0.0),
         ("soon", None),
-        ("Thu, 01 Jan 1970 00:01:40 GMT", None),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 0.0),
     ],
 )
 def test_retry_after_is_read_as_seconds(value: str, seconds: float | None) -> None:

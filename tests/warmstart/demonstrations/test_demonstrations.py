@@ -436,7 +436,7 @@ def test_all_assistant_turns_of_a_file_teach(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_line_is_named(line: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"d\.jsonl:2 "):
+    with pytest.raises(ConfigError, match=r"d\.jsonl, line 2: "):
         read_demonstrations(jsonl(tmp_path / "d.jsonl", GOOD, line), SETTING)
 
 
