@@ -37,7 +37,8 @@ settings.load_profile("slow machine")
 
 # They wait for processes more than they compute: begun last, they would leave other workers without work.
 FIRST = (
-    "test_train.py", "test_tinker_runs.py", "test_policy.py", "test_store_model.py", "test_readme.py", "test_methods.py",
+    "test_train.py", "test_tinker_runs.py", "test_policy.py", "test_store_model.py", "test_readme.py",
+    "test_methods.py",
     "test_docs.py", "test_tinker_methods.py", "test_commands_in_docs.py", "test_notebook.py", "test_adapt_endpoint.py",
     "test_served.py", "test_openai.py", "test_gateway_processes.py", "test_sharded.py", "test_tinker_learner.py",
     "test_warmstart.py", "test_site.py", "test_memory.py", "test_small_demo.py", "test_scienceworld.py",
