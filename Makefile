@@ -59,11 +59,13 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(INSTALLED)
+# An environment that is there is used as it is, even where pyproject.toml is newer.
+docs: $(if $(wildcard $(BIN)/zensical),,$(INSTALLED))
 	$(BIN)/python -m trailnotes.config > docs/config.md
 	$(BIN)/python -m trailnotes.commands > docs/cli.md
 	$(BIN)/python -m trailnotes.runs > docs/metrics.md
 	PYTHONPATH=docs $(BIN)/python -m zensical build --clean --strict
+	@echo "The site: $(CURDIR)/build/site/index.html"
 
 bench: $(INSTALLED)
 	mkdir -p runs/bench

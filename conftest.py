@@ -36,18 +36,20 @@ settings.load_profile("slow machine")
 
 
 # They wait for processes more than they compute: begun last, they would leave other workers without work.
-LONG = (
-    "test_train.py", "test_engine_runs.py", "test_cluster.py", "test_sharded.py", "test_demo.py", "test_rehearsal.py",
-    "test_world.py", "test_openai.py", "test_scienceworld.py", "test_ranks.py", "test_methods.py", "test_served.py",
-    "test_policy.py", "test_engines.py", "test_workers.py", "test_placed_ranks.py", "test_adapt_endpoint.py",
-    "test_gpu_benchmark.py", "test_pretend_device.py", "test_notebook.py",
+FIRST = (
+    "test_train.py", "test_tinker_runs.py", "test_policy.py", "test_store_model.py", "test_readme.py",
+    "test_methods.py",
+    "test_docs.py", "test_tinker_methods.py", "test_commands_in_docs.py", "test_notebook.py", "test_adapt_endpoint.py",
+    "test_served.py", "test_openai.py", "test_gateway_processes.py", "test_sharded.py", "test_tinker_learner.py",
+    "test_warmstart.py", "test_site.py", "test_memory.py", "test_small_demo.py", "test_scienceworld.py",
+    "test_workers.py", "test_cluster.py", "test_demo.py", "test_ranks.py",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of `LONG` first, in their order."""
-    places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+    """Files of `FIRST` first, in their order."""
+    places = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 
 
 def pytest_collection_finish() -> None:

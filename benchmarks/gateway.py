@@ -28,8 +28,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config
+from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.runs.loop import run_to_end

@@ -30,10 +30,9 @@ from torch.distributed import FileStore
 
 from rollout import Workload, observations
 from trailnotes.config.schema import Config
-from trailnotes.learner.building import build_single
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.process_group import init_process_group
-from trailnotes.learner.ranks import LOOPBACK
+from trailnotes.learner.ranks import LOOPBACK, init_process_group
+from trailnotes.learner.sharded import build_single
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.policy import HFPolicy

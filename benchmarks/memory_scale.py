@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from shared import cpu_seconds, finish, in_a_process, make_parser, peak_mb, print_table, resident_mb
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import COLUMNS, TipStore

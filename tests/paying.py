@@ -38,3 +38,15 @@ class Mortal(Paid):
                 grave.touch(exist_ok=False)
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
+
+
+class WrongType(Paid):
+    """Returns a tuple, as Gymnasium does."""
+
+    def step(self, action: str) -> Any:
+        return super().step(action), 0.0
+
+
+class Raising(Paid):
+    def step(self, action: str) -> Observation:
+        raise KeyError("lamp")  # the line of the traceback

@@ -84,15 +84,6 @@ async def hang(proxy: Proxy, asked: Asked) -> Reply:
     raise AssertionError
 
 
-async def drip(proxy: Proxy, asked: Asked) -> Reply:
-    """It comes, byte after byte; no single byte is late."""
-    raise _DripError((await proxy.ask(asked)).body)
-
-
-class _DripError(Exception):
-    pass
-
-
 class Proxy:
     """What passed, and what is to happen next. Lives in a thread of its own; see `proxying`."""
 
@@ -183,19 +174,9 @@ class Proxy:
         for task in (gone, answer):
             task.cancel()
         await asyncio.gather(gone, answer, return_exceptions=True)
-        if not answer.cancelled() and isinstance(error := answer.exception(), _DripError):
-            await _drip(writer, error.args[0])
-        elif not answer.cancelled():
+        if not answer.cancelled():
             await _send(writer, answer.result())
         return False
-
-
-async def _drip(writer: asyncio.StreamWriter, body: bytes) -> None:
-    writer.write(_head(Reply(body)))
-    for index in range(len(body)):
-        writer.write(body[index : index + 1])
-        await writer.drain()
-        await asyncio.sleep(0.05)
 
 
 async def _send(writer: asyncio.StreamWriter, reply: Reply) -> bool:

@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from small import small_config
 from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
 from trailnotes.config.schema import Config, LossConfig, OptimConfig
-from trailnotes.learner.building import build_single
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import PackingMode, Ranks, build_samples
+from trailnotes.learner.sharded import build_single
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import RowRole, Sample
 

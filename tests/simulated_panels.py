@@ -13,15 +13,15 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from trailnotes.reporting.crossed import (
+from trailnotes.reporting.intervals import (
     CONFIDENCE,
+    RATE_BOUNDS,
     CrossedMoments,
     compute_difference_limits,
     compute_moments,
     compute_panel_limits,
     compute_population_limits,
 )
-from trailnotes.reporting.intervals import RATE_BOUNDS
 
 Floats = NDArray[np.float64]
 RATES = (0.05, 0.2, 0.5, 0.95)

@@ -35,28 +35,12 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs")
          *sorted(BUILTIN.rglob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]  # fmt: skip
 CONFIGS = sorted((BUILTIN / "configs").rglob("*.toml"))
 COMMANDS = {c.name: c for entry in TABLE for c in (entry.commands if isinstance(entry, Group) else (entry,))}
-EXAMPLES = {command.example for command in COMMANDS.values()}
 
-NOT_CHECKED = {
-    "apt-get": "packages of the system",
-    "git": "a program of its own",
-    "export": "the shell's",
-    "transformers": "a program of its own, see tests/served.py",
-    "ray": "a program of its own",
-}
-NOT_RUN = {
-    "demo": "two trainings: packages/lab/tests/commands/test_demo.py plays a small one",
-    "view": "serves until it is interrupted: packages/lab/tests/view/test_view_site.py",
-    "memory serve": "serves until its client is gone: tests/memory/mcp/test_mcp_server.py",
-    "engine serve": "serves until it is interrupted: tests/policies/vllm/test_served.py",
-    "models": "asks a server: tests/tinker/test_tinker_learner.py",
-    "gateway": "serves until it is interrupted: tests/gateway/test_gateway_processes.py",
-    "envs serve": "serves until it is interrupted: packages/worlds/tests/openenv/test_openenv_server.py",
-    "webshop import": "reads the original's files, which are not ours",
-    "wikihow import": "reads recorded pages, which are not ours",
-    "compare run": "all of its runs: read here, played in packages/lab/tests/compare/test_compare_run.py",
-    "compare table": "of runs on ScienceWorld: packages/lab/tests/compare/test_compare.py writes such tables",
-}
+NOT_CHECKED = ("apt-get", "git", "export", "transformers", "ray")  # programs of their own
+NOT_RUN = (  # they serve until they are interrupted, ask a server, need files that are not ours, or play for long
+    "demo", "view", "memory serve", "engine serve", "models", "gateway", "envs serve", "webshop import",
+    "wikihow import", "compare run", "compare table",
+)  # fmt: skip
 PLACES = {"CONFIG": "demo", "RUN": "runs/any", "DIR": "runs/any", "FILE": "runs/any.jsonl",
           "own_method:OWN": "grpo"}  # fmt: skip
 """What a page leaves to the reader, and what stands there when the line is read here."""
@@ -146,7 +130,9 @@ def read_plan(path: Path) -> None:
 
 
 def refuse_without_tasks(config: Config, split: str) -> None:
-    if not config.env.name.startswith(("scienceworld", "my_env:", "gateway")):  # the simulator's; the reader's own
+    if not config.env.name.startswith(
+        ("scienceworld", "my_env:", "lock:", "gateway")
+    ):  # the simulator's; the reader's own
         assert tasks_of(config, split)
 
 

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CASES = Path(__file__).with_name("pretend_cases.py")
 
 
+@pytest.mark.long
 def test_on_a_strict_device_everything_computes_what_it_computes_on_the_cpu() -> None:
     """In a process of its own: a device that is registered stays, and must be there before the first backward pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)]

@@ -1,4 +1,4 @@
-"""`make docs`: the site builds without a warning; its links lead somewhere, and it loads nothing from other hosts."""
+"""`make docs`: the site builds without a warning, and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from html import unescape
 from pathlib import Path
 
 import pytest
@@ -38,17 +37,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
     assert built.returncode == 0, built.stdout + built.stderr
     site = folder / "build" / "site"
     return {page: page.read_text(encoding="utf-8") for page in sorted(site.rglob("*.html")) if page.name != "404.html"}
-
-
-def test_every_link_leads_to_a_page_and_an_anchor_in_it(pages: dict[Path, str]) -> None:
-    anchors = {page: {*re.findall(r'\sid="?([^"\s>]+)', text)} for page, text in pages.items()}
-    for page, text in pages.items():
-        for link in re.findall(r'\s(?:href|src)="?([^"\s>]+)', text):
-            name, _, anchor = unescape(link).partition("#")
-            if not ELSEWHERE.match(link):
-                target = (page.parent / name).resolve() if name else page
-                assert target.is_file(), f"{page.name}: {link}"
-                assert not anchor or anchor in anchors[target] or anchor == "__top", f"{page.name}: {link}"
 
 
 def test_the_site_loads_nothing_from_other_hosts(pages: dict[Path, str]) -> None:

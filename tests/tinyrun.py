@@ -67,6 +67,15 @@ def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
     return directory
 
 
+def trained_once(start: Path, **sections: dict[str, Any]) -> Path:
+    """Train a tiny run that all tests of a session share; returns its directory, which nobody may change."""
+    config = tiny_config(start, **sections)
+    directory = start.parent / f"run-{zlib.crc32(config.model_dump_json().encode()):08x}"
+    if not directory.exists():
+        train_in_process(config, directory)
+    return directory
+
+
 def in_a_run(config: Config, directory: Path, body: Callable[[Iteration], Awaitable[None]]) -> None:
     """Open a run, and do something in its first iteration."""
 

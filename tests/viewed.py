@@ -56,7 +56,7 @@ def make_run(path: Path, *, words: tuple[str, ...] = WORDS, iterations: int = 3,
     config = Config(**{name: SETTINGS.get(name, {}) | sections.get(name, {}) for name in SETTINGS | sections})
     task = f"maze/{words[0]}" if words is not WORDS else "maze/1"
     with (
-        RunDir.open(path, config, command=["trailnotes", "train"]) as run,
+        RunDir.open(path, config) as run,
         open_memory(run.memory_path, config.memory, clock=lambda: "2026-01-01T00:00:00") as memory,
     ):
         stored: tuple[Tip, ...] = ()

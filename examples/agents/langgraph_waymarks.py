@@ -17,7 +17,7 @@ from langgraph.graph.message import add_messages
 from trailnotes import make_env
 from trailnotes.client import AgentSession
 from trailnotes.envs import list_env_tasks
-from trailnotes.storage.records import task_to_json
+from trailnotes.storage.files import task_to_json
 from trailnotes.types import Task
 
 OPTIONS = {"families": 12, "new_families": 12, "new_validation": 4}

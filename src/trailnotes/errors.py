@@ -7,6 +7,7 @@ A `ConfigError` is also a `ValueError`, so callers of the Python API may catch e
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 EXTRAS = {
     "train": ("torch", "transformers", "tokenizers", "safetensors", "peft", "huggingface_hub"),
@@ -82,7 +83,11 @@ class ServerError(TrailnotesError):
 
 
 class NonFiniteError(TrailnotesError):
-    """A loss or gradient was NaN or infinite; the text names the dump of the batch."""
+    """A loss or gradient was NaN or infinite; the text names the dump of the batch, whose `trajectories` are known."""
+
+    def __init__(self, text: str, trajectories: Iterable[int] = ()) -> None:
+        super().__init__(text)
+        self.trajectories = tuple(trajectories)
 
 
 class Interrupted(KeyboardInterrupt):

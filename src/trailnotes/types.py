@@ -11,7 +11,7 @@ import hashlib
 import math
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, SupportsFloat
 
@@ -43,6 +43,12 @@ def to_finite_float(name: str, value: SupportsFloat) -> float:
     return number
 
 
+def _convert(record: Any, convert: Callable[[str, Any], Any], *names: str) -> None:
+    """Set fields of a frozen `record` to what `convert` makes of their names and values."""
+    for name in names:
+        object.__setattr__(record, name, convert(name, getattr(record, name)))
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One game to play: everything an environment needs to start it, the same in every process."""
@@ -52,7 +58,7 @@ class Task:
     seed: int = 0
     split: str = "train"
     options: Mapping[str, Any] = field(default_factory=dict)  # JSON-able; meaning is the environment's
-    family: str = ""  # games that have a secret in common, by a name that no other environment uses; "" = none said
+    family: str = ""  # games that have a secret in common, by a name that no other environment uses; "" = unknown
 
     def __post_init__(self) -> None:
         if not self.id or not self.env:
@@ -81,7 +87,7 @@ class Observation:
     success: bool = False  # the goal has been reached
     score: float = 0.0  # so far, in [.., max_score]
     max_score: float = 1.0
-    info: Mapping[str, Any] = field(default_factory=dict)  # JSON-able extras, logged, never shown to the policy
+    info: Mapping[str, Any] = field(default_factory=dict)  # JSON-able extras, logged, never part of a prompt
     briefing: Mapping[str, Any] | None = None  # facts worded in the first prompt, see `BRIEFING`; set at reset only
     # Of a foreign agent, instead of a turn that we word: {"kept": number of messages that stay, "messages": [[role,
     # content], ...] that follow}; the last one is the user's turn, of which `text` is the newest message. It may hold
@@ -91,10 +97,8 @@ class Observation:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise TypeError(f"text must be a str, is {type(self.text).__name__}")
-        for name in ("reward", "score", "max_score"):
-            object.__setattr__(self, name, to_finite_float(name, getattr(self, name)))
-        for name in ("terminated", "truncated", "success"):
-            object.__setattr__(self, name, bool(getattr(self, name)))
+        _convert(self, to_finite_float, "reward", "score", "max_score")
+        _convert(self, lambda _, value: bool(value), "terminated", "truncated", "success")
         if self.briefing is not None:
             _validate_briefing(self.briefing)
 
@@ -165,10 +169,8 @@ class Tip:
     def __post_init__(self) -> None:
         if not self.text.strip():
             raise ValueError("a tip needs text")
-        for name in ("score", "max_score"):
-            object.__setattr__(self, name, to_finite_float(name, getattr(self, name)))
-        for name in ("support", "step", "version"):
-            object.__setattr__(self, name, operator.index(getattr(self, name)))
+        _convert(self, to_finite_float, "score", "max_score")
+        _convert(self, lambda _, value: operator.index(value), "support", "step", "version")
 
 
 def replace_surrogates(text: str) -> str:
@@ -236,11 +238,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decision: observation, tips shown, action and reward."""
+    """One decision: observation, tips, action and reward."""
 
     observation: Observation  # o_t, before the action
-    tips: tuple[Tip, ...]  # shown in this turn, in the order shown; () in plain mode
-    completion: Completion  # a_t as tokens, under the context that held the tips
+    tips: tuple[Tip, ...]  # of this turn, in their order; () in plain mode
+    completion: Completion  # a_t as tokens, under the context with the tips
     plain_prompt_ids: TokenIds  # the same history without any tip; equals completion.prompt_ids in plain mode
     action: str  # a_t as the environment received it
     reward: float  # r_t, extrinsic
@@ -311,7 +313,7 @@ class Sample:
     ====================  ====  =====  ====  =====  ====  =====  =====  =====  =====
 
     with log-probabilities -0.1 for *left* and -0.2 for *eos*. The row drops the tip (tokens 2 to 4), keeps the
-    sampled ids, and keeps what the sampler said about them WITH the tip:
+    sampled ids, and keeps the log-probabilities of the sampler WITH the tip:
 
     ====================  ====  =====  =====  =====  ======  =====
     position                 0      1      2      3       4      5
@@ -345,7 +347,7 @@ class Sample:
         if not all(0 <= weight < math.inf for weight in (self.hold, self.imitate)):
             raise ValueError(f"the weights of a row must be finite and not negative: {self.hold} and {self.imitate}")
         if self.role == "episode" and (self.hold or self.imitate):
-            raise ValueError("the row of an episode is held by loss.kl: hold and imitate are for rows of other roles")
+            raise ValueError("loss.kl anchors the row of an episode: hold and imitate are for rows of other roles")
 
 
 def count_common_prefix(one: Sequence[int], other: Sequence[int], most: int) -> int:

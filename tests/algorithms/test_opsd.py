@@ -24,6 +24,7 @@ from tinyrun import (
     tip_rows,
     train_in_process,
     trained,
+    trained_once,
 )
 from trailnotes.algorithms.opsd import (
     OpsdConfig,
@@ -36,7 +37,6 @@ from trailnotes.learner.samples import build_samples
 from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Sample, Task, Trajectory, TrajectoryGroup
 
-FORMS = ("sdpo", "sdar", "opcd")
 OPSD = {"name": "opsd"}
 
 
@@ -147,10 +147,10 @@ def test_metrics_by_hand() -> None:
 # --- reductions, on whole runs
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["sdpo", pytest.param("opcd", marks=pytest.mark.long)])
 def test_without_weight_it_is_grpo(start_model: Path, tmp_path: Path, form: str) -> None:
     opsd = trained(start_model, tmp_path / "opsd", algorithm=OPSD, opsd={"form": form, "coefficient": 0.0})
-    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"})
+    grpo = trained_once(start_model, algorithm={"name": "grpo"})
     assert equal_weights(opsd, grpo)
     assert distance(opsd, start_model) > 1e-3, "nothing was learned: the test shows nothing"
     assert metrics(opsd)[-1]["opsd/taught"] > 0.5, "there was a teacher all the same"
@@ -158,16 +158,17 @@ def test_without_weight_it_is_grpo(start_model: Path, tmp_path: Path, form: str)
     assert [e["steps"] for e in episodes(opsd)] == [e["steps"] for e in episodes(grpo)]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["sdar", pytest.param("opcd", marks=pytest.mark.long)])
 def test_on_an_empty_memory_it_is_grpo(start_model: Path, tmp_path: Path, form: str) -> None:
     opsd = trained(start_model, tmp_path / "opsd", algorithm=OPSD, opsd={"form": form}, memory={"top_k": 0})
-    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"})
+    grpo = trained_once(start_model, algorithm={"name": "grpo"})
     assert equal_weights(opsd, grpo)
     assert {line["opsd/taught"] for line in metrics(opsd)} == {0.0}
     assert {line["opsd/teacher_tokens"] for line in metrics(opsd)} == {0.0}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["sdpo", "sdar", "opcd"])
 def test_each_form_learns_something_else(start_model: Path, tmp_path: Path, form: str) -> None:
     short = {"train": {"iterations": 2}, "algorithm": OPSD}
     one = trained(start_model, tmp_path / form, opsd={"form": form, "coefficient": 0.5}, **short)
@@ -180,7 +181,8 @@ def test_each_form_learns_something_else(start_model: Path, tmp_path: Path, form
     assert second["opsd/signal"] > 0
 
 
-def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
+@pytest.mark.long
+def test_staleness_weights_apply_to_the_teacher_signal(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token that the weights of now would never sample teaches nothing, whoever speaks of it."""
@@ -207,6 +209,7 @@ def test_the_weight_of_what_was_played_ahead_is_on_the_teachers_signal_too(
 # --- the start model as teacher
 
 
+@pytest.mark.long
 def test_the_start_model_stays_what_it_was(start_model: Path, tmp_path: Path) -> None:
     """opcd asks the weights that training began with, whatever has been learned since."""
     config = tiny_config(start_model, algorithm=OPSD, opsd={"form": "opcd"}, loss={"kl": 0.0})
@@ -218,6 +221,3 @@ def test_the_start_model_stays_what_it_was(start_model: Path, tmp_path: Path) ->
     )  # fmt: skip
     assert start == pytest.approx(first, abs=1e-6)
     assert now != pytest.approx(first, abs=1e-3)
-
-
-# --- controls

@@ -13,16 +13,23 @@ from tinyrun import (
     metrics,
     tip_rows,
     trained,
+    trained_once,
     weights,
 )
 
 
-@pytest.mark.parametrize("unit", ["iteration", "trajectory"])
-@pytest.mark.parametrize("old", ["acting", "tip_free"])
+@pytest.mark.parametrize(
+    ("unit", "old"),
+    [
+        ("trajectory", "tip_free"),
+        pytest.param("iteration", "tip_free", marks=pytest.mark.long),
+        pytest.param("trajectory", "acting", marks=pytest.mark.long),
+    ],
+)
 def test_empo2_without_memory_mode_is_grpo(start_model: Path, tmp_path: Path, unit: str, old: str) -> None:
     options = {"p_memory": 0.0, "mode_unit": unit, "old_logprobs": old}
     empo2 = trained(start_model, tmp_path / "empo2", algorithm={"name": "empo2", **options})
-    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo", **options})
+    grpo = trained_once(start_model, algorithm={"name": "grpo"})
     assert equal_weights(empo2, grpo)
     assert distance(empo2, start_model) > 1e-3, "nothing was learned: the test shows nothing"
     assert tip_rows(empo2), "tips are written all the same"
@@ -30,6 +37,7 @@ def test_empo2_without_memory_mode_is_grpo(start_model: Path, tmp_path: Path, un
     assert len(metrics(empo2)) == 3
 
 
+@pytest.mark.long
 def test_anchors_without_share_are_empo2(start_model: Path, tmp_path: Path) -> None:
     plain = trained(start_model, tmp_path / "plain", train={"iterations": 2})
     nothing = {"anchor_tips": 0.0, "anchor_reading": 0.0}
@@ -39,15 +47,16 @@ def test_anchors_without_share_are_empo2(start_model: Path, tmp_path: Path) -> N
     assert not equal_weights(plain, anchored)
 
 
-@pytest.mark.parametrize("mode", ["off_policy", "on_policy_tips"])
+@pytest.mark.parametrize("mode", ["off_policy", pytest.param("on_policy_tips", marks=pytest.mark.long)])
 def test_tips_modes_on_an_empty_memory_are_plain(start_model: Path, tmp_path: Path, mode: str) -> None:
     algorithm = {"p_memory": 1.0, "q_off_policy": float(mode == "off_policy"), "mode_unit": "iteration"}
     nothing = trained(start_model, tmp_path / "nothing", algorithm=algorithm, memory={"top_k": 0})
-    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"})
+    grpo = trained_once(start_model, algorithm={"name": "grpo"})
     assert {e["mode"] for e in episodes(nothing)} == {mode}
     assert equal_weights(nothing, grpo)
 
 
+@pytest.mark.long
 def test_rows_of_episodes_teach_what_rows_of_steps_teach(start_model: Path, tmp_path: Path) -> None:
     auto, step = (
         trained(
@@ -66,6 +75,7 @@ def test_rows_of_episodes_teach_what_rows_of_steps_teach(start_model: Path, tmp_
     assert distance(auto, start_model) > 1e-4
 
 
+@pytest.mark.long
 def test_micro_batches_do_not_change_the_update(start_model: Path, tmp_path: Path) -> None:
     def one_iteration(tokens: int) -> Path:
         optim = {"microbatch_tokens": tokens, "epochs": 1, "lr": 1e-3}
@@ -77,7 +87,7 @@ def test_micro_batches_do_not_change_the_update(start_model: Path, tmp_path: Pat
     assert distance(alone, start_model) > 1e-4
 
 
-def test_the_threads_of_the_test_learn_at_all(start_model: Path, tmp_path: Path) -> None:
+def test_two_seeds_learn_different_weights(start_model: Path, tmp_path: Path) -> None:
     """Guards the others: two seeds must not come to the same weights."""
     one, other = (trained(start_model, tmp_path / str(s), run={"seed": s}, train={"iterations": 1}) for s in (0, 1))
     assert weights(one).keys() == weights(start_model).keys()

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adaptrun import NEVER, Guesser, adapt_by
 from trailnotes.algorithms.reflexion import ReflectionMemory
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import Message
+from trailnotes.types import Message, Tip
 
 HEADER = "Your plans for this task, each made after a failed trial, oldest first (quoted; they may be wrong):"
 
@@ -31,9 +33,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("style", ["full", "terse"])
-def test_after_five_failures_there_are_five_plans_and_the_prompt_has_exactly_the_last_three(
-    style: str, tmp_path: Path
-) -> None:
+def test_a_prompt_has_the_last_three_plans(style: str, tmp_path: Path) -> None:
     policy = Guesser()
     sections = {"rollout": {"style": style}, "env": {"options": {"gates": [NEVER]}}}
     adapt_by(policy, "reflexion", tmp_path, **sections, eval={"trials": 4})
@@ -47,18 +47,6 @@ def test_after_five_failures_there_are_five_plans_and_the_prompt_has_exactly_the
     else:
         shown = [f'- " next time say w{n} " 0 / 1' for n in (3, 4, 5)]
         assert actor == "\n".join([f"open gate {NEVER}", "notes :", *shown, "a gate ?"])
-
-
-@pytest.mark.parametrize("style", ["full", "terse"])
-def test_the_actor_of_trial_1_reads_what_the_reflector_wrote_after_trial_0(style: str, tmp_path: Path) -> None:
-    policy = Guesser()
-    adapt_by(policy, "reflexion", tmp_path, rollout={"style": style}, eval={"trials": 1})
-    for gate in (1, 2, NEVER):
-        first, reflector, second, *_ = of_gate(gate, policy.prompts)
-        assert first[:-1] == second[:-1]  # the system prompt, if there is one
-        assert "next time" not in first[-1].content
-        assert "next time say w1" in second[-1].content
-        assert [message.content for message in reflector if message.role == "assistant"] == ["w0"]
 
 
 def test_the_reflector_reads_the_failure_its_examples_and_the_last_three_plans(tmp_path: Path) -> None:
@@ -111,3 +99,52 @@ def test_all_three_figures_are_there_each_with_its_count(tmp_path: Path) -> None
     assert [m["tips/written"] for m in metrics] == [3, 2, 1, 1]
     (row,) = json.loads((tmp_path / "eval" / "table.json").read_text())["rows"]
     assert (row["mean"], row["num_tasks"], row["env_steps"]) == (0.75, 4, 6)  # of ten, four are the ones examined
+
+
+# -- the memory of plans
+
+
+def plan(text: str, task: str = "maze/1", step: int = 0) -> Tip:
+    return Tip(task, text, "", 0.0, step=step, created="2026-01-01")
+
+
+def texts(tips: list[Tip]) -> list[str]:
+    return [tip.text for tip in tips]
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=12), st.integers(1, 5), st.integers(0, 5))
+def test_search_returns_the_newest_plans_oldest_first(tasks: list[str], window: int, top_k: int) -> None:
+    with ReflectionMemory(None, window) as memory:
+        for number, task in enumerate(tasks):
+            memory.add([plan(f"plan {number}", task)])
+        own = [f"plan {number}" for number, task in enumerate(tasks) if task == "a"]
+        assert texts(memory.search("a", "whatever", top_k)) == (own[-min(window, top_k) :] if top_k else [])
+        assert memory.stats()["tips"] == len(tasks)
+
+
+def test_plans_of_another_task_or_none_in_words_stand_in_for_own_ones() -> None:
+    with ReflectionMemory(None, 2) as memory:
+        tasks = [("maze/1", 3), ("maze/2", 1), ("vault/1", 3), ("gate/1", 1)]
+        memory.add([plan(f"{task} {i}", task, step=i) for task, count in tasks for i in range(count)])
+        assert texts(memory.get_prompt_plans("maze/1")) == ["maze/1 1", "maze/1 2"]
+        assert [(tip.text, tip.step) for tip in memory.get_prompt_plans("maze/1", "empty")] == [
+            ("none", 1),
+            ("none", 2),
+        ]
+        assert {tip.namespace for tip in memory.get_prompt_plans("maze/1", "other")} < {"vault/1", "gate/1"}, (
+            "another family"
+        )
+        assert texts(memory.get_prompt_plans("gate/1", "other")) in (["maze/1 2"], ["maze/2 0"], ["vault/1 2"]), (
+            "as many, newest"
+        )
+        assert memory.get_prompt_plans("maze/3", "other") == memory.get_prompt_plans("maze/3", "empty") == []
+        assert memory.stats()["tips"] == 8, "nothing is written by looking"
+
+
+def test_a_batch_is_stored_once_whatever_comes_between(tmp_path: Path) -> None:
+    with ReflectionMemory(tmp_path / "memory.db", 3) as memory:
+        assert memory.add([plan("go left")], once="trial-0") == 1
+    with ReflectionMemory(tmp_path / "memory.db", 3) as memory:
+        assert memory.add([plan("go left")], once="trial-0") == 0
+        assert memory.add([plan("go right")], once="trial-1") == 1
+        assert texts(memory.search("maze/1", "", 3)) == ["go left", "go right"]

@@ -107,6 +107,7 @@ def test_on_an_empty_memory_it_is_gigpo(start_model: Path, tmp_path: Path) -> No
     assert {line["ucob/lessons"] for line in metrics(ucob)} == {0.0}
 
 
+@pytest.mark.long
 def test_without_step_term_and_lessons_it_is_empo2_that_keeps_its_tips(start_model: Path, tmp_path: Path) -> None:
     """The advantages of GiGPO without step term, not divided by the deviation, are GRPO's."""
     same = {"p_memory": 0.5, "q_off_policy": 0.0, "normalize_std": False, "author_credit": 1.0}
@@ -119,6 +120,7 @@ def test_without_step_term_and_lessons_it_is_empo2_that_keeps_its_tips(start_mod
     assert last["authors/credited"] > 0, "authors are credited as in EMPO2"
 
 
+@pytest.mark.long
 def test_lessons_change_what_is_learned(start_model: Path, tmp_path: Path) -> None:
     with_lessons, without = (
         trained(start_model, tmp_path / str(weight), algorithm=UCOB, ucob={"coefficient": weight})

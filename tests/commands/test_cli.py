@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -99,6 +102,14 @@ def test_exit_codes(
         main(["fail"])
 
 
+@pytest.mark.parametrize("words", ["train demo --run-dir r\udcff", "memory list r\udcff", "config show r\udcff"])
+def test_paths_that_are_not_utf8_are_refused_in_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert r"'r\udcff' is not UTF-8" in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("text", [None, "[rollout]\ngroup_size = 1\n"])
 def test_bad_settings_are_one_line_before_anything_is_written(
     text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -128,6 +139,34 @@ def test_libraries_are_silent_unless_they_are_asked(tmp_path: Path) -> None:
 
 
 # -- settings, environments, the Python API
+
+
+def test_models_prints_no_key_that_the_server_repeats(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tinker")
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            listed = [{"model_name": f"org/{self.headers['X-API-Key'].upper()}"}]
+            body = json.dumps({"supported_models": listed}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None: ...
+
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret-key")
+    monkeypatch.setattr("tinker.ServiceClient", lambda **_: None)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        assert main(["models", "--learner.url", f"http://127.0.0.1:{server.server_port}"]) == 0
+        server.shutdown()
+    assert capsys.readouterr().out == "org/[key]\n"
 
 
 def test_config_show_prints_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,8 +33,8 @@ def test_the_report_has_time_memory_and_disk_and_nothing_stays(
 ) -> None:
     monkeypatch.setattr("trailnotes.runs.dry_run.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     config = tiny_config(start_model, train={"iterations": 1000, "max_env_steps": 400})
-    Path("config.toml").write_text(to_toml(config))
-    assert main(["train", "config.toml", "--run-dir", "run", "--dry-run"]) == 0
+    Path("config.toml").write_text(to_toml(config).replace(str(start_model), "nowhere"))
+    assert main(["train", "config.toml", "--model", str(start_model), "--run-dir", "run", "--dry-run"]) == 0
     report = capsys.readouterr().out
     report = report[report.index("everything could be built") :].splitlines()
     assert [line.split()[0] for line in report[1:5]] == ["iterations", "time", "memory", "disk"]
@@ -89,6 +89,3 @@ def test_what_would_end_the_start_is_said_without_a_download(
     assert main(words.split()) == 2
     assert named in capsys.readouterr().err
     assert [file.name for file in files(elsewhere)] == ["config.toml"]
-
-
-# -- the settings for a model of one's own

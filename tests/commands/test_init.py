@@ -13,8 +13,9 @@ from trailnotes.config.toml import diff_configs, load_config
 
 
 def test_a_new_project_is_tested_played_and_ready_to_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     monkeypatch.setattr(sys, "path", list(sys.path))
     folder = tmp_path / "new" / "first"
     assert main(["init", str(folder)]) == 0
@@ -24,11 +25,12 @@ def test_a_new_project_is_tested_played_and_ready_to_train(
     ]  # fmt: skip
     assert all(str(path) in said for path in folder.iterdir())
     monkeypatch.chdir(folder)
-    for words in (["own_env.py"], ["-m", "pytest", "-q", "-p", "no:cacheprovider"]):
-        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE)
+    for file in ("own_env.py", "test_own_env.py"):  # without pytest
+        subprocess.run([sys.executable, file], check=True, stdout=subprocess.PIPE)
     for line in (line for line in said.splitlines() if line.startswith("trailnotes rollout")):
         assert main([*line.partition("  ")[0].split()[1:], "--env.num_workers", "0"]) == 0
     assert "lock-" in capsys.readouterr().out
+    assert "WARNING" not in caplog.text
     assert diff_configs(load_config("own-model"), load_config("own.toml")) == ["run.name", "env.name"]
     assert "own-model" not in (folder / "own.toml").read_text()
 

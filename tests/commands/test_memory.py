@@ -13,8 +13,7 @@ import pytest
 
 from tinyrun import SAME, differences, episodes, tiny_config, tip_rows
 from trailnotes.commands import main
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config
+from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory

@@ -17,7 +17,6 @@ from tinyrun import (
     differences,
     distance,
     episodes,
-    equal_weights,
     metrics,
     run_command,
     tiny_config,
@@ -165,7 +164,7 @@ def test_one_signal_finishes_the_iteration(
     assert caught.value.number == number
     assert checkpoint.find_latest(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-000003"
     assert len(metrics(tmp_path)) == 3
-    assert "stopping after this iteration; once more to stop at once" in capsys.readouterr().err
+    assert "a second signal stops at once" in capsys.readouterr().err
     assert signal.getsignal(number) is before
     train(long_config(start_model), tmp_path)
     assert differences(alone, tmp_path) == SAME
@@ -173,7 +172,7 @@ def test_one_signal_finishes_the_iteration(
 
 
 @pytest.mark.usefixtures("heeds_hangup")
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_stops_at_once(
     alone: Path,
     start_model: Path,
@@ -199,7 +198,7 @@ def test_a_second_signal_stops_at_once(
 
 
 @pytest.mark.usefixtures("heeds_hangup")
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_was_asked_to_stop_exits_as_the_shell_expects(
     alone: Path, tmp_path: Path, words: list[str], number: signal.Signals
 ) -> None:
@@ -332,24 +331,14 @@ def test_workers_that_are_killed_cost_episodes_not_the_run(start_model: Path, tm
     assert lines[-1]["env_steps"] == sum(len(episode["steps"]) for episode in played)
 
 
-def test_an_iteration_without_any_episode_is_survived(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
-    config = tiny_config(start_model, env={"name": "tinyrun:Broken"}, train={"iterations": 2})
-    train(config, tmp_path)
-    assert [line["rollout/errors"] for line in metrics(tmp_path)] == [20, 20]
-    assert equal_weights(tmp_path, start_model)
-
-
 def test_an_environment_that_never_works_ends_the_run(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
     config = tiny_config(start_model, env={"name": "tinyrun:Broken"}, train={"iterations": 9})
-    with pytest.raises(RunError, match="no episode could be played in 3 iterations; the last error was: "):
+    with pytest.raises(RunError, match="no episode of iteration 0 could be played; the first one: broken"):
         train(config, tmp_path)
-    assert len(metrics(tmp_path)) == 2
+    assert not metrics(tmp_path)
 
 
 # --- adapters
@@ -411,12 +400,11 @@ def test_adapters_are_trained_further_and_held_to_what_they_were(start_model: Pa
         ("--rollout.max_action_tokens 256", "rollout.max_action_tokens"),
     ],
 )
-@pytest.mark.parametrize("method", ["grpo", "empo2"])
 def test_bad_settings_get_one_line_and_leave_nothing(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], settings: str, answer: str, method: str
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], settings: str, answer: str
 ) -> None:
     changed = ["" if word == "''" else word for word in settings.split()]
-    assert main([*words, "--algorithm.name", method, *changed]) == 2
+    assert main([*words, *changed]) == 2
     shown = capsys.readouterr().err
     assert answer in shown
     assert len(shown.splitlines()) == 1

@@ -80,6 +80,8 @@ def test_presets_hold_the_published_settings(preset: str, steps: int, tokens: in
         (["--run.seed", "1", "--run.seed", "2"], "run.seed", 2),
         (["--env.options.depth.of", "3", "--env.options.name=x"], "env.options", {"depth": {"of": 3}, "name": "x"}),
         (["--env.options", '{ path = "games", level = 3 }'], "env.options", {"path": "games", "level": 3}),
+        (["--env.options", '{"path": "games", "deep": {"on": true}}'], "env.options",
+         {"path": "games", "deep": {"on": True}}),
         (["--endpoint.base_url", "https://host/@me/v1?a=1"], "endpoint.base_url", "https://host/@me/v1?a=1"),
         (["--memory.embedder", "openai:@cf/bge@https://host:1/v1"], "memory.embedder",
          "openai:@cf/bge@https://host:1/v1"),
@@ -117,6 +119,7 @@ REFUSED = {  # words of a command line -> what the line names: the key, and what
     "--run.seed --run.name x": ["--run.seed VALUE"],
     "run.seed 3": ["'run.seed'", "--section.key value"],
     "--run.seed 1 --run.seed.x 3": ["run.seed.x"],
+    "--env.options {a:1}": ["--env.options.KEY VALUE"],
     "--optim.lr inf": ["optim.lr = inf"],
     "--rollout.max_action_tokens 5000": ["rollout.max_context_tokens"],
     "--algorithm.intrinsic tips": ["algorithm.intrinsic", '"states"'],
@@ -228,7 +231,7 @@ def test_show_is_a_config_that_explains_each_key(tmp_path: Path) -> None:
         load_config(write(tmp_path, text)) == resolved.config == load_config(write(tmp_path, to_toml(resolved.config)))
     )
     assert '| one of "auto", "step" | default' in text
-    assert '| any of "score", "support", "recency", "similarity", "ucb", "worth" |' in text
+    assert '| any of "gain", "score", "support", "recency", "similarity", "ucb", "worth" |' in text
     assert "# learning rate of AdamW (EMPO2, arXiv 2602.23008) | > 0 |" in text
     assert "| >= -1 and <= 1 |" in text
     lines = {line.partition(" ")[0]: line for line in text.splitlines()}

@@ -6,12 +6,9 @@ import re
 
 import pytest
 
-from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.schema import full_config_type
 from trailnotes.config.toml import collect_fields, load_config
 from trailnotes.config.unused import list_requirements, warn_unused
-
-CONFIGS = BUILTIN / "configs"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +39,7 @@ def test_one_line_names_what_is_set_in_vain(words: list[str], said: str, caplog:
     warn_unused(config)
     assert caplog.messages == ([f"settings without effect: {said}"] if said else [])
     caplog.clear()
-    warn_unused(config, told=config)  # a run that was warned already
+    warn_unused(config, warned=config)  # a run that was warned already
     assert not caplog.messages
 
 

@@ -119,6 +119,17 @@ class Lenient(Good):
         return after_end(self, action) if self.started else Good.step(self, action)
 
 
+class Careless(Good):
+    """Has no `x` before the first reset."""
+
+    def reset(self, task: Task) -> Observation:
+        self.x = 1
+        return super().reset(task)
+
+    def step(self, action: str) -> Observation:
+        return Good.step(self, action * self.x)
+
+
 class Gymnasium(Good):
     """Answers as Gymnasium's environments do."""
 
@@ -136,9 +147,7 @@ FAULTS: dict[str, Any] = {  # part of the message -> environment
     "reset: it must return an Observation, not str": bad(reset=lambda self, task: "hello"),
     "step with 'look': it must return an Observation, not tuple": Gymnasium,
     "step before reset must raise trailnotes.errors.EnvError": bad(step=after_end),
-    "step before reset must raise trailnotes.errors.EnvError, not AttributeError": bad(
-        step=lambda self, action: Good.step(self, action) if hasattr(self, "x") else self.x
-    ),
+    "step before reset must raise trailnotes.errors.EnvError: raised AttributeError": Careless,
     "step after the end must raise trailnotes.errors.EnvError": Lenient,
     "it has an instruction": bad(step=answering(instruction="again")),
     "it has a briefing": bad(step=answering(briefing={"inventory": "a lamp"})),

@@ -42,11 +42,3 @@ def test_a_command_stays_as_it_is(action: str) -> None:
 )
 def test_where_a_model_is_going_it_goes(said: str) -> None:
     assert strip_intent(said) == "go to the kitchen"
-
-
-def test_the_release_s_rule_sees_the_words_as_they_were_said() -> None:
-    assert correct_action("I will go", "jaccard", lambda: ["i will", "go"]).action == "i will"
-
-
-def test_a_forbidden_command_is_still_refused() -> None:
-    assert parse_command("I will do it again") == ("", True)

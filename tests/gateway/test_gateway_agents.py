@@ -19,12 +19,13 @@ from small import small_config
 from trailnotes.client import AgentSession
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, SessionOver
+from trailnotes.gateway import requests
 from trailnotes.gateway.pool import GatewayPool
 from trailnotes.gateway.requests import ModelCall, make_reply, parse_responses_call
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.groups import run_groups
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.storage.files import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Completion, Message, Task, Tip, Trajectory
 
 Agent = Callable[[AgentSession], Any]
@@ -159,13 +160,13 @@ def test_streams_responses_and_several_system_prompts(tmp_path: Path) -> None:
             {"role": "system", "content": "one"}, {"role": "developer", "content": "two"},
             {"role": "user", "content": [{"type": "text", "text": "x"}]}, {"role": "system", "content": "late"},
         ]  # fmt: skip
-        assert text_of(ask(session, messages=messages)) == "echo System: late"
+        assert text_of(ask(session, messages=messages)) == "echo </system>", "its last line"
         return 0.0
 
     (episode,) = play(agent_config(tmp_path), agent)
-    requests = [step.observation.request for step in episode.steps]
-    assert requests[1] == {"kept": 0, "messages": [["system", "be"], ["user", "b"]]}
-    assert requests[2] == {"kept": 0, "messages": [["system", "one\n\ntwo"], ["user", "x\nSystem: late"]]}
+    read = [step.observation.request for step in episode.steps]
+    assert read[1] == {"kept": 0, "messages": [["system", "be"], ["user", "b"]]}
+    assert read[2] == {"kept": 0, "messages": [["system", "one\n\ntwo"], ["user", "x\n<system>\nlate\n</system>"]]}
 
 
 def test_a_lost_answer_is_sampled_once(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def _silent(session: AgentSession) -> None:
 
 
 def test_an_agent_that_never_ends_is_cut_off(tmp_path: Path) -> None:
-    (episode,) = play(agent_config(tmp_path, timeout=5.0), _silent)
+    (episode,) = play(agent_config(tmp_path, timeout=2.0), _silent)
     assert (episode.outcome, episode.score, len(episode.steps)) == ("truncated", 0.0, 1)
 
 
@@ -389,3 +390,16 @@ def test_an_answer_cut_at_a_stop_string_has_stopped() -> None:
     call = ModelCall(({"role": "user", "content": "a"},), stop=("\n",))
     reply = make_reply(call, Completion((), (), (), "yes\nand", finish_reason="length"))
     assert (reply.content, reply.finish_reason) == ("yes", "stop")
+
+
+def test_a_request_is_rendered_in_work_that_is_linear_in_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    real = requests.hash_turns
+    monkeypatch.setattr(
+        requests, "hash_turns", lambda turns, before=0: (hashed.append(len(turns)), real(turns, before))[1]
+    )
+    roles = ("user", "assistant") * 4_000
+    messages = tuple({"role": role, "content": "go"} for role in (*roles, "user"))
+    assert len(requests.render_conversation(ModelCall(messages), {}).turns) == len(messages) == sum(hashed)
+    with pytest.raises(requests.RequestRefused, match="messages"):
+        requests.render_conversation(ModelCall(messages * 2), {})

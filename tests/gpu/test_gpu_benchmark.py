@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_the_table_of_a_gpu_is_made_on_a_cpu_too(tmp_path: Path) -> None:
     page, figures = tmp_path / "gpu.md", tmp_path / "gpu.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--markdown", str(page), "--json", str(figures)]

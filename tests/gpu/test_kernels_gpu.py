@@ -18,10 +18,9 @@ from torch.distributed import FileStore
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import Config
-from trailnotes.learner.building import build_single
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.process_group import LearnerGroup, init_process_group
-from trailnotes.learner.ranks import LOOPBACK
+from trailnotes.learner.ranks import LOOPBACK, LearnerGroup, init_process_group
+from trailnotes.learner.sharded import build_single
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.runs.estimate.footprint import estimate_for_shape

@@ -120,7 +120,7 @@ def test_responses_of_different_rows_are_apart() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(-10, 0)), min_size=1, max_size=12))
-def test_the_response_mask_is_the_token_mask_where_every_response_is_one_token(
+def test_response_mask_equals_token_mask_for_single_tokens(
     tokens: list[tuple[bool, float]],
 ) -> None:
     apart = [pair for token in tokens for pair in ((False, 0.0), token)]
@@ -145,7 +145,7 @@ def test_shaped_surrogate_by_hand(ratio: float, advantage: float, loss: float) -
     torch.testing.assert_close(losses.shaped_surrogate(row(ratio), row(advantage)), row(loss))
 
 
-def test_shaping_lets_improbable_tokens_learn_more_than_the_plain_ratio() -> None:
+def test_shaping_raises_the_gradient_of_improbable_tokens() -> None:
     """d loss / d log pi = -A x f'(x) = -A 0.1 x / (x + 0.1)^2: at 0.1 a quarter, at 1 of 1.1^2 a tenth."""
     logprobs = row(math.log(0.1), 0.0, math.log(0.01)).requires_grad_()
     advantages = row(2.0, -1.0, 1.0)

@@ -118,7 +118,7 @@ def test_dppo_by_hand(old: float, now: float, advantage: float, kept: bool) -> N
     torch.testing.assert_close(found, row(expected))
 
 
-def test_rows_that_became_improbable_teach_nothing_against_their_tokens() -> None:
+def test_improbable_rows_drop_negative_advantages() -> None:
     """Mean log(pi_old / pi) of .3 and .1 at a bound of .2; positive advantages stay."""
     logprobs, rows = (
         torch.tensor([[-1.5, -1.1], [-1.1, -1.1]]),

@@ -49,7 +49,7 @@ def test_the_longest_rows_go_to_different_ranks() -> None:
     budget=st.integers(1, 60),
     packing=st.sampled_from(["padded", "joined", "shared"]),
 )
-def test_every_row_is_in_one_micro_batch_of_one_rank_and_all_ranks_pass_as_often(
+def test_ranks_partition_rows_into_equally_many_micro_batches(
     lengths: list[int], world: int, budget: int, packing: PackingMode
 ) -> None:
     cuts = []
@@ -72,7 +72,7 @@ def test_joined_rows_count_without_padding() -> None:
 
 
 @pytest.mark.parametrize(("name", "packing"), [("empo2, held rows", "joined"), ("lora, KL", "joined")])
-def test_joined_rows_teach_what_padded_ones_do_with_fewer_tokens(name: str, packing: PackingMode) -> None:
+def test_joined_rows_equal_padded_rows(name: str, packing: PackingMode) -> None:
     padded = learn(replace(CASES[name], settings=CASES[name].settings | {"microbatch_tokens": 10_000}))
     case = replace(CASES[name], packing=packing, settings=CASES[name].settings | {"microbatch_tokens": 10_000})
     joined = learn(case)
@@ -103,7 +103,7 @@ def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:
     assert tree["metrics"]["tokens_forward"] == 12 + 1 + 2 + 3 + 4 + 5 + 6  # six of the last are its own
 
 
-def test_a_model_that_mixes_joined_rows_is_found_out() -> None:
+def test_packing_probe_detects_mixed_rows() -> None:
     assert is_packing_supported(TokenScorer(tiny_model()), "joined", 256)
     assert is_packing_supported(TokenScorer(tiny_model()), "shared", 256)
     mixing = tiny_model()
@@ -114,7 +114,7 @@ def test_a_model_that_mixes_joined_rows_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_window_that_a_tree_knows_nothing_of_is_found_out(dtype: torch.dtype) -> None:
+def test_attention_windows_rule_out_shared_rows(dtype: torch.dtype) -> None:
     """Mistral 0.1 and Phi-3 have one in all layers, and none by kinds; the probe's rows are shorter than it."""
     config = MistralConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -126,7 +126,7 @@ def test_a_window_that_a_tree_knows_nothing_of_is_found_out(dtype: torch.dtype) 
     assert is_packing_supported(score, "joined", 17), "positions tell the window"
 
 
-def test_what_bfloat16_rounds_hides_no_rows_that_are_mixed() -> None:
+def test_packing_probe_detects_mixed_rows_in_bfloat16() -> None:
     mixing = tiny_model(dtype=torch.bfloat16)
     with torch.no_grad():
         mixing.model.embed_tokens.weight.mul_(0.05)  # flat distributions, on which the context has little influence
@@ -163,6 +163,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return torch.load(path / "one"), torch.load(path / "two")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_learn_what_one_does(both: tuple[Any, Any], name: str) -> None:
     one, two = (found[name] for found in both)

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,10 +19,10 @@ from sharded_cases import Case, config_of, difference, one_process, rows_of, wai
 from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.process_group import validate_world_size
 from trailnotes.learner.ranks import (
     RankProcess,
     is_torchrun_worker,
+    validate_world_size,
 )
 from trailnotes.learner.sharded import ShardedLearner, make_learner
 from trailnotes.policies.hf.policy import load_model
@@ -49,8 +48,7 @@ if __name__ == "__main__":
     if is_torchrun_worker():
         run_torchrun_rank(config)
     else:
-        from children import wait_for
-from sharded_cases import Case, config_of, difference, one_process, rows_of, wait_until_gone
+        from sharded_cases import Case, rows_of
         from trailnotes.learner.sharded import ShardedLearner
         learner = ShardedLearner(config)
         print("tokens", learner.update(rows_of(Case()))["tokens_trained"], flush=True)
@@ -76,7 +74,7 @@ def process_of(learner: ShardedLearner) -> RankProcess:
     return rank
 
 
-def test_a_life_of_two_processes_is_that_of_one(two: ShardedLearner, start_model: Path, tmp_path: Path) -> None:
+def test_two_processes_learn_save_and_resume_as_one(two: ShardedLearner, start_model: Path, tmp_path: Path) -> None:
     alone = one_process(config_of(start_model, 1))
     for seed in range(2):
         mine, theirs = two.update(ROWS, seed=seed), alone.update(ROWS, seed=seed)
@@ -117,9 +115,8 @@ def test_a_life_of_two_processes_is_that_of_one(two: ShardedLearner, start_model
     assert difference(two, resumed) <= 1e-5  # 1 -> 2
 
 
-def test_what_stops_every_rank_alike_is_raised_once_and_what_kills_one_ends_all(
-    two: ShardedLearner, tmp_path: Path
-) -> None:
+@pytest.mark.long
+def test_shared_errors_leave_the_ranks_and_a_kill_ends_all(two: ShardedLearner, tmp_path: Path) -> None:
     broken = [replace(row, advantages=tuple(m * float("inf") if m else 0.0 for m in row.loss_mask)) for row in ROWS]
     with pytest.raises(NonFiniteError, match="the weights were left as they were"):
         two.update(broken)
@@ -139,8 +136,9 @@ def test_what_stops_every_rank_alike_is_raised_once_and_what_kills_one_ends_all(
         two.update(ROWS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stopped", [False, True])
-def test_nobody_outlives_rank_0(start_model: Path, tmp_path: Path, stopped: bool) -> None:
+def test_no_rank_outlives_rank_0(start_model: Path, tmp_path: Path, stopped: bool) -> None:
     from trailnotes.config.toml import to_toml
 
     (tmp_path / "config.toml").write_text(to_toml(config_of(start_model)), encoding="utf-8")
@@ -158,6 +156,17 @@ def test_nobody_outlives_rank_0(start_model: Path, tmp_path: Path, stopped: bool
     assert not Path(directory).exists()
 
 
+def test_a_rank_that_ends_before_it_meets_the_others_is_named(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no GPU >&2\nexit 3\n", encoding="utf-8")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(LearnerError, match="rank 1 of the learner exited with status 3: no GPU"):
+        ShardedLearner(config_of(start_model))
+
+
 @pytest.mark.long
 def test_a_rank_that_hangs_is_named(start_model: Path) -> None:
     learner = ShardedLearner(config_of(start_model, timeout=20.0))
@@ -166,6 +175,7 @@ def test_a_rank_that_hangs_is_named(start_model: Path) -> None:
         learner.update(ROWS)
 
 
+@pytest.mark.long
 def test_adapters_of_two_processes(start_model: Path, tmp_path: Path) -> None:
     sections = {"loss": {"kl": 0.1}}
     config = config_of(start_model, sections=sections)
@@ -184,15 +194,6 @@ def test_adapters_of_two_processes(start_model: Path, tmp_path: Path) -> None:
     with safe_open(tmp_path / "adapters/adapter_model.safetensors", framework="pt") as file:
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in weights.items())
     learner.close()
-
-
-class Apart:
-    """Rank 0 of two, of which the other sees nothing."""
-
-    rank = 0
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value, False]
 
 
 @pytest.mark.long
@@ -217,7 +218,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(start_model: Path, m
     with pytest.raises(ConfigError, match=r"learner\.world_size = 4 needs 4 GPUs here, and there are 2"):
         make_learner(cuda, None, None, None)
     one = cuda.model_copy(update={"model": cuda.model.model_copy(update={"device": "cuda:1"})})
-    with pytest.raises(ConfigError, match=r"set model\.device = 'cuda'"):
+    with pytest.raises(ConfigError, match=r"model\.device = 'cuda:1'"):
         validate_world_size(one)
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)

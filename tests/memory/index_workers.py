@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import index, open_memory
 from trailnotes.memory.retrieval import Floats
 from trailnotes.types import Tip

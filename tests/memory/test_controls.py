@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adaptrun import Guesser, adapt_by
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.controls import EMPTY_TEXT, make_prompt_memory
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory

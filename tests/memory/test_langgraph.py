@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from langgraph.store.base import GetOp, ListNamespacesOp, MatchCondition, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
+from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import open_memory
+from trailnotes.memory.exchange import delete_namespace, export_tips, import_tips
 from trailnotes.memory.langgraph import TipStore
 from trailnotes.types import Tip
 
@@ -105,6 +107,67 @@ def test_what_another_wrote_in_the_same_words_stays() -> None:
         for key in "abc":
             store.delete(("door",), key)
         assert [tip.text for tip in memory.store.load_tips()] == ["knock"]
+
+
+def deep(levels: int) -> Any:
+    return [deep(levels - 1)] if levels else []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a": deep(100)}, {"a": object()}, {"a": {1, 2}}, {"a": 10**5000}, {"a": float("nan")}, {1: 2, "1": 3}],
+    ids=["deep", "object", "set", "digits", "nan", "keys"],
+)  # fmt: skip
+def test_put_refuses_what_cannot_be_read_back(value: dict[str, Any]) -> None:
+    with open_memory(None) as memory:
+        store = TipStore(memory)
+        with pytest.raises(ValueError, match="'x' in"):
+            store.batch([PutOp(("a",), "y", {"text": "kept out, too"}), PutOp(("a",), "x", {"text": "b", **value})])
+        assert store.search(()) == []
+        assert memory.stats()["tips"] == 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.text(max_size=3), JSON, max_size=3), st.text(max_size=3))
+def test_put_gives_back_or_refuses(value: dict[str, Any], key: str) -> None:
+    with open_memory(None) as memory:
+        store = TipStore(memory)
+        try:
+            store.put(("a",), key, value)
+        except ValueError:
+            assert memory.stats()["tips"] == 0
+        else:
+            (item,) = store.search(("a",), query="anything")
+            assert (item.key, item.value) == (key, value)
+
+
+def test_a_value_without_text_is_no_tip() -> None:
+    with open_memory(None) as memory:
+        TipStore(memory).put(("a",), "x", {"n": 1})
+        assert memory.stats()["tips"] == 0
+        (item,) = TipStore(memory).search(("a",), query="n")
+        assert item.score is None
+
+
+def test_export_and_import_refuse_to_lose_values(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "from.db") as memory, open_memory(tmp_path / "to.db") as other:
+        TipStore(memory).put(("users", "7"), "likes", {"text": "tea"})
+        memory.add([Tip("maze", "go left", "a hall", 1.0)])
+        for name in (None, "users.7"):
+            with pytest.raises(MemoryStoreError, match=r"1 values .*users\.7"):
+                export_tips(memory.store, tmp_path / "tips.jsonl", name)
+        with pytest.raises(MemoryStoreError, match=r"1 values .*users\.7"):
+            import_tips(other.store, tmp_path / "from.db")
+        assert other.stats()["tips"] == 0
+        assert export_tips(memory.store, tmp_path / "tips.jsonl", "maze") == 1
+        assert delete_namespace(memory.store, "users.7") == 1
+        assert TipStore(memory).search(()) == []
+        assert export_tips(memory.store, tmp_path / "tips.jsonl") == 1
 
 
 def test_a_time_to_live_is_refused_with_the_reason() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.types import Tip

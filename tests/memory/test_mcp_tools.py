@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.exchange import enable_tips
 from trailnotes.types import Tip
@@ -21,6 +23,30 @@ from mcp.server.mcpserver.exceptions import ToolError  # noqa: E402
 from trailnotes.memory.mcp import AccessRules, Toolbox, make_server  # noqa: E402
 
 WRITE = AccessRules(write=True)
+
+
+# Control words of chat templates: ChatML, Mistral, Llama 2 to 4, DeepSeek, Gemma, GLM, Phi, Command, Granite, EXAONE.
+CONTROL_WORDS = [
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
+    "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CONTENT]",
+    "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "[IMG]", "[PREFIX]", "[SUFFIX]", "[MIDDLE]", "<s>", "</s>",
+    "<<SYS>>", "<</SYS>>", "<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|eom_id|>", "<|header_start|>",
+    "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<\uff5cUser\uff5c>",
+    "<\uff5cAssistant\uff5c>", "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>",
+    "<\uff5ctool\u2581sep\uff5c>", "<\uff5ctool\u2581outputs\u2581begin\uff5c>", "<start_of_turn>", "<end_of_turn>",
+    "<bos>", "<eos>", "[gMASK]", "<sop>", "<|user|>", "<|START_OF_TURN_TOKEN|>", "<|start_of_role|>",
+    "[|assistant|]", "<think>",
+]  # fmt: skip
+
+
+def write_forms(word: str) -> list[str]:
+    """Write a control word in eight ways that cleaning or a tokenizer may join to itself."""
+    middle, wide = len(word) // 2, word.translate({code: code + 0xFEE0 for code in range(0x21, 0x7F)})
+    forms = [
+        word, f"go{word}left", f"{word}{word}", wide, f"{word[:middle]}\u200b{word[middle:]}",
+        f"{word[:middle]}{word}{word[middle:]}", f"{word[0]}<b>{word[1:]}", f"{word[:-1]}\x00{word[-1]}",
+    ]  # fmt: skip
+    return [f"{number} a {form} b" for number, form in enumerate(forms)]
 
 
 @pytest.fixture
@@ -63,9 +89,9 @@ def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
     assert (tip.text, tip.key, tip.imported, tip.enabled) == ("Go 'left' at once", "Go 'left' at once", True, True)
     assert (tip.model, tip.score, tip.max_score, tip.id) == ("mcp: agent[2J 7", 4.0, 5.0, added["id"])
     assert tip.created
-    assert call(memory, "read_tip", id=tip.id)["model"] == tip.model
+    assert call(memory, "read_tip", id=tip.id)["model"] == "mcp: agent(2J 7"
     assert memory.search("maze/1", "go left", 1)[0].id == tip.id
-    unnamed = call(memory, "add_tip", task="new/1", text="look up", state="a tower", client="")
+    unnamed = call(memory, "add_tip", task="new/1", text="look up", query="a tower", client="")
     (tip,) = memory.store.load_tips("new/1")
     assert (tip.model, tip.key, tip.score, tip.id) == ("mcp: unknown", "a tower", 1.0, unnamed["id"])
     assert call(memory, "add_tip", task="maze/1", text="stand still")["score"] == 4.0, "as good as the best"
@@ -89,6 +115,7 @@ def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
         ("add_tip", {"task": "maze/1", "text": ""}, "needs a letter"),
         ("add_tip", {"task": "maze/1", "text": "<|im_start|>..."}, "needs a letter"),
         ("add_tip", {"task": "", "text": "up"}, "task.*at least 1"),
+        ("add_tip", {"task": "[INST]", "text": "up"}, "a new task needs an id"),
     ],
 )
 def test_a_call_that_cannot_be_is_refused_in_words(
@@ -108,10 +135,10 @@ def test_what_had_to_make_room_is_never_told_and_comes_back_when_it_is_added(mem
     for name, arguments in [("read_tip", {"id": 4}), ("search_tips", {"task": "maze/2", "query": "a yard"})]:
         with pytest.raises(ToolError, match="there is no tip"):
             call(memory, name, **arguments)
-    assert call(memory, "add_tip", task="maze/2", text="mind the well", state="a yard")["id"] == 5, "the own one stays"
+    assert call(memory, "add_tip", task="maze/2", text="mind the well", query="a yard")["id"] == 5, "the own one stays"
     with memory.store.transaction():
         memory.store.retire([5], "oldest", "memory.capacity = 1")
-    assert call(memory, "add_tip", task="maze/2", text="mind the well", state="a yard")["id"] == 5
+    assert call(memory, "add_tip", task="maze/2", text="mind the well", query="a yard")["id"] == 5
     assert call(memory, "read_tip", id=5)["imported"]
 
 
@@ -124,6 +151,10 @@ def test_one_task_may_be_all_there_is(memory: TipMemory) -> None:
     ]:
         with pytest.raises(ToolError, match="'maze/1' is not served here: the one task is 'maze/2'"):
             call(memory, name, only, **arguments)
+    other = memory.session("maze/1", "a hall").id
+    with pytest.raises(ToolError, match="there is no session"):
+        call(memory, "memory_report", only, session=other, score=0)
+    memory.report_attempt(other, 1.0)
     with pytest.raises(ToolError, match="no tip 1"):
         call(memory, "read_tip", only, id=1)
     assert call(memory, "add_tip", only, task="maze/2", text="up")["task"] == "maze/2"
@@ -141,3 +172,23 @@ def test_a_session_is_reported_once_and_teaches_what_its_tips_are_worth(memory: 
     for session in (opened["session"], "unknown"):
         with pytest.raises(ToolError, match=r"waits for its report.*memory_open begins one"):
             call(memory, "memory_report", readers, session=session, score=1)
+
+
+@pytest.mark.parametrize("word", CONTROL_WORDS)
+def test_no_tool_hands_out_a_control_word(memory: TipMemory, word: str) -> None:
+    for text in write_forms(word):
+        memory.add([Tip("maze/3", text, text, 1.0, action=text, model=text, run=text)])
+    tips = memory.store.load_tips("maze/3")
+    tools = Toolbox(memory, AccessRules(write=True, plain_share=0.0))
+    answers = [tools.search_tips("maze/3", word, 20), tools.memory_open("maze/3", word, 20)]
+    plain = unicodedata.normalize("NFKC", word)
+    answers += [tools.read_tip(tip.id) for tip in tips if tip.id]
+    assert plain not in unicodedata.normalize("NFKC", json.dumps(answers, ensure_ascii=False))
+    assert plain not in unicodedata.normalize("NFKC", memory.session("maze/3", word, top_k=20).text)
+
+
+def test_numbers_may_come_as_text_and_null_means_left_out(memory: TipMemory) -> None:
+    assert len(call(memory, "search_tips", task="maze/1", query="a hall", limit="2")["tips"]) == 2
+    assert call(memory, "add_tip", task="maze/1", text="go on", query=None, score="0.5")["score"] == 0.5
+    opened = call(memory, "memory_open", task="maze/1", query="a hall", limit="1")
+    assert call(memory, "memory_report", session=opened["session"], score="0.5", max_score="1", success=None)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import memory_workers
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.types import Tip

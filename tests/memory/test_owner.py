@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import exchange as p
 from trailnotes.memory import open_memory, schema
 from trailnotes.memory.exchange import reconcile, rewind_to_snapshot

@@ -16,9 +16,8 @@ import pytest
 
 from embeddings import EmbeddingServer, embedding_server
 from trailnotes.commands import main
-from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import EndpointConfig
-from trailnotes.config.schema import Config
+from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import embedder_of, make_embedder, open_memory

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, open_memory
 from trailnotes.memory.exchange import rewind_to_snapshot
 from trailnotes.memory.tip_stats import TipEffect, TipExposure

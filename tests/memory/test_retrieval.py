@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.commands import main
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config
+from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, clean_tip, open_memory

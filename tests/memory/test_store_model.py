@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 from index_workers import Directions
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, index, open_memory
 from trailnotes.memory.exchange import rewind_to_snapshot
 from trailnotes.memory.retrieval import Floats
@@ -47,7 +47,7 @@ class LaxConfig(MemoryConfig):
     candidates: ClassVar[int] = 8
 
 
-CONFIG = LaxConfig(threshold=-0.2, capacity=CAPACITY, distilled=0.5)
+CONFIG = LaxConfig(threshold=-0.2, capacity=CAPACITY, distilled=0.5, order=("score", "support", "recency"))
 RULES = ("oldest", "least_used", "least_worth")
 NAMESPACES = ("one", "two")
 WRITERS = st.integers(0, 1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import clean_tip, open_memory, tips_of
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore

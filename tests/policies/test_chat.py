@@ -23,10 +23,6 @@ DEFAULT_SYSTEM = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-NO_SYSTEM = (
-    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    "{% if m.role == 'user' %}[{{ m.content }}]{% else %}{{ m.content }}<|endoftext|>{% endif %}{% endfor %}"
-)
 MARKS_LAST = (
     "{% for m in messages %}{{ '*' if loop.last }}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -43,21 +39,7 @@ THINKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
-APPEND_ONLY = {"llama3": LLAMA3, "default_system": DEFAULT_SYSTEM, "no_system": NO_SYSTEM, "plain": None}
 REWRITING = {"marks_last": MARKS_LAST, "drops_old": DROPS_OLD, "counts": COUNTS, "thinks": THINKS}
-
-
-@pytest.mark.parametrize("name", ["chatml", "llama3", "default_system", "no_system"])
-@pytest.mark.parametrize("system", [None, "Explore."])
-def test_pieces_give_the_text_of_the_template(tokenizer_of, name, system):
-    tokenizer = tokenizer_of(*([] if name == "chatml" else [APPEND_ONLY[name]]))
-    chat = ChatFormat(tokenizer)
-    assert chat.append_only
-    messages = talk("You see a key.", "take key", "Taken.", "go north", "A hall.", system=system)
-    shown = messages
-    if name == "no_system" and system:
-        shown = talk("Explore.\n\nYou see a key.", *(message.content for message in messages[2:]))
-    assert text_of(tokenizer, chat.encode(messages)) == rendered(tokenizer, shown)
 
 
 @pytest.mark.parametrize("template", [[LLAMA3], []])
@@ -80,7 +62,7 @@ def test_a_template_that_rewrites_history_is_found_and_still_obeyed(tokenizer_of
     assert text_of(tokenizer, chat.encode(messages)) == rendered(tokenizer, messages)
 
 
-def test_sampled_ids_enter_as_they_are_even_where_a_template_rewrites(tokenizer_of):
+def test_sampled_ids_enter_as_they_are(tokenizer_of):
     tokenizer = tokenizer_of(MARKS_LAST)
     chat = ChatFormat(tokenizer)
     odd = tuple(tokenizer.encode("g") + tokenizer.encode("o"))  # "go" is one token
@@ -117,7 +99,7 @@ def test_a_context_only_grows_at_its_end(formats, data, which, system):
     assert chat.encode(messages)[: len(before)] == before
 
 
-def test_a_sampled_end_token_is_not_repeated_and_a_missing_one_is_supplied(tokenizer):
+def test_end_token_appears_once(tokenizer):
     chat = ChatFormat(tokenizer)
     (end,) = chat.end_ids
     go = tuple(tokenizer.encode("go"))

@@ -10,8 +10,7 @@ import torch
 
 from families import FAMILIES, family_tokenizer
 from puppet import OneTip, ids_of, led, play, rendered, talk, text_of
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import RolloutConfig
+from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat
@@ -137,7 +136,7 @@ def test_a_game_is_played_and_trained_in_the_words_of_the_template(model_of, nam
 
 
 @pytest.mark.parametrize("name", ["llama3", "gemma2", "mistral1", "mistral3", "llama2"])
-def test_rows_give_what_was_sampled_the_probabilities_it_was_sampled_with(model_of, name) -> None:
+def test_rows_reproduce_sampled_logprobs(model_of, name) -> None:
     """Whatever the model says, end of turn or not, in one row or in one for each step."""
     tokenizer, model = player(model_of, name)
     done, _ = play(HFPolicy(model, tokenizer), system_prompt="Explore.", max_action_tokens=9, stop=())
@@ -204,3 +203,26 @@ def test_a_long_episode_tokenises_each_text_once(name) -> None:
         live.act("go", (40, 41))
     assert len(seen) < 60 * 8
     assert sum(map(len, seen)) < 60 * 300
+
+
+QWEN25_TOOLS = (
+    "{% if messages[0].role == 'system' %}{% set head, rest = messages[0].content, messages[1:] %}"
+    "{% else %}{% set head, rest = 'You are helpful.', messages %}{% endif %}<|im_start|>system\n{{ head }}"
+    "{% if tools %}{{ '\n\n# Tools\n\n<tools>' }}{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}"
+    "{{ '\n</tools>\n\nFor each call, <tool_call>\n{\"name\": <name>}\n</tool_call>' }}{% endif %}<|im_end|>\n"
+    "{% for m in rest %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_tools_have_the_template_s_own_form(chats) -> None:
+    tokenizer = family_tokenizer("qwen2.5")
+    tokenizer.chat_template = QWEN25_TOOLS
+    chat, tools = ChatFormat(tokenizer), [{"type": "function", "function": {"name": "add"}}]
+    messages = [Message("system", f"Act.\n\n{chat.describe_tools(tools)}"), Message("user", "1 + 1?")]
+    wanted = tokenizer.apply_chat_template(
+        [{"role": "system", "content": "Act."}, {"role": "user", "content": "1 + 1?"}], tools=tools, tokenize=False,
+        add_generation_prompt=True,
+    )  # fmt: skip
+    assert text_of(tokenizer, chat.encode(messages)) == wanted
+    assert [each.describe_tools(tools) for each in chats.values()] == [""] * len(chats)  # these know no tools

@@ -12,7 +12,7 @@ from trailnotes.policies.prefixes import MAX_REPEATS, PrefixTree, iter_trees, or
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
 
 
-def test_two_rows_share_what_they_begin_with_if_as_much_of_it_is_computed() -> None:
+def test_rows_share_their_common_beginning() -> None:
     tree = PrefixTree()
     tree.add([1, 2, 3, 4])
     tree.add([1, 2, 5])

@@ -18,14 +18,7 @@ from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import parse_action
-from trailnotes.types import (
-    NO_OP,
-    THINK,
-    Completion,
-    Sampling,
-    TrajectoryGroup,
-    strip_thinking,
-)
+from trailnotes.types import NO_OP, THINK, Completion, Sampling, TrajectoryGroup, strip_thinking
 
 # As Qwen3's: thinking is kept behind the user's last message alone, and brought into one form there.
 DROPS = (
@@ -111,7 +104,7 @@ def test_the_context_is_what_the_template_makes_of_the_conversation(formats, whi
     assert text_of(tokenizer, chat.encode(messages)) == rendered(tokenizer, messages, **(OFF if which[1] else {}))
 
 
-def test_tags_in_observations_stay_text_and_those_of_the_assistant_are_tokens(tokenizer_of) -> None:
+def test_thinking_tags_are_tokens_of_the_assistant_alone(tokenizer_of) -> None:
     tokenizer = thinking_tokenizer(tokenizer_of, KEEPS_OPEN.replace("<think>\n", ""))
     chat = ChatFormat(tokenizer)
     assert chat.append_only
@@ -161,7 +154,7 @@ ANSWERS = (
 
 
 @pytest.mark.parametrize("options", [{}, OFF])
-def test_each_turn_acts_and_is_trained_in_the_context_of_the_template(thinker, options: dict[str, Any]) -> None:
+def test_turns_act_and_train_in_the_template_s_context(thinker, options: dict[str, Any]) -> None:
     tokenizer, model = thinker(DROPS)
     done, actions = play(led(tokenizer, model, *ANSWERS, template_options=options))
     assert actions == ["go north", "take key", "look"]

@@ -5,12 +5,12 @@ from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajector
 
 
 def test_an_episode_reads_like_a_play() -> None:
-    said = Completion((1,), (2,), (-0.1,), "go left")
+    message = Completion((1,), (2,), (-0.1,), "go left")
     tip = Tip("maze/1", "left, then right", "key", score=1.0)
     first = Observation("A hall.\n\nExits: left.", instruction="find the coin")
     episode = Trajectory(
         Task("maze/1", "maze"),
-        (Step(first, (tip,), said, (1,), "go left", 0.0), Step(Observation(""), (), said, (1,), "", 1.0, 0.5)),
+        (Step(first, (tip,), message, (1,), "go left", 0.0), Step(Observation(""), (), message, (1,), "", 1.0, 0.5)),
         Observation("You have won."),
         "terminated",
         success=True,

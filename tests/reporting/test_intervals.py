@@ -46,16 +46,17 @@ def test_quantiles_of_the_tables() -> None:
 
 def test_sample_interval_of_rates() -> None:
     values, weights = np.array([1.0, 0, 1, 0, 1, 0, 1, 0, 1, 0]), np.full(10, 0.1)
-    found = compute_sample_interval(values, weights, RATE_BOUNDS, 0.95)
-    assert found is not None
-    assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
+    result = compute_sample_interval(values, weights, RATE_BOUNDS, 0.95)
+    assert (result.mean, result.low, result.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
 
 
 def test_sample_interval_of_returns() -> None:
     """0, 2, 4: standard deviation 2, of the mean 2 / sqrt 3, times 4.303."""
     weights = np.full(3, 1 / 3)
-    found = compute_sample_interval(np.array([0.0, 2.0, 4.0]), weights, None, 0.95)
-    assert found == Interval(pytest.approx(2.0), pytest.approx(2 - 4.968, abs=1e-3), pytest.approx(2 + 4.968, abs=1e-3))
+    result = compute_sample_interval(np.array([0.0, 2.0, 4.0]), weights, None, 0.95)
+    assert result == Interval(
+        pytest.approx(2.0), pytest.approx(2 - 4.968, abs=1e-3), pytest.approx(2 + 4.968, abs=1e-3)
+    )
     assert compute_sample_interval(np.array([5.0, 5.0, 5.0]), weights, None, 0.95) is None
     assert compute_sample_interval(np.array([5.0]), np.array([1.0]), None, 0.95) is None
 

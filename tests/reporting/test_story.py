@@ -3,11 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
-
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import trajectory_to_json
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory
-from trailnotes_lab.story import Record, RunEpisodes, find_decisive_tip, render_before_and_after
+from trailnotes_lab.story import Record, RunEpisodes, render_before_and_after
 
 FAMILY = "waymarks/route/amber"
 RULE = "north east south"
@@ -92,13 +90,3 @@ def test_story_without_tip_or_win() -> None:
     assert render_story(before=before[1:], after=after, records=[]).startswith("No unseen game"), (
         "one of them was not played"
     )
-
-
-@pytest.mark.parametrize("stranger", ["other task", "other iteration", "other action"])
-def test_author_of_the_tip(stranger: str) -> None:
-    task = f"{FAMILY}/train-2" if stranger == "other task" else TRAIN
-    wrong = episode(task, ["east" if stranger == "other action" else "west"], f"archive. {RULE}.")
-    lesson = find_decisive_tip(training((4 if stranger == "other iteration" else 3, wrong), (7, USES)), FAMILY)
-    assert lesson is not None
-    assert lesson.author is None
-    assert lesson.reader["iteration"] == 7

@@ -17,10 +17,10 @@ def test_piped_table_is_whole_and_text_is_no_markup(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     print_table("a title", (["", "mean"], [["[red]long[/] " * 10, "**0.5**"]]))
-    said = capsys.readouterr().out
-    assert "[red]long[/] " * 10 in said
-    assert " 0.5 │" in said
-    assert "**" not in said
+    text = capsys.readouterr().out
+    assert "[red]long[/] " * 10 in text
+    assert " 0.5 │" in text
+    assert "**" not in text
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_narrow_terminal_wraps_cells(terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]) -> None:
     terminal(40)
     print_table("", (["", "mean"], [["word " * 20, "0.5 [0.25, 0.75]"]]))
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 40
-    assert said.count("word") == 20
-    assert " 0.5 [0.25, 0.75] " in said
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 40
+    assert text.count("word") == 20
+    assert " 0.5 [0.25, 0.75] " in text
 
 
 def test_text_is_wrapped_line_by_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,7 @@ def test_escape_unprintable() -> None:
 
 def test_printable_stream_and_console() -> None:
     plain, coloured = io.StringIO(), io.StringIO()
-    coloured.isatty = lambda: True  # type: ignore[method-assign]
+    coloured.isatty = lambda: True
     print(f"one\n{HOSTILE}", file=PrintableStream(plain))
     assert plain.getvalue() == f"one\n{SHOWN}\n"
     open_console(PrintableStream(coloured), 200).print(f"[bold]{HOSTILE}", highlight=False)
@@ -87,9 +89,29 @@ def test_a_terminal_gets_a_bar_with_the_facts() -> None:
     with ProgressBar(10, "train", stream=stream) as bar:
         bar.update(5, {"return": 0.25, "mode": "plain"}, "iteration 5/10")
         bar.note("a [bracket] stays")
-    shown = stream.getvalue()
+    printed = stream.getvalue()
     for part in ("train", "50%", "iteration 5/10", "return 0.25", "mode plain", "a [bracket] stays"):
-        assert part in shown
+        assert part in printed
+
+
+def test_a_run_that_passes_its_limit_of_steps_ends_at_100_percent(fake_time: Clock) -> None:
+    config = load_config(None, ["--train.iterations", "1000", "--train.max_env_steps", "1500"])
+    stream = Terminal()
+    with TrainingProgress(config, Path("runs/a"), stream=stream) as progress:
+        progress.update_metrics({"iteration": 2, "env_steps": 1734})
+    assert "100%" in stream.getvalue()
+    assert "1,500/1,500 steps" in stream.getvalue()
+
+
+def test_heartbeat_names_the_activity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "HEARTBEAT", 0.02)
+    stream = io.StringIO()
+    with ProgressBar(1, "train", stream=stream) as bar, bar.activity("iteration 1: rollout", 4, "episodes") as activity:
+        activity.step(tokens=100)
+        while stream.getvalue().count("\n") < 2:
+            time.sleep(0.01)
+    assert re.match(r"train  iteration 1: rollout  1/4 episodes  \d+ tokens/s  0:\d\d left\n", stream.getvalue())
+    assert not bar.describe_activities()
 
 
 def test_closed_terminal_is_ignored() -> None:
@@ -99,11 +121,11 @@ def test_closed_terminal_is_ignored() -> None:
         def write(self, text: str) -> int:
             raise OSError(errno.EIO, "Input/output error")
 
-        flush = close = lambda self: self.write("")  # type: ignore[assignment]
+        flush = close = lambda self: self.write("")
 
     for is_terminal in (True, False):
         stream = Gone()
-        stream.isatty = lambda value=is_terminal: value  # type: ignore[method-assign]
+        stream.isatty = lambda value=is_terminal: value
         with ProgressBar(2, "train", stream=stream) as bar:
             bar.update(1)
             bar.note("stopping after this iteration")
@@ -143,5 +165,5 @@ def test_training_line_without_tips_first(metric: str, fake_time: Clock) -> None
     means = {f"rollout/{metric}": 0.25, f"rollout/{metric}/plain": 0.0, f"rollout/{metric}/off_policy": 0.75}
     line = {"iteration": 0, "rollout/return/plain": 0.0, "rollout/return/off_policy": 0.75, **means}
     config = load_config(None, ["--train.iterations", "4", "--eval.metric", metric])
-    shown = lines_of(config, [line], fake_time)[0]
-    assert f"iteration 1/4  {metric} without tips 0  {metric} 0.25" in shown
+    printed = lines_of(config, [line], fake_time)[0]
+    assert f"iteration 1/4  {metric} without tips 0  {metric} 0.25" in printed

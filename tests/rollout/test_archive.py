@@ -115,19 +115,6 @@ def test_what_is_replayed_costs_steps_and_is_in_no_trajectory() -> None:
             assert {t.steps[0].observation.text for t in start.trajectories} == {"place 0"}
 
 
-def test_the_conversation_starts_where_the_replay_ends() -> None:
-    pool, archive, policy = WalkPool(), Archive(ArchiveConfig(share=0.5)), SeededPolicy()
-    archive.update(play(pool, archive, 0))
-    groups = play(pool, archive, 1, policy=policy)
-    for trajectory in groups[1].trajectories:
-        first = trajectory.steps[0].observation
-        assert (first.instruction, first.briefing, first.reward) == ("find the end", {"inventory": "a lamp"}, 0.0)
-    opened = {episode: messages for episode, messages, _ in reversed(policy.requests)}
-    reached = {messages[-1].content for episode, messages in opened.items() if episode.startswith("1/")}
-    assert reached == {f"find the end\n{groups[1].trajectories[0].steps[0].observation.text}"}
-    assert all(len(messages) == 1 for messages in opened.values())
-
-
 # --- environments that cannot be relied on
 
 
@@ -213,15 +200,6 @@ def test_the_worst_are_forgotten_where_there_is_no_room(monkeypatch: pytest.Monk
     rich = walked("a", Observation("rich", score=1.0))
     assert set(kept(archive, rich, rich, walked("a", "poor"), walked("a", "poor"))) == {"", "to rich", "to poor"}
     assert set(kept(archive, walked("a", "new"))) == {"", "to rich", "to new"}, "poor was met twice, new once"
-
-
-def test_groups_are_split_by_share_and_mode() -> None:
-    archive = Archive(ArchiveConfig(share=0.5))
-    kept(archive, walked("a", "b"))
-    other, mixed = Task("other", "walk"), [*(["off_policy"] * 2), *(["plain"] * 6)]
-    tasks, modes = archive.plan([TASK, other, TASK], [mixed, mixed, ["off_policy"] * 8], random.Random(0))
-    assert [RETURN_OPTION in task.options for task in tasks] == [False, True, False, False]
-    assert modes == [["off_policy"] * 2 + ["plain"] * 3, ["plain"] * 3, mixed, ["off_policy"] * 8]
 
 
 def test_a_restored_archive_goes_on_as_it_would_have() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trailnotes.envs.workers.main import decode_frames, encode, unpack_observation
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.storage.files import trajectory_from_json, trajectory_to_json
 from trailnotes.types import BRIEFING, Observation, Task, Trajectory
 
 EXAMPLE = {"instruction": "find the coin", "turns": [["a hall", "go east"], ["a nook\n\ta coin", "take coin"]]}

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import RolloutConfig
+from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.conversation import (
     CUT_MARK,

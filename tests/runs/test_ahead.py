@@ -55,12 +55,12 @@ def test_stale_tokens_are_weighted_by_hand() -> None:
     (row,) = build_samples([group], [[2.0]])
     assert row.token_ids == (1, 3, 7, 8), "trained without the tip"
     learner = Now(math.log(0.6), math.log(0.75))  # 1.2 and 3 times as probable as then
-    (weighed,), found = correct_samples([row], [group], learner, rows="auto", correction=Correction(2.0))  # type: ignore[arg-type]
+    (weighed,), result = correct_samples([row], [group], learner, rows="auto", correction=Correction(2.0))
     assert [sample.token_ids for sample in learner.asked] == [(1, 2, 3, 7, 8)], "asked with the tip"
     assert weighed.token_ids == row.token_ids
     assert weighed.advantages == pytest.approx((0, 0, 2.0 * 1.2, 2.0 * 2.0)), "the second is truncated at 2"
     assert weighed.behavior_logprobs == pytest.approx((0, 0, math.log(0.6), math.log(0.75)))
-    assert found == {
+    assert result == {
         "weight": pytest.approx((1.2 + 2.0) / 2),
         "truncated": 0.5,
         "kl": pytest.approx((0.2 - math.log(1.2) + 2.0 - math.log(3.0)) / 2),
@@ -81,7 +81,7 @@ def test_mismatch_bound_by_token_or_episode(correction: Correction, weights: Seq
     group, learner = with_a_tip(), Now(math.log(0.6), math.log(0.75))
     (weighed,), _ = correct_samples(
         build_samples([group], [[1.0]]), [group], learner, rows="auto", correction=correction
-    )  # type: ignore[arg-type]
+    )
     assert weighed.advantages[-2:] == pytest.approx(weights)
 
 
@@ -92,7 +92,7 @@ def test_rows_of_steps_take_their_own_tokens() -> None:
     rows = build_samples([group], [[1.0]], rows="step")
     weighed, _ = correct_samples(
         rows, [group], Now(math.log(0.25), math.log(0.75)), rows="step", correction=Correction(2.0)
-    )  # type: ignore[arg-type]
+    )
     assert [row.advantages[-1] for row in weighed] == pytest.approx([0.5, 1.5])
 
 
@@ -145,8 +145,8 @@ def test_separate_policy_weights_equal_shared_ones(
 
     monkeypatch.setattr("trailnotes.runs.train.run_overlapped", one_by_one)
     train(ahead, tmp_path / "own")
-    found = differences(tmp_path / "shared", tmp_path / "own")
-    assert found == SAME | {"metrics": True, "tips": True}, "but for staleness, and readers, counted in turn alone"
+    result = differences(tmp_path / "shared", tmp_path / "own")
+    assert result == SAME | {"metrics": True, "tips": True}, "but for staleness, and readers, counted in turn alone"
 
 
 def test_a_run_that_was_ahead_resumes(start_model: Path, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_failure_while_ahead_ends_the_run(start_model: Path, tmp_path: Path) -
     config = tiny_config(
         start_model, env={"name": "tinyrun:Broken"}, rollout={"max_async_iterations": 2, "num_tasks": 5}
     )
-    with pytest.raises(RunError, match="no episode could be played in 3 iterations"):
+    with pytest.raises(RunError, match="no episode of iteration 0 could be played; the first one: broken"):
         train(config, tmp_path)
 
 
@@ -215,11 +215,11 @@ async def never_ends(iteration: Iteration) -> None:
 @pytest.mark.usefixtures("methods_as_before")
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "text"),
     [(updates_too_early, "inside `async with iteration.learning"), (never_ends, "finish with `await iteration.end")],
 )
-def test_method_must_end_its_iteration(start_model: Path, tmp_path: Path, method: Any, said: str, ahead: int) -> None:
+def test_method_must_end_its_iteration(start_model: Path, tmp_path: Path, method: Any, text: str, ahead: int) -> None:
     name = register(Method(f"{method.__name__}_{ahead}", "open", method, trains=True)).name
     config = tiny_config(start_model, algorithm={"name": name}, rollout={"max_async_iterations": ahead, "num_tasks": 5})
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=text):
         train(config, tmp_path)

@@ -85,8 +85,8 @@ class Watched:
     """A credited run, and what was seen of it."""
 
     path: Path
-    held: list[list[Tip]] = field(default_factory=list)  # before each iteration
-    shown: list[tuple[int, Tip]] = field(default_factory=list)  # with the iteration
+    present: list[list[Tip]] = field(default_factory=list)  # before each iteration
+    printed: list[tuple[int, Tip]] = field(default_factory=list)  # with the iteration
     scored: list[Sample] = field(default_factory=list)
 
 
@@ -97,13 +97,12 @@ def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watc
 
     async def rollout(self: Iteration, *arguments: Any) -> list[TrajectoryGroup]:
         memory = self.run.memory
-        assert memory is not None
         before = memory.store.load_tips()
         groups = await play(self, *arguments)
         assert memory.store.load_tips() == before
-        seen.held.append(before)
+        seen.present.append(before)
         steps = [step for group in groups for t in group.trajectories for step in t.steps]
-        seen.shown.extend((self.number, tip) for step in steps for tip in step.tips)
+        seen.printed.extend((self.number, tip) for step in steps for tip in step.tips)
         return groups
 
     def logprobs(self: Learner, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
@@ -144,8 +143,8 @@ def test_a_credited_run_that_is_resumed_is_the_same_run(start_model: Path, tmp_p
 
 def test_tips_are_read_in_later_iterations_only(watched: Watched) -> None:
     """The memory is frozen while an iteration is played, or what a tip earned would depend on who was faster."""
-    assert len(watched.shown) > 5
-    assert all(tip in watched.held[iteration] and tip.step < iteration for iteration, tip in watched.shown)
+    assert len(watched.printed) > 5
+    assert all(tip in watched.present[iteration] and tip.step < iteration for iteration, tip in watched.printed)
 
 
 def test_readers_scored_with_all_none_and_each_tip(watched: Watched) -> None:

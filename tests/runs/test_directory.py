@@ -112,7 +112,6 @@ def test_whatever_a_start_has_ended_binds_the_next(tmp_path: Path, left: str) ->
 
 def test_lock_refuses_a_second_process(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "lock"], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(RunError, match=f"in use by process {holder.pid} on .*: wait for it or stop it"):
             RunDir.open(tmp_path, Config())

@@ -67,28 +67,28 @@ def test_resume_on_other_data_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         ({"compat": "original"}, r"compat fixed and original"),
         ({"dataset_seed": 1}, r"dataset_seed 0 and 1, splits others and others"),
         ({"protocol": "verl-agent-small", "allow_leak": True}, r"protocol by-product and verl-agent-small, leaks"),
     ],
 )
-def test_a_table_of_two_protocols_is_refused(tmp_path: Path, shop: str, change: dict[str, Any], said: str) -> None:
+def test_a_table_of_two_protocols_is_refused(tmp_path: Path, shop: str, change: dict[str, Any], text: str) -> None:
     one = evaluated(tmp_path / "one", config_of(shop))
     other = evaluated(tmp_path / "other", config_of(shop, seed=1, **change))
-    with pytest.raises(RunError, match=rf"/one and .*/other are of two protocols \({said}.*one table is of one"):
+    with pytest.raises(RunError, match=rf"/one and .*/other are of two protocols \({text}.*one table is of one"):
         compare_evaluations([str(one), str(other)])
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         ({"dataset_seed": 1}, "dataset_seed, splits"),
         ({"goals": "synthetic", "compat": "original"}, "goals, splits, compat"),
     ],
 )
-def test_training_on_other_data_is_reported(shop: str, change: dict[str, Any], said: str) -> None:
+def test_training_on_other_data_is_reported(shop: str, change: dict[str, Any], text: str) -> None:
     config = config_of(shop)
     assert (
         describe_training_overlap(config, config)
@@ -96,7 +96,7 @@ def test_training_on_other_data_is_reported(shop: str, change: dict[str, Any], s
         == ""
     )
     assert describe_training_overlap(config_of(shop, **change), config) == (
-        f"the model was trained with another {said}: whether this panel is unseen cannot be told"
+        f"the model was trained with another {text}: whether this panel is unseen cannot be told"
     )
 
 

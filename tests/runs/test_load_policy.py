@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from small import small_config
 from tinyrun import tiny_config, train_in_process
-from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.model_schema import ModelConfig
-from trailnotes.config.schema import Config, EnvConfig, RolloutConfig
+from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig
 from trailnotes.errors import RunError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import Conversation, parse_listed_actions
@@ -31,9 +30,9 @@ ACTIONS = st.lists(st.text("abc xyz", min_size=1, max_size=8).map(str.strip).fil
 
 @given(ACTIONS, st.sampled_from(["full", "terse"]))
 def test_what_a_turn_lists_can_be_read_back(actions: list[str], style: str) -> None:
-    conversation = Conversation(RolloutConfig(style=style, show_actions=True), MemoryConfig(), len)  # type: ignore[arg-type]
+    conversation = Conversation(RolloutConfig(style=style, show_actions=True), MemoryConfig(), len)
     turn = conversation.format_turn(Observation("a room\nwith a line", actions=tuple(actions)))
-    assert parse_listed_actions(turn, style) == actions  # type: ignore[arg-type]
+    assert parse_listed_actions(turn, style) == actions
 
 
 def sample_action(config: Config, *turns: str) -> str:

@@ -48,10 +48,10 @@ def place(request: pytest.FixtureRequest) -> Any:
 
 def test_run_to_end_returns_the_result_in_context(place: Any) -> None:
     async def word() -> str:
-        said = [WORD.get()]
+        text = [WORD.get()]
         await asyncio.sleep(0)
         assert asyncio.current_task() is not None
-        return said[0]
+        return text[0]
 
     def call() -> str:
         WORD.set("tip")

@@ -97,8 +97,8 @@ def test_run_with_extracted_tips_resumes_exactly(start_model: Path, tmp_path: Pa
     assert len(tips) > 3
     assert {tip.text for tip in tips} <= wanted
     assert [line["tips/tokens"] for line in metrics(tmp_path / "run")] == [0, 0]
-    shown = [tip for episode in episodes(tmp_path / "run") for step in episode["steps"] for tip in step["tips"]]
-    assert shown, "the second iteration reads what was extracted in the first"
+    printed = [tip for episode in episodes(tmp_path / "run") for step in episode["steps"] for tip in step["tips"]]
+    assert printed, "the second iteration reads what was extracted in the first"
 
 
 def asks(proxy: Proxy) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from small import small_config
-from trailnotes.reporting.crossed import MIN_FAMILIES
-from trailnotes.reporting.intervals import Interval, compute_wilson_limits, t_quantile
+from trailnotes.reporting.intervals import MIN_FAMILIES, Interval, compute_wilson_limits, t_quantile
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.panels import (
     PanelResult,
@@ -35,7 +34,6 @@ def test_interval_on_the_panel_with_few_families() -> None:
     mean, interval, name = estimate_interval(episodes, small_config())
     assert name.startswith("on this panel, of this one model: the same games played again, Wilson's, 95%")
     assert name.endswith(f"for other games it takes {MIN_FAMILIES} families (here: 1)")
-    assert interval is not None
     assert (mean, interval.low, interval.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
 
 
@@ -44,7 +42,6 @@ def test_four_families_claim_nothing_beyond_them() -> None:
     episodes = [episode(f"w/route/{name}/test-{i}", name < "c") for name in "abcd" for i in range(5)]
     mean, interval, name = estimate_interval(episodes, small_config())
     assert "on this panel" in name
-    assert interval is not None
     assert (mean, interval.low, interval.high) == pytest.approx((0.5, 0.299, 0.701), abs=1e-3)  # 10 of 20 by Wilson's
 
 
@@ -65,11 +62,19 @@ def test_returns_have_students_interval_or_none() -> None:
     ]
     mean, interval, name = estimate_interval(episodes, config)
     assert "Student's t, 95%" in name
-    assert interval is not None
     assert (mean, interval.high) == pytest.approx((2.0, 2 + 4.303 * 2 / 3**0.5), abs=1e-3)
     result = build_panel_result(episodes[:1], config, EvaluatedModel("m", "grpo"), memory=False)
     assert (result.ci_low, result.ci_high, str(result)) == (None, None, "0.00 no interval")
     assert "| no interval |" in format_markdown_table([result])
+
+
+def test_table_says_that_no_episode_reported_success() -> None:
+    lost, won = episode("w/a/0", False), episode("w/a/1", True)
+    remarks = []
+    for episodes in ([lost], [lost, won]):
+        result = build_panel_result(episodes, small_config(), EvaluatedModel("m", "grpo"), memory=False)
+        remarks.append("Observation.success" in format_markdown_table([result]))
+    assert remarks == [True, False]
 
 
 def test_table_files(tmp_path: Path) -> None:

@@ -68,9 +68,11 @@ def test_train_checks_packages_first(
     file.write_text('[model]\npath = "a/model"\n[algorithm]\nname = "grpo"\n')
     without(monkeypatch, "textworld", "torch", "trailnotes.policies.hf.policy")
     assert main(["train", str(file), "--run-dir", str(run), "--env.name", "waymarks"]) == 2
-    shown = capsys.readouterr().err
-    assert "env.name = 'waymarks' needs the package textworld; model.path = 'a/model' needs the package torch" in shown
-    assert len(shown.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert (
+        "env.name = 'waymarks' needs the package textworld; model.path = 'a/model' needs the package torch" in printed
+    )
+    assert len(printed.splitlines()) == 1
     assert main(["train", str(file), "--run-dir", str(run), "--model.path", "openai:m"]) == 2
     assert "cannot be trained" in capsys.readouterr().err
     assert not run.exists()

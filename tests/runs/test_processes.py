@@ -16,7 +16,7 @@ import pytest
 from children import alive, children_of, wait_for
 from tinyrun import distance, episodes, metrics, tiny_config
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import PolicyError, RunError
+from trailnotes.errors import RunError
 from trailnotes.policies.vllm import server
 from trailnotes.runs.train import train
 
@@ -97,20 +97,10 @@ def test_engine_killed_in_mid_iteration(start_model: Path, tmp_path: Path, fault
 def test_engine_drift_stops_the_run(start_model: Path, tmp_path: Path, faults: Path) -> None:
     (faults / "shift-2").touch()  # from the second load on, what it says of sampled tokens is .2 nats off
     config = tiny_config(start_model, **settings_of(start_model, {}), engine=ENGINE)
-    with pytest.raises(RunError, match=r"they say 0.2 nats apart on average, and engine.max_logprob_mismatch = 0.05"):
+    with pytest.raises(RunError, match=r"differ by 0.2 nats .* engine.max_logprob_mismatch = 0.05"):
         train(config, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-000001"]
     assert [line["iteration"] for line in metrics(tmp_path / "run")] == [0]
-
-
-@pytest.mark.long
-def test_missing_weight_load_stops_the_run(start_model: Path, tmp_path: Path, faults: Path) -> None:
-    (faults / "ignore-load").touch()
-    settings = settings_of(start_model, {}, optim={"lr": 0.05})
-    config = tiny_config(start_model, **settings, engine=ENGINE)
-    with pytest.raises(PolicyError, match=r"engine 0 has other weights than the learner \(version 1\)"):
-        train(config, tmp_path / "run")
-    assert {episode["iteration"] for episode in episodes(tmp_path / "run")} == {0}
 
 
 CHILD = """

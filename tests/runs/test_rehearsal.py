@@ -37,8 +37,7 @@ from trailnotes.runs.rehearsal import (
 )
 from trailnotes.runs.train import train
 from trailnotes.storage.demonstrations import Demonstration, read_demonstrations, write_demonstrations
-from trailnotes.storage.files import read_jsonl
-from trailnotes.storage.records import trajectory_from_json
+from trailnotes.storage.files import read_jsonl, trajectory_from_json
 from trailnotes.types import Completion, Message, Task
 
 SPARE = {"split": "spare", "num_tasks": 2, "rows": 3}
@@ -118,8 +117,8 @@ def test_evaluation_on_rehearsed_games_is_reported(start_model: Path, recorded: 
     trained = rehearsing(start_model, rehearsal={"num_tasks": 0})
     examined = trained.model_copy(update={"eval": trained.eval.model_copy(update={"split": "spare", "num_tasks": 0})})
     assert describe_training_overlap(trained, trained) == ""
-    said = describe_training_overlap(trained, examined)
-    assert said.startswith("the model rehearsed ")
+    output = describe_training_overlap(trained, examined)
+    assert output.startswith("the model rehearsed ")
     few = rehearsing(start_model)
     assert {task.id for task in load_rehearsal_tasks(few)} < {task.id for task in load_rehearsal_tasks(trained)}
     by_file = rehearsing(start_model, rehearsal={"split": "", "path": str(recorded / "rehearsal.jsonl")})
@@ -133,54 +132,33 @@ def test_evaluation_on_rehearsed_games_is_reported(start_model: Path, recorded: 
 
 def test_recording_has_the_sampled_ids(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row begins with a prompt that the start model was given, and ends with the very ids that it sampled."""
-    heard: list[Completion] = []
+    received: list[Completion] = []
     generate = HFPolicy.generate
 
     async def listening(self: HFPolicy, *arguments: Any) -> Completion:
-        heard.append(await generate(self, *arguments))
-        return heard[-1]
+        received.append(await generate(self, *arguments))
+        return received[-1]
 
     monkeypatch.setattr(HFPolicy, "generate", listening)
     config = rehearsing(start_model)
     path = record_rehearsal(config, tmp_path / "out")
     chat = ChatFormat(load_tokenizer(config.model))
-    said = {(*each.prompt_ids, *each.token_ids) for each in heard}
-    found = read_demonstrations(path, "rehearsal.path")
-    assert len(found) == 8, "2 games, 2 trials: an episode and its tip each"
-    rows = [chat.encode_with_mask(each.messages, each.taught) for each in found]
+    output = {(*each.prompt_ids, *each.token_ids) for each in received}
+    values = read_demonstrations(path, "rehearsal.path")
+    assert len(values) == 8, "2 games, 2 trials: an episode and its tip each"
+    rows = [chat.encode_with_mask(each.messages, each.taught) for each in values]
     for ids, mask in rows:
-        assert tuple(ids[: len(mask) - mask[::-1].index(1)]) in said
-    assert sum(sum(mask) for _, mask in rows) == sum(len(each.token_ids) for each in heard)
-    assert {each.task.id for each in found if each.task} == {task.id for task in load_rehearsal_tasks(config)}
-    tips = [each for each in found if each.taught == {len(each.messages) - 1} and "note ?" in each.messages[-2].content]
-    assert len(tips) == 4
-    shown = {message.content for each in tips for message in each.messages if message.role == "assistant"}
-    assert any(
-        "note" in m.content and any(text in m.content for text in shown) for each in found for m in each.messages
-    )
-
-
-def test_tips_stay_with_their_episodes_where_one_failed(start_model: Path, recorded: Path, tmp_path: Path) -> None:
-    """The episode of a game failed for good: no tip was asked for about it, so all later ones move up."""
-    config = build_recording_config(rehearsing(start_model))
-    policy_counts = ChatFormat(load_tokenizer(config.model)).count_tokens
-    (tmp_path / "phases").mkdir()
-    first = next(iter(task.id for task in load_rehearsal_tasks(rehearsing(start_model))))
-    for trial in (0, 1):
-        episodes = [*read_jsonl(recorded / f"phases/trial-{trial}.episodes.jsonl")]
-        left = [e for e in episodes if e["task"]["id"] != first]
-        notes = sorted(read_jsonl(recorded / f"phases/trial-{trial}.notes.jsonl"), key=lambda note: note["index"])
-        moved = [{**note, "index": note["index"] - 1} for note in notes[1:]]
-        for name, lines in (("episodes", left), ("notes", moved)):
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            (tmp_path / f"phases/trial-{trial}.{name}.jsonl").write_text(text)
-    whole = [
-        each
-        for each in iter_recorded_demonstrations(config, recorded, policy_counts)
-        if each.task and each.task.id != first
+        assert tuple(ids[: len(mask) - mask[::-1].index(1)]) in output
+    assert sum(sum(mask) for _, mask in rows) == sum(len(each.token_ids) for each in received)
+    assert {each.task.id for each in values if each.task} == {task.id for task in load_rehearsal_tasks(config)}
+    tips = [
+        each for each in values if each.taught == {len(each.messages) - 1} and "note ?" in each.messages[-2].content
     ]
-    assert [*iter_recorded_demonstrations(config, tmp_path, policy_counts)] == whole
-    assert len(whole) == 4
+    assert len(tips) == 4
+    printed = {message.content for each in tips for message in each.messages if message.role == "assistant"}
+    assert any(
+        "note" in m.content and any(text in m.content for text in printed) for each in values for m in each.messages
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,8 +186,8 @@ def test_helpful_rows_by_later_trials(
         record = {**one, "member": 0, "steps": steps, "success": success}
         (tmp_path / f"phases/trial-{trial}.episodes.jsonl").write_text(json.dumps(record) + "\n")
         (tmp_path / f"phases/trial-{trial}.notes.jsonl").write_text(json.dumps({**note, "index": 0}) + "\n")
-    found = [*iter_recorded_demonstrations(played, tmp_path, lambda text: len(text.split()))]
-    assert [(each.kind, each.helped) for each in found] == [
+    values = [*iter_recorded_demonstrations(played, tmp_path, lambda text: len(text.split()))]
+    assert [(each.kind, each.helped) for each in values] == [
         pair for i in range(3) for pair in ((f"trial-{i}", episodes[i]), ("tip", tips[i]))
     ]
 
@@ -359,9 +337,9 @@ def test_the_command_records_and_says_what_it_took(
     words = ["rehearsal", "record", str(tmp_path / "config.toml"), "--out"]
     assert main([*words, str(recorded)]) == 0
     steps = int(read_recording_usage(recorded)["env_steps"])
-    said = capsys.readouterr().out
-    assert f"8 conversations, which took {steps} environment steps and " in said
-    assert f"written to {recorded / 'rehearsal.jsonl'}" in said
+    output = capsys.readouterr().out
+    assert f"8 conversations, which took {steps} environment steps and " in output
+    assert f"written to {recorded / 'rehearsal.jsonl'}" in output
     assert main([*words, str(tmp_path / "out"), "--rehearsal.split", ""]) == 2
     assert "rehearsal.split is empty: name the games to record" in capsys.readouterr().err
 

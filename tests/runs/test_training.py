@@ -12,9 +12,10 @@ import pytest
 from paying import Paid
 from tinyrun import episodes, metrics, tiny_config, train_in_process
 from trailnotes.config.schema import Config
-from trailnotes.errors import EnvError
+from trailnotes.errors import EnvError, RunError
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import training as run_module
+from trailnotes.runs.diagnose import diagnose
 from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.train import train
 from trailnotes.runs.training import Counters, TrainingRun
@@ -33,6 +34,31 @@ class Brittle(Paid):
             if Brittle.episodes % 2:
                 raise EnvError("brittle")
         return super().step(action)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("env", ["WrongType", "Raising"])
+def test_environment_that_always_fails_stops_the_run_and_is_located(
+    start_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    workers: int, env: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("trailnotes.reporting.episodes._logged", set())
+    config = tiny_config(start_model, env={"name": f"paying:{env}", "num_workers": workers})
+    with pytest.raises(RunError, match=r"no episode of iteration 0 .*\(paying\.py:\d+\)"):
+        train(config, tmp_path)
+    assert diagnose(tmp_path).startswith("all ")
+    assert "paying.py:" in diagnose(tmp_path).splitlines()[0]
+    assert caplog.text.count("# the line of the traceback") == (env == "Raising"), "once in the terminal"
+    assert ("# the line of the traceback" in (tmp_path / "trajectories.jsonl").read_text()) == (env == "Raising")
+
+
+@pytest.mark.parametrize(("threshold", "warns"), [(1.0, True), (-1.0, False)])
+def test_warning_of_tips_that_reach_no_reader(
+    start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], threshold: float, warns: bool
+) -> None:
+    memory = {"threshold": threshold, "query": "conversation"}
+    train(tiny_config(start_model, memory=memory, empo2={"p_memory": 1.0}), tmp_path)
+    assert capsys.readouterr().err.count("lower memory.threshold") == warns
 
 
 def test_what_failed_episodes_cost_is_counted(start_model: Path, tmp_path: Path) -> None:
@@ -60,7 +86,7 @@ def test_learning_rate_decay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "loaded", "held"),
+    ("sections", "loaded", "kept"),
     [
         ({"loss": {"kl": 0.0}, "algorithm": {"author": "start"}}, True, False),
         ({"loss": {"kl": 0.01}, "algorithm": {"author": "start"}}, True, True),
@@ -72,13 +98,13 @@ def test_initial_model_is_loaded_once(
     monkeypatch: pytest.MonkeyPatch,
     sections: dict[str, Any],
     loaded: bool,
-    held: bool,
+    kept: bool,
 ) -> None:
     made: list[Any] = []
     monkeypatch.setattr(run_module, "load_model", lambda config: made.append(load_model(config)[0]) or (made[-1], None))
     run = train_in_process(tiny_config(start_model, train={"iterations": 1}, **sections), tmp_path)
     assert len(made) == loaded
-    assert [model for model in run.learner.models if model in made] == made * held
+    assert [model for model in run.learner.models if model in made] == made * kept
 
 
 def test_the_former_name_of_the_iterations_module_warns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,10 +182,6 @@ def test_a_stripped_checkpoint_is_whole_without_its_parts(tmp_path: Path) -> Non
     assert checkpoint.strip(path, STATE), "twice is fine"
 
 
-def _raise(error: BaseException) -> None:
-    raise error
-
-
 def test_the_best_is_remembered(tmp_path: Path) -> None:
     assert checkpoint.load_best(tmp_path) is None
     path = checkpoint.save(tmp_path, 1, writer())
@@ -209,13 +205,3 @@ def test_one_that_is_held_outlives_pruning_until_it_is_let_go(tmp_path: Path) ->
         assert not checkpoint.verify(first)
     assert checkpoint.prune(tmp_path, keep_last=1) == [first]
     assert names(tmp_path) == [third.name]
-
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from trailnotes.storage import checkpoint
-with checkpoint.hold_checkpoint(Path(sys.argv[1])) as there:
-    print(there, flush=True)
-    time.sleep(60)
-"""

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from trailnotes.errors import ConfigError, RunError
+from trailnotes.gateway.tasks import GatewayEnv
 from trailnotes.storage.demonstrations import read_demonstrations
-from trailnotes.storage.files import parse_json, parse_json_at, read_jsonl
+from trailnotes.storage.files import parse_json, parse_json_at, read_jsonl, read_toml, read_user_lines
 
 DEEP = "[" * 100_000
 
@@ -48,5 +49,42 @@ def test_lines_that_nest_too_deeply_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="line 2 is damaged"):
         next(lines)
     path.write_text(f"{DEEP}\n")
-    with pytest.raises(ConfigError, match=r":1 is not a demonstration .*nests"):
+    with pytest.raises(ConfigError, match=r"lines\.jsonl, line 1: .*nests"):
         read_demonstrations(path, "warmstart.path")
+
+
+@pytest.mark.parametrize(
+    ("data", "records"),
+    [
+        (b'{"a": 1}', [(1, {"a": 1})]),
+        (b'\xef\xbb\xbf{"a": 1}\r\n \n\n{"b": 2}', [(1, {"a": 1}), (4, {"b": 2})]),
+        (b"\xef\xbb\xbf\n[1]\n", [(2, [1])]),
+        (b"", []),
+    ],
+)
+def test_lines_of_a_person_are_read_whole(data: bytes, records: list[tuple[int, object]], tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(data)
+    assert list(read_user_lines(path)) == records
+    path.write_bytes(b"\xef\xbb\xbfa = 1")
+    assert read_toml(path) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ('{"id": "a"}\n\n{"id": "b", "seed": 1}', ""),
+        ('{"id": "a"}\n{"id": "a", "split": "test"}', "line 2: 'a'"),
+        ('{"id": "a", "seed": true}', "line 1"),
+        ('\n{"id": 1}', "line 2"),
+        ('{"id": "a"}\n{"id": ', "line 2"),
+    ],
+)
+def test_task_lists_are_whole_or_refused_by_line(text: str, refused: str, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(text)
+    if refused:
+        with pytest.raises(ConfigError, match=refused):
+            GatewayEnv.tasks("train", str(path))
+    else:
+        assert [(task.id, task.seed) for task in GatewayEnv.tasks("train", str(path))] == [("a", 0), ("b", 1)]

@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from trailnotes.storage.files import encode_line
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.storage.files import encode_line, trajectory_from_json, trajectory_to_json
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
 TIP = Tip("maze/1", "go left twice", key="a long conversation", score=1.0, id=7, support=3, created="2026-01-01")

@@ -62,7 +62,14 @@ def stand_in(model_dir: Path, forks: Forks, tmp_path: Path) -> Iterator[Callable
         server.close()
 
 
-@pytest.fixture(scope="session", params=["documented", "skyrl", pytest.param("real", marks=pytest.mark.tinker)])
+@pytest.fixture(
+    scope="session",
+    params=[
+        "documented",
+        pytest.param("skyrl", marks=pytest.mark.long),
+        pytest.param("real", marks=pytest.mark.tinker),
+    ],
+)
 def server(
     request: pytest.FixtureRequest, model_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

@@ -29,10 +29,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Adapter .* was active:UserWarning"),
 ]
 ASK = [Message("user", "You are in a hall.")]
+# Both sides add some hundred numbers of float32 for a log-probability, in orders of their own: logits of some ten nats
+# have steps of 1e-6, of which dozens add up. Other weights are tenths of a nat off.
+CLOSE = 1e-4
 Opened = Callable[..., TinkerPolicy]
 
 
-@pytest.fixture(scope="module", params=["documented", "skyrl"])
+@pytest.fixture(scope="module", params=["documented", pytest.param("skyrl", marks=pytest.mark.long)])
 def own(
     request: pytest.FixtureRequest, model_dir: Path, forks: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StandIn]:
@@ -102,7 +105,7 @@ def test_completions_are_cut_where_the_engines_here_end_them(own: StandIn, opene
         assert stopped.finish_reason == "stop"
         assert (short.token_ids, short.finish_reason) == (whole.token_ids[:5], "length")
         rows = [anchor_sample(whole, "tip", 0.0)]
-        assert whole.logprobs == pytest.approx(score_here(make_config(own), rows), abs=1e-4)
+        assert whole.logprobs == pytest.approx(score_here(make_config(own), rows), abs=CLOSE)
 
 
 def score_here(config: Config, rows: Sequence[Sample]) -> list[float]:
@@ -131,16 +134,16 @@ def test_load_refuses_other_weights_than_the_learner_has(own: StandIn, opened: O
         return [[v for v, trained in zip(found, row.loss_mask, strict=True) if trained] for found, row in pairs]
 
     first = score()
-    assert asyncio.run(policy.load(learner.weights(), 0, first)) < 1e-5
+    assert asyncio.run(policy.load(learner.weights(), 0, first)) < CLOSE
     learner.update([anchor_sample(probe, "tip", 0.0, advantage=1.0) for probe in policy.probes])
     trained = score()
     weights = learner.weights()
     with pytest.raises(PolicyError, match="samples from other weights than it trains"):
         asyncio.run(policy.load(weights, 1, first))
-    assert asyncio.run(policy.load(weights, 1, trained)) < 1e-5
+    assert asyncio.run(policy.load(weights, 1, trained)) < CLOSE
     assert policy.version == 1
     assert asyncio.run(policy.score(ASK, ["go north", "take key"])) == pytest.approx(
-        [score_reply(policy, learner, text) for text in ("go north", "take key")], abs=1e-5
+        [score_reply(policy, learner, text) for text in ("go north", "take key")], abs=CLOSE
     )
     learner.close()
 
@@ -178,7 +181,7 @@ def test_a_line_that_was_cut_short_is_asked_for_again(own: StandIn, opened: Open
     assert Counter(file.read_bytes()) == Counter(whole)
 
 
-def test_completions_before_the_oldest_checkpoint_are_forgotten(own: StandIn, opened: Opened, tmp_path: Path) -> None:
+def test_completions_before_the_oldest_checkpoint_go(own: StandIn, opened: Opened, tmp_path: Path) -> None:
     policy = opened(tmp_path)
     learner = TinkerLearner(make_config(own), policy.server)
 

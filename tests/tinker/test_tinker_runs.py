@@ -129,16 +129,16 @@ def load_adapters(run_dir: Path) -> dict[str, torch.Tensor]:
     return load_file(path / "model" / "adapter_model.safetensors")
 
 
-def assert_same_run(one: Path, other: Path, tolerance: float = 0.0) -> None:
-    """Assert that two runs have played the same episodes, and have the same weights."""
+def assert_same_run(one: Path, other: Path) -> None:
+    """Assert that two runs have played the same episodes, and have the same weights, as the stand-in promises."""
     assert episodes(one) == episodes(other)
     left, right = load_adapters(one), load_adapters(other)
     assert left.keys() == right.keys()
     for name, value in left.items():
-        torch.testing.assert_close(value, right[name], rtol=0, atol=tolerance, msg=name)
+        torch.testing.assert_close(value, right[name], rtol=0, atol=0, msg=name)
 
 
-@pytest.fixture(params=["documented", "skyrl"])
+@pytest.fixture(params=["documented", pytest.param("skyrl", marks=pytest.mark.long)])
 def own(request: pytest.FixtureRequest, stand_in: Any) -> StandIn:
     """A server that a test may kill."""
     server: StandIn = stand_in(request.param)
@@ -183,9 +183,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # -- kills
 
 
-def test_a_run_killed_while_it_plays_asks_for_no_completion_twice(
-    own: StandIn, tmp_path: Path, undisturbed: Any
-) -> None:
+def test_resume_after_kill_while_playing(own: StandIn, tmp_path: Path, undisturbed: Any) -> None:
     whole, _ = undisturbed(own.dialect)
     words, kept = write_config(own, tmp_path), tmp_path / "run" / "completions" / "000001.jsonl"
     code, output = Command(words, tmp_path / "output", kept, fatal=4).wait()
@@ -199,9 +197,8 @@ def test_a_run_killed_while_it_plays_asks_for_no_completion_twice(
     assert_same_run(whole, tmp_path / "run")
 
 
-def test_a_run_killed_while_it_learns_pays_for_that_update_again_alone(
-    own: StandIn, tmp_path: Path, undisturbed: Any
-) -> None:
+@pytest.mark.long
+def test_resume_after_kill_while_learning(own: StandIn, tmp_path: Path, undisturbed: Any) -> None:
     whole, tokens = undisturbed(own.dialect)
     lines = [*read_jsonl(whole / "tinker.jsonl")]
     update = [number for number, line in enumerate(lines) if "trained" in line][2:4]  # the second: two steps
@@ -218,21 +215,17 @@ def test_a_run_killed_while_it_learns_pays_for_that_update_again_alone(
     assert count_at(own)["trained"] == tokens["trained"] + again
 
 
-def list_actions(run_dir: Path) -> list[list[str]]:
-    return [[step["action"] for step in each["steps"]] for each in episodes(run_dir)]
-
-
 @pytest.mark.parametrize("server", [pytest.param("real", marks=pytest.mark.tinker)], indirect=True)
 def test_a_killed_run_goes_on_at_the_real_server(server: Server, tmp_path: Path) -> None:
-    whole = write_config(server, tmp_path / "whole")
-    assert main(whole) == 0
+    """It batches as requests arrive, so that another run may draw other tokens: what was paid for alone is the same."""
     for touched, fatal in {"completions/000001.jsonl": 4, "checkpoints/.aside-new-step-000002": 1}.items():
         words = write_config(server, tmp_path / str(fatal))
         code, output = Command(words, tmp_path / "output", tmp_path / str(fatal) / "run" / touched, fatal).wait()
         assert code == -9, output
+        run_dir = tmp_path / str(fatal) / "run"
         assert main(words) == 0
-        assert metrics(tmp_path / str(fatal) / "run")[1]["engine/reused"] == (3 if fatal == 4 else ASKED)
-        assert list_actions(tmp_path / str(fatal) / "run")[:8] == list_actions(tmp_path / "whole" / "run")[:8]
+        assert metrics(run_dir)[1]["engine/reused"] == (3 if fatal == 4 else ASKED)
+        assert len(metrics(run_dir)) == 3
 
 
 class Lasting(PosixPath):
@@ -242,7 +235,10 @@ class Lasting(PosixPath):
         super().mkdir(parents=True, exist_ok=True)
 
 
-@pytest.mark.parametrize("kind", ["documented", "skyrl", pytest.param("real", marks=pytest.mark.tinker)])
+@pytest.mark.parametrize(
+    "kind",
+    ["documented", pytest.param("skyrl", marks=pytest.mark.long), pytest.param("real", marks=pytest.mark.tinker)],
+)
 def test_a_run_outlives_its_server(
     kind: str, stand_in: Any, tmp_path: Path, model_dir: Path, undisturbed: Any, request: pytest.FixtureRequest
 ) -> None:
@@ -252,10 +248,8 @@ def test_a_run_outlives_its_server(
         server: Server = SkyRL("skyrl", model_dir, Lasting(tmp_path / "server"))
         request.addfinalizer(server.close)
         server.start()
-        assert main(write_config(server, tmp_path / "whole")) == 0
-        whole = tmp_path / "whole" / "run"
     else:
-        server, whole = stand_in(kind), undisturbed(kind)[0]
+        server = stand_in(kind)
     words, kept = write_config(server, tmp_path), tmp_path / "run" / "completions" / "000001.jsonl"
     asking = Command(words, tmp_path / "output")
     wait_for(lambda: kept.is_file() and len(kept.read_text().splitlines()) > 2, 120.0)
@@ -269,12 +263,14 @@ def test_a_run_outlives_its_server(
     server.start()
     assert main([*words, "--learner.url", server.url, "--allow-change", "learner.url"]) == 0
     assert [line["engine/reused"] for line in metrics(tmp_path / "run")] == [0, reused, 0]
-    assert_same_run(whole, tmp_path / "run", 1e-6 if kind == "real" else 0.0)
+    if kind != "real":  # which batches as it likes
+        assert_same_run(undisturbed(kind)[0], tmp_path / "run")
 
 
 # -- refusals
 
 
+@pytest.mark.long
 def test_what_is_refused_for_a_while_is_asked_again(own: StandIn, tmp_path: Path, undisturbed: Any) -> None:
     for path in ("asample", "forward", "forward_backward", "optim_step", "save_weights"):
         own.add_fault(path=path, status=429)
@@ -304,6 +300,7 @@ def test_a_wrong_key_is_named_and_never_shown(
     assert "the hosted Tinker service wants a key" in fail([*words, "--learner.url", ""], capsys)
 
 
+@pytest.mark.long
 def test_the_key_is_in_no_file_and_in_no_output(stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = stand_in("documented", "--key", KEY)
     monkeypatch.setenv(TINKER_KEY_VARIABLE, KEY)
@@ -339,9 +336,8 @@ def test_settings_that_no_server_follows_are_refused(
 # -- limits
 
 
-def test_a_limit_of_tokens_stops_a_run_cleanly_until_it_is_raised(
-    own: StandIn, tmp_path: Path, undisturbed: Any, capsys: Any
-) -> None:
+@pytest.mark.long
+def test_token_limit_stops_a_run_cleanly(own: StandIn, tmp_path: Path, undisturbed: Any, capsys: Any) -> None:
     whole, _ = undisturbed(own.dialect)
     first = sum(value for name, value in metrics(whole)[0].items() if name.startswith("tinker/tokens_"))
     limit = ["--learner.max_tokens_total", str(int(1.9 * first))]
@@ -384,6 +380,7 @@ def score_here(config: Config, model: Path, rows: Sequence[Sample]) -> list[floa
 ROW = Sample((5, 6, 7, 8, 9, 10, 11), (0, 0, 1, 1, 1, 1, 1), (0.0,) * 7, (0.0,) * 7)
 
 
+@pytest.mark.long
 def test_the_start_model_writes_and_leaves_what_is_trained(
     own: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,7 +421,7 @@ def test_anchors_are_learned_from_what_the_start_model_says(own: StandIn, tmp_pa
 # -- evaluation
 
 
-def test_an_evaluation_plays_from_the_weights_at_the_server_or_here(own: StandIn, tmp_path: Path) -> None:
+def test_evaluation_at_the_server_equals_the_one_here(own: StandIn, tmp_path: Path) -> None:
     assert main(write_config(own, tmp_path)) == 0
     played = {}
     for name in ("tinker", "torch"):

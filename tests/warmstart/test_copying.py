@@ -42,7 +42,7 @@ def test_it_copies_what_it_has_never_been_taught() -> None:
 
 
 @pytest.mark.parametrize("sizes", [{}, {"hidden_size": 16, "num_heads": 2}, {"hidden_size": 48, "num_heads": 1}])
-def test_the_first_head_looks_at_the_token_before(sizes: dict[str, int]) -> None:
+def test_the_first_head_attends_to_the_previous_token(sizes: dict[str, int]) -> None:
     own = model(copying=True, **sizes)
     own.set_attn_implementation("eager")
     ids = torch.randint(2, VOCABULARY, (4, 64), generator=torch.Generator().manual_seed(2))

@@ -19,7 +19,7 @@ from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, Interrupted
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.storage.records import task_to_json
+from trailnotes.storage.files import task_to_json
 from trailnotes.types import Message
 from trailnotes.warmstart import training as module
 from trailnotes.warmstart.small_model import END, train_tokenizer
@@ -100,7 +100,7 @@ def test_demonstrations_of_a_game_of_the_panel_are_refused(start_model: Path, tm
         with pytest.raises(ConfigError, match=r"warmstart\.demonstrations = .*1 of the 4 games of the panel .*test-0"):
             warmstart(config, tmp_path / "out")
     (tmp_path / "sft.jsonl").write_text(json.dumps(json.loads(line) | {"task": {"name": "x"}}))
-    with pytest.raises(ConfigError, match=r"sft\.jsonl:1 is not a demonstration"):
+    with pytest.raises(ConfigError, match=r"sft\.jsonl, line 1: is not a demonstration"):
         warmstart(config, tmp_path / "out")
     (tmp_path / "sft.jsonl").write_text(json.dumps(json.loads(line) | {"task": train.id}))
     warmstart(config, tmp_path / "out")
@@ -113,9 +113,8 @@ def cut(config: Any, tokens: int) -> Any:
     return config.model_copy(update={"optim": config.optim.model_copy(update={"microbatch_tokens": tokens})})
 
 
-def test_the_cut_into_micro_batches_bounds_the_tokens_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.long
+def test_micro_batches_bound_tokens_and_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     whole = module.collate
 
@@ -204,7 +203,7 @@ def die() -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_what_was_killed_resumes_as_if_it_had_not_been(given: bool, start_model: Path, tmp_path: Path) -> None:
+def test_resume_after_kill(given: bool, start_model: Path, tmp_path: Path) -> None:
     config = small_config(warmstart={"steps": 8, "save_every": 3})
     if given:
         lora = {"enabled": True, "rank": 2}
@@ -224,7 +223,7 @@ def test_what_was_killed_resumes_as_if_it_had_not_been(given: bool, start_model:
     assert {n for n in names if (whole / n).read_bytes() != (parts / n).read_bytes()} == set()
 
 
-def test_a_signal_has_the_step_finished_and_saved(tmp_path: Path) -> None:
+def test_a_signal_saves_after_the_step(tmp_path: Path) -> None:
     config = small_config(warmstart={"steps": 6, "save_every": 0})
     stop = at_step(2, lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Interrupted, match="stopped after step 2; the same command resumes there") as stopped:

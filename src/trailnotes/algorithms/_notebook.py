@@ -1,4 +1,4 @@
-"""What the methods share that adapt by a notebook: entries that are written after a trial and shown in the next.
+"""What the methods share that adapt by a notebook: entries that are written after a trial and read in the next.
 
 Each of them has a file of its own (clin, reasoningbank, ace, training_free_grpo) that says what is written and how it
 is read. A notebook is not saved: an interrupted run makes it again from the journals of its episodes and answers.
@@ -60,8 +60,7 @@ class Notebook(Protocol):
 
     def __len__(self) -> int: ...
 
-    def find(self, task: Task, instruction: str) -> Sequence[str]:
-        """Return the entries that an attempt at `task` begins with."""
+    def find(self, task: Task, instruction: str) -> Sequence[str]: ...
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: Ask) -> int:
         """Learn from the episodes of a trial; return the number of answers that nothing could be read from."""
@@ -101,14 +100,13 @@ class NotebookActor(TipsActor):
             lines = [f'- " {text} "' if terse else f'- "{text}"' for text in cut]
             return ["notes :", *lines] if terse else [notebook.header, *lines, ""]
 
-        shown = config.memory.model_copy(update={"repeat_shown": True})
-        super().__init__(context, None, Conversation(config.rollout, shown, count_tokens, introduce))
+        memory = config.memory.model_copy(update={"repeat_shown": True})
+        super().__init__(context, None, Conversation(config.rollout, memory, count_tokens, introduce))
         self.notebook = notebook
 
     def select_affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:
         """Return the first that fit the prompt; no room is left for later turns."""
         conversation, fitting = self.conversation, list(found)
-
         while fitting:
             turn = Message("user", conversation.format_turn(observation, fitting))
             if count_prompt_tokens(self.context.policy, [*conversation.acting, turn]) <= limit:

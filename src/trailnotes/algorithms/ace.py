@@ -50,7 +50,6 @@ class Entry:
         return self.helpful - self.harmful
 
     def __str__(self) -> str:
-        """Word it with its counts, as in the release."""
         return f"({self.number}) helpful {self.helpful}, harmful {self.harmful}: {self.text}"
 
 
@@ -68,7 +67,6 @@ class Playbook:
         return len(self.entries)
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (there is one for all)
-        """Return all entries, those that helped most first, and newer ones before older."""
         best = sorted(self.entries, key=lambda entry: (entry.balance, entry.number), reverse=True)
         return [str(entry) for entry in best]
 
@@ -91,9 +89,8 @@ class Playbook:
         )
         (answer,) = await ask("curation", [notebook.Question("curator", text)])
         known = {entry.text for entry in self.entries}
-        added = [
-            found[1] for line in notebook.read_lines(answer) if (found := _ADD.match(line)) and found[1] not in known
-        ]
+        matches = filter(None, map(_ADD.match, notebook.read_lines(answer)))
+        added = [match[1] for match in matches if match[1] not in known]
         added = list(dict.fromkeys(added))[: min(len(lessons), self.capacity)]
         while len(self.entries) + len(added) > self.capacity:  # what is new has not had its turn
             self.entries.remove(min(self.entries, key=lambda entry: entry.balance))
@@ -113,8 +110,8 @@ class Playbook:
                     entry = by_number[number]
                     entry.helpful += tag[1].lower() == "helpful"
                     entry.harmful += tag[1].lower() == "harmful"
-            elif found := _LESSON.match(line):
-                lesson = found[1]
+            elif match := _LESSON.match(line):
+                lesson = match[1]
         return lesson
 
 

@@ -44,7 +44,6 @@ class CausalStatements:
         return self.known.get(task.id, ())
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: notebook.Ask) -> int:
-        """Have the statements of each task written anew; where nothing can be read, the old ones stay."""
         episodes = select_usable([group.trajectories[0] for group in groups])
         questions = []
         for episode in episodes:
@@ -54,10 +53,10 @@ class CausalStatements:
             questions.append(notebook.Question(episode.task.id, text, episode))
         unusable = 0
         for episode, answer in zip(episodes, await ask("causes", questions), strict=True):
-            found = [line for line in notebook.read_lines(answer) if _FORM.search(line)]
-            unusable += not found
-            if found:
-                self.known[episode.task.id] = found[: self.most]
+            statements = [line for line in notebook.read_lines(answer) if _FORM.search(line)]
+            unusable += not statements
+            if statements:
+                self.known[episode.task.id] = statements[: self.most]
         return unusable
 
 

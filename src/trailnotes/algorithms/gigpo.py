@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
-from trailnotes.learner.credit.episodes import Scores
+from trailnotes.learner.credit.episodes import Scores, group_relative
 from trailnotes.learner.credit.steps import (
     Visits,
     build_histories,
     collect_visits,
-    episode_relative,
     step_relative,
     weigh_levels,
 )
@@ -61,7 +60,7 @@ def compute_two_level_advantages(
 ) -> TwoLevelAdvantages:
     """Compute A = A^E + omega A^S of visits (M,) and returns (N,), or HGPO's sum over the levels of history."""
     with_std = gigpo.norm == "mean_std"
-    episode = episode_relative(visits, returns, with_std)
+    episode = group_relative(visits.episode_scores, with_std, group=returns)  # eq. 3
     if not gigpo.hierarchical:
         step = step_relative(visits, visits.states, with_std)
         return TwoLevelAdvantages(visits, episode, gigpo.omega * step)
@@ -88,15 +87,7 @@ async def gigpo(iteration: Iteration) -> None:
 
 
 def term_metrics(terms: Sequence[TwoLevelAdvantages]) -> dict[str, float]:
-    """Measure how many steps share their state within a group, and the weight of the step term; {} of no steps.
-
-    =============  =============================================================================
-    singletons     share of the steps that are the only visit of their state: A^S = 0
-    group_mean     mean number of visits of a state
-    group_max      largest number of visits of a state
-    step_share     sum |omega A^S| / (sum |A^E| + sum |omega A^S|), 0 if both are 0
-    =============  =============================================================================
-    """
+    """Measure how many steps share their state within a group, and the weight of the step term; {} of no steps."""
     sizes = [size for term in terms for size in Counter(term.visits.states).values()]
     if not sizes:
         return {}

@@ -74,7 +74,7 @@ async def lamer(iteration: Iteration) -> None:
 async def sample_next_episode(
     iteration: Iteration, trials: Sequence[Trial], written: WrittenTips, purpose: str
 ) -> list[TrajectoryGroup]:
-    """Sample the next episode of each trial, in which each member is shown its own earlier tips alone."""
+    """Sample the next episode of each trial, in which each member reads its own earlier tips alone."""
     modes: list[list[Mode]] = [["on_policy_tips"] * iteration.config.rollout.group_size for _ in trials]
     embedder = iteration.embedder()
     with ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""OPID: the policy, shown the tip that was written about an episode afterwards, scores that episode token by token.
+"""OPID: the policy, given the tip that was written about an episode afterwards, scores that episode token by token.
 
 Nothing is retrieved, and no prompt that acts has a tip. Source: "On-Policy Skill Distillation for Agentic Reinforcement
 Learning" (arXiv 2606.26790) and its release (jinyangwu/OPID, 37a15a5). See docs/algorithms/opid.md for the formula, and
@@ -52,13 +52,13 @@ async def opid(iteration: Iteration) -> None:
 async def rebuild_with_own_tips(
     iteration: Iteration, groups: Sequence[TrajectoryGroup], written: Sequence[WrittenTip]
 ) -> list[TrajectoryGroup]:
-    """Rebuild each episode as if it had been shown the tip that was written about it.
+    """Rebuild each episode as if it had read the tip that was written about it.
 
     The tip of a whole episode stands in the first prompt; with `memory.entries = "step"` each turn shows that of its
     own state.
     """
     settings = iteration.config.memory.model_copy(update={"retrieval": "dense"})  # by its key alone
-    if settings.entries == "episode":  # it is about the end, and is to be found from the beginning
+    if settings.entries == "episode":  # it is about the end, and must match from the beginning
         settings = settings.model_copy(update={"threshold": -1.0})
     else:  # that of a state has its very key
         settings = settings.model_copy(update={"threshold": 0.999, "top_k": min(1, settings.top_k)})

@@ -50,13 +50,11 @@ class OpsdConfig(Section):
 
     @property
     def weight(self) -> float:
-        """Return `coefficient`, or the form's published one."""
         published = {"sdar": 0.01, "additive": 0.001}.get(self.form, 1.0)
         return published if self.coefficient is None else self.coefficient
 
     @property
     def is_additive(self) -> bool:
-        """Tell whether the group's advantage stays whole beside the teacher's signal."""
         return self.form in ("sdar", "additive")
 
     @property
@@ -133,7 +131,7 @@ class ReplayPolicy:
 async def rebuild_with_tips(
     policy: Policy, groups: Sequence[TrajectoryGroup], config: Config, memory_of: Callable[[Trajectory], Memory | None]
 ) -> list[TrajectoryGroup]:
-    """Rebuild episodes as if they had been shown tips of `memory_of(episode)`: same words, other prompts.
+    """Rebuild episodes as if they had read tips of `memory_of(episode)`: same words, other prompts.
 
     A prompt that no longer fits the context with tips ends the copy there.
     """
@@ -165,16 +163,16 @@ def collect_teacher_logprobs(
     `rows` are the training rows of `teachers`, `scored` their (L,) log-probabilities. Returns (n,) for each episode, n
     its sampled tokens as far as it was rebuilt; NaN where the prompt is the student's.
     """
-    found: dict[int, list[float]] = {}
+    by_episode: dict[int, list[float]] = {}
     for row, logprobs in zip(rows, scored, strict=True):
         trained = [logprob for logprob, mask in zip(logprobs, row.loss_mask, strict=True) if mask]
-        found.setdefault(row.trajectory, []).extend(trained)
+        by_episode.setdefault(row.trajectory, []).extend(trained)
     read = [
         [s.completion.prompt_ids != s.plain_prompt_ids for s in t.steps if s.trained for _ in s.completion.token_ids]
         for group in teachers
         for t in group.trajectories
     ]
-    return [np.where(tokens, found.get(index, []), np.nan) for index, tokens in enumerate(read)]
+    return [np.where(tokens, by_episode.get(index, []), np.nan) for index, tokens in enumerate(read)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +208,8 @@ def build_distillation_rows(
         positions = np.flatnonzero(sample.loss_mask)
         first = begun[sample.trajectory]
         begun[sample.trajectory] += positions.size
-        said = teachers[sample.trajectory][first : begun[sample.trajectory]]
-        teacher = np.concatenate([said, np.full(positions.size - said.size, np.nan)])
+        scores = teachers[sample.trajectory][first : begun[sample.trajectory]]
+        teacher = np.concatenate([scores, np.full(positions.size - scores.size, np.nan)])
         student, advantages, weights = (
             np.array(numbers, dtype=np.float64)[positions]
             for numbers in (sample.behavior_logprobs, plain.advantages, sample.advantages)
@@ -224,16 +222,7 @@ def build_distillation_rows(
 def distillation_metrics(
     lessons: Sequence[DistillationRow], options: OpsdConfig, bound: float = MAX_LOG_RATIO
 ) -> dict[str, float]:
-    """Measure the teacher's view of this iteration's tokens: means over those that have a teacher, 0 of none.
-
-    ===========  ===================================================================================
-    taught       share of the trained tokens that have a teacher: a tip would have been shown by then
-    log_ratio    mean log pi(y | tips) - log pi(y): the negated KL(student || teacher), in nats
-    endorsed     share whose log ratio is above 0
-    gated        share that the reward keeps the teacher from speaking of (`opsd.gate`)
-    signal       mean size of what the teacher adds to the advantage, gate, bound and weight included
-    ===========  ===================================================================================
-    """
+    """Measure the teacher's view of this iteration's tokens: means over those that have a teacher, 0 of none."""
     ratios, advantages, known = (
         np.concatenate([np.empty(0), *(getattr(lesson, name) for lesson in lessons)])
         for name in ("ratios", "advantages", "known")

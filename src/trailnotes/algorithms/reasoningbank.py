@@ -1,4 +1,4 @@
-"""ReasoningBank: items of title, description and content from each episode, found again by the task's words.
+"""ReasoningBank: items of title, description and content from each episode, retrieved by the task's words.
 
 Source: "ReasoningBank: Scaling Agent Self-Evolving with Reasoning Memory" (arXiv 2509.25140) and its release
 (google-research/reasoning-bank, ed80611). See docs/algorithms/memories.md.
@@ -49,7 +49,7 @@ class Record:
 
 
 class Bank:
-    """The insights of all episodes; an attempt is shown those of the most similar one, of equals the newest."""
+    """The insights of all episodes; an attempt reads those of the most similar one, of equals the newest."""
 
     header = "Insights from earlier attempts at similar tasks (quoted; they may be wrong):"
 
@@ -91,11 +91,11 @@ def parse_items(answer: str) -> tuple[str, ...]:
     """
     items, part = [dict[str, str]()], ""
     for line in notebook.read_lines(answer):
-        if found := _PART.match(line):
-            part = found[1].lower()
+        if match := _PART.match(line):
+            part = match[1].lower()
             if part == "title":
                 items.append({})
-            items[-1][part] = found[2] or ""
+            items[-1][part] = match[2] or ""
         elif part and not _HEADING.match(line):
             items[-1][part] = f"{items[-1][part]} {line}".strip()
     whole = [item for item in items if item.get("content")]

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods import Method
-from trailnotes.config.schema import RolloutConfig
+from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.config.section import Section, key
 from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
@@ -35,7 +34,7 @@ from trailnotes.rollout.tips import CompletionRequest, WrittenTip, compute_tip_m
 from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.types import Message, Observation, Sampling, Tip, Trajectory, TrajectoryGroup, replace_surrogates
 
-WINDOW: Final = 3  # plans shown, the newest ones (arXiv 2303.11366)
+WINDOW: Final = 3  # plans in a prompt, the newest ones (arXiv 2303.11366)
 
 
 class ReflexionConfig(Section):
@@ -150,19 +149,19 @@ class PlansActor(TipsActor):
     def __init__(self, context: EpisodeContext, memory: ReflectionMemory) -> None:
         config, count_tokens = context.config, context.policy.count_tokens
         cap = config.section(ReflexionConfig).max_shown_tokens
-        # Two failures may have been followed by the same words; each trial is shown with its own.
-        shown = config.memory.model_copy(update={"max_tip_tokens": cap, "repeat_shown": True})
+        # Two failures may have been followed by the same words; each trial reads its own.
+        memory_config = config.memory.model_copy(update={"max_tip_tokens": cap, "repeat_shown": True})
 
         def introduce(plans: Sequence[Tip]) -> list[str]:
             return [_WORDS["full"]["shown"], *format_plans(plans, config.rollout, count_tokens, cap), ""]
 
-        is_terse = config.rollout.style == "terse"  # in which plans are shown as other tips are
-        conversation = Conversation(config.rollout, shown, count_tokens, None if is_terse else introduce)
+        is_terse = config.rollout.style == "terse"  # in which plans look like other tips
+        conversation = Conversation(config.rollout, memory_config, count_tokens, None if is_terse else introduce)
         super().__init__(context, memory, conversation)
         self.plans = memory
 
     def select_affordable(self, limit: int, observation: Observation, found: Sequence[Tip]) -> Sequence[Tip]:  # noqa: ARG002
-        """Return all of them: a window of plans is shown as a whole or not at all."""
+        """Return all of them: a window of plans is given as a whole or not at all."""
         return found
 
     async def find(self, observation: Observation) -> list[Tip]:  # noqa: ARG002 (a task has one window)

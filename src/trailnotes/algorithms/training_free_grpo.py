@@ -28,7 +28,6 @@ _REQUEST: Final = (
 
 
 async def training_free_grpo(run: AdaptationRun) -> None:
-    """Adapt to all tasks by experiences from groups of `eval.num_samples` attempts."""
     if run.config.eval.num_samples < 2:
         raise ConfigError("training-free-grpo compares attempts at one task: set eval.num_samples to 2 or more "
                           "(release: 5)")  # fmt: skip
@@ -48,7 +47,6 @@ class Experiences:
         return len(self.texts)
 
     def find(self, task: Task, instruction: str) -> Sequence[str]:  # noqa: ARG002 (there is one list for all)
-        """Return all experiences, the newest first."""
         return self.texts[::-1]
 
     async def update(self, groups: Sequence[TrajectoryGroup], ask: notebook.Ask) -> int:
@@ -72,8 +70,8 @@ class Experiences:
         unusable, texts, added = 0, dict(enumerate(self.texts, 1)), list[str]()
         for answer in await ask("comparisons", questions):
             before = len(added), dict(texts)
-            found = [match.groups() for line in notebook.read_lines(answer) if (match := _OPERATION.match(line))]
-            for add, other, digits, words in found[:MAX_OPERATIONS]:
+            operations = [match.groups() for line in notebook.read_lines(answer) if (match := _OPERATION.match(line))]
+            for add, other, digits, words in operations[:MAX_OPERATIONS]:
                 kind, number = (add or other).lower(), int(digits or 0)
                 if kind == "add" and words:
                     added.append(words)

@@ -50,7 +50,7 @@ async def ucob(iteration: Iteration) -> None:
     settings = config.section(Empo2Config).model_copy(update={"q_off_policy": 0.0})
     modes = draw_modes(settings, len(tasks), config.rollout.group_size, iteration.rng("modes"))
     groups = await iteration.rollout(tasks, modes)
-    # Before this iteration adds tips; what members with tips were shown needs no second search.
+    # Before this iteration adds tips; what members with tips read needs no second search.
     with_tips = await rebuild_with_tips(
         iteration.policy, groups, config, lambda t: memory if t.mode == "plain" else None
     )
@@ -81,8 +81,8 @@ class Turn:
     """One decision under both contexts."""
 
     answer: Completion  # under the context that was acted on
-    has_tips: bool  # whether that context held tips
-    other_prompt: TokenIds  # the same history in the other context; () where no tip would have been shown
+    has_tips: bool  # whether that context had tips
+    other_prompt: TokenIds  # the same history in the other context; () where no tip would have been in it
     valid: bool = True  # its action could be read
 
 
@@ -103,10 +103,10 @@ def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup) -> list[Tu
     for trajectory, rebuilt in zip(group.trajectories, with_tips.trajectories, strict=True):
         for i, step in enumerate(trajectory.steps):
             plain, acted = step.plain_prompt_ids, step.completion.prompt_ids
-            told = rebuilt.steps[i].completion.prompt_ids if i < len(rebuilt.steps) else plain
-            other = plain if acted != plain else told
-            other = other if other != acted else ()
-            turns.append(Turn(step.completion, acted != plain, other, step.action != NO_OP))
+            other = plain
+            if acted == plain and i < len(rebuilt.steps):
+                other = rebuilt.steps[i].completion.prompt_ids
+            turns.append(Turn(step.completion, acted != plain, other if other != acted else (), step.action != NO_OP))
     return turns
 
 
@@ -130,12 +130,12 @@ def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float) -> lis
             i: turns[i].other_prompt if turns[i].has_tips == turns[best].has_tips else turns[i].answer.prompt_ids
             for i in members
         }
-        found = [
+        taught = [
             (gap, prompt)
             for gap, i in sorted(gaps, key=lambda pair: -pair[0])
             if gap > MARGIN and (prompt := prompts[i])
         ]
-        for gap, prompt in found[:MAX_PAIRS]:
+        for gap, prompt in taught[:MAX_PAIRS]:
             weight = min(gap / TAU, WEIGHT_MAX)
             lessons.append(Lesson(turns[best].answer, turns[best].has_tips, prompt, gap, weight))
     return lessons
@@ -162,15 +162,7 @@ def weigh_rows(
 
 
 def lesson_metrics(lessons: Sequence[Lesson], gates: Sequence[Array]) -> dict[str, float]:
-    """Measure the lessons of an iteration; means are 0 of none.
-
-    =============  ==========================================================================
-    lessons        pairs of a teacher and a pupil
-    from_tips      share of them whose teacher acted with tips
-    gap            mean of what the teacher earned more, as a share of the highest score
-    gate           mean gate of the taught tokens
-    =============  ==========================================================================
-    """
+    """Measure the lessons of an iteration; means are 0 of none."""
     if not lessons:
         return {"lessons": 0.0, "from_tips": 0.0, "gap": 0.0, "gate": 0.0}
     from_tips, gaps = [lesson.from_tips for lesson in lessons], [lesson.gap for lesson in lessons]

@@ -8,6 +8,7 @@ import gc
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -82,6 +83,7 @@ def with_offered(core: CommandTable) -> CommandTable:
 
 TABLE = with_offered(CORE)
 
+_SURROGATE = re.compile("[\ud800-\udfff]")  # by which Python keeps a byte that it cannot decode
 QUIET_ENV = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # those of transformers, too
     "HF_HUB_VERBOSITY": "error",
@@ -95,7 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     argparse itself exits with 2 for a command line that it cannot read.
     """
-    args = parse_command_line(TABLE, sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    if odd := [word for word in words if _SURROGATE.search(word)]:
+        # The tokenizers library, for one, cannot write there, and that would end a run at its first checkpoint.
+        print(f"trailnotes: {odd[0]!r} is not UTF-8, or the locale is not: rename it, or export LC_ALL=C.UTF-8",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    args = parse_command_line(TABLE, words)
     if argv is None:
         _prepare_process(args.debug)
     handler = logging.StreamHandler()
@@ -107,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (TrailnotesError, ModuleNotFoundError, KeyboardInterrupt, OSError) as error:
+    except (TrailnotesError, ModuleNotFoundError, KeyboardInterrupt, OSError, UnicodeEncodeError) as error:
         text = _explain_error(error)
         with contextlib.suppress(OSError):  # the terminal may be what has gone
             if args.debug:
@@ -128,6 +136,8 @@ def _explain_error(error: BaseException) -> str:
         return f"this needs the package {package}: {format_install_command(extras[-1])}"
     if isinstance(error, OSError):
         return f"{error.filename or 'system error'}: {error.strerror or error}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[:500]!r} is not UTF-8: rename it"
     return str(error) or "interrupted"
 
 

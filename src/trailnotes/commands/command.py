@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from trailnotes.errors import format_sibling_command
+from trailnotes.errors import format_install_command, format_sibling_command
 
 ABOUT = "Train LLM agents that explore, write tips for later attempts, and learn to act well without them."
 SETTINGS = ("--section.key VALUE overrides any setting of the file (VALUE is TOML; plain words need no quotes). "
@@ -133,7 +133,8 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
     names = [entry.name for entry in table]
     if rest and not rest[0].startswith("-") and rest[0] not in names:
         if home := COMMANDS_ELSEWHERE.get(rest[0]):
-            parser.error(f"{rest[0]} is a command of the package {home}: {format_sibling_command(home)}")
+            parser.error(f"{rest[0]} is a command of the package {home}: {format_sibling_command(home)}"
+                         + (f" && {format_install_command('web')}" if rest[0] == "view" else ""))  # fmt: skip
         near = difflib.get_close_matches(rest[0], names, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
         parser.error(f"there is no command {rest[0]!r}; {hint}")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from argparse import Namespace
 
 from trailnotes.commands.command import Command, argument, build_parser
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 DIRECTORIES = ("DIR", "FOLDER", "MODEL_OR_RUN", "RUN", "CATALOGUE", "LIBRARY")  # metavars of values that are completed
 FILES = ("CONFIG", "COMPARISON", "FILE", "PATH", "SOURCE")

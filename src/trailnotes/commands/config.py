@@ -6,13 +6,10 @@ import itertools
 import re
 import sys
 import textwrap
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 
 def _show(args: Namespace) -> None:

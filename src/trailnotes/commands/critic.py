@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trailnotes.commands.command import Command, argument
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Mapping
 
 
 def _run(args: Namespace) -> None:
@@ -29,10 +27,10 @@ def _run(args: Namespace) -> None:
     print(f"written to {args.out}")
 
 
-def _format_auc(found: Mapping[str, Any] | None) -> str:
-    if found is None:
+def _format_auc(auc: Mapping[str, Any] | None) -> str:
+    if auc is None:
         return "not known, since won or lost steps are missing"
-    return f"AUC {found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+    return f"AUC {auc['mean']:.3f} [{auc['low']:.3f}, {auc['high']:.3f}]"
 
 
 CRITIC = Command(

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from argparse import Namespace
 from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trailnotes.commands.command import WIDTH, Command, argument
 from trailnotes.errors import (
@@ -25,9 +26,6 @@ from trailnotes.errors import (
     format_sibling_command,
     list_extras,
 )
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 DISTRIBUTIONS = {
     "trailnotes": "",

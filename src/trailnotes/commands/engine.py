@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from argparse import Namespace
 
 from trailnotes.commands.arguments import CONFIG
 from trailnotes.commands.command import Command, argument
 from trailnotes.web.loopback import LOOPBACK
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 PORT = 7465
 
 
 def _serve(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
-    from trailnotes.policies.vllm.building import build_command
+    from trailnotes.policies.vllm.server import build_command
 
     config = load_config(args.config, args.settings)
     command, variables = build_command(config, ",".join(config.engine.devices[:1]), alone=True)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from typing import TYPE_CHECKING
+from argparse import Namespace
 
 from trailnotes.commands.command import WIDTH, Command, argument
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, find_missing_module, format_install_command
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-INDENT = 21  # columns before what is said of an environment
+INDENT = 21  # columns before the summary of an environment
 
 
 def _list(_: Namespace) -> None:

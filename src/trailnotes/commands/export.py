@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -10,17 +11,20 @@ from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from trailnotes.config.model_schema import ModelConfig
-    from trailnotes.runs.load_policy import EvaluatedModel
     from trailnotes.types import StrPath
 
 Dtype = Literal["float32", "bfloat16"]
 
 
 def export(
-    model_or_run: StrPath, out: StrPath, *, merge: bool = False, dtype: Dtype = "float32", base: str = ""
+    model_or_run: StrPath,
+    out: StrPath,
+    *,
+    merge: bool = False,
+    dtype: Dtype = "float32",
+    base: str = "",
+    card: bool = False,
 ) -> float | None:
     """Write the model of a run as a Hugging Face directory.
 
@@ -30,6 +34,7 @@ def export(
         merge: add adapters to their base in float32, for programs without adapters; needs memory and disk for it.
         dtype: rounds merged weights.
         base: path of the adapters' base, if it is not where they name it.
+        card: write a model card beside the model.
 
     Returns:
         The share of merged adapters' change that rounding has lost; None for a copy.
@@ -38,54 +43,50 @@ def export(
         ConfigError: `out` is taken, there is nothing to copy or to merge, or the base was in 4 bits.
         RunError: the run has no checkpoint, or a damaged one.
     """
-    from trailnotes.runs.load_policy import open_evaluated_model
-
-    with open_evaluated_model(model_or_run) as subject:
-        return _export(subject, model_or_run, Path(out), merge=merge, dtype=dtype, base=base)
-
-
-def _export(
-    subject: EvaluatedModel, named: StrPath, out: Path, *, merge: bool, dtype: Dtype, base: str
-) -> float | None:
     from trailnotes.config.builtin import resolve_model_path
     from trailnotes.config.model_schema import ModelConfig
-    from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
+    from trailnotes.runs.card import write_model_card
+    from trailnotes.runs.load_policy import open_evaluated_model
 
+    out, lost = Path(out), None
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists: choose another --out, or remove it")
-    model = Path(resolve_model_path(subject.model))
-    if not model.is_dir():
-        raise ConfigError(f"{named} is no run and no model directory: name one")
-    if merge and subject.trained and subject.trained.model.load_in_4bit:
-        raise ConfigError(
-            f"{named} learned on a base in 4 bits, which no merged model has: leave out --merge, or name {model} to "
-            "merge with the base as it was before"
-        )
-    if merge:
-        acted = subject.trained.model.dtype if subject.trained else dtype
-        return _merge(out, dtype, ModelConfig(path=str(model), base=base, device="cpu", dtype=acted))
-    with atomic_directory(out) as copy:
-        if Path(subject.model) == Path(named):
-            shutil.copytree(model, copy, dirs_exist_ok=True)
+    with open_evaluated_model(model_or_run) as subject:
+        model = Path(resolve_model_path(subject.model))
+        if not model.is_dir():
+            raise ConfigError(f"{model_or_run} is no run and no model directory: name one")
+        if not merge:
+            _copy(model, out, base, saved=Path(subject.model) != Path(model_or_run))
+        elif subject.trained and subject.trained.model.load_in_4bit:
+            raise ConfigError(
+                f"{model_or_run} learned on a base in 4 bits, which no merged model has: leave out --merge, or name "
+                f"{model} to merge with the base as it was before"
+            )
         else:
-            _copy_saved(model, copy)
+            acted = subject.trained.model.dtype if subject.trained else dtype
+            lost = _merge(out, dtype, ModelConfig(path=str(model), base=base, device="cpu", dtype=acted))
+        if card:
+            write_model_card(out, subject, base)
+    return lost
+
+
+def _copy(model: Path, out: Path, base: str, *, saved: bool) -> None:
+    """Copy a model directory; of a checkpoint's, `saved`, only the files that its manifest lists."""
+    from trailnotes.storage.checkpoint import MANIFEST, atomic_directory, read_json, write_json
+
+    with atomic_directory(out) as copy:
+        if not saved:
+            shutil.copytree(model, copy, dirs_exist_ok=True)
+        for name in read_json(model.parent / MANIFEST)["files"] if saved else ():
+            source, target = model.parent / name, copy / name.partition("/")[2]
+            if not name.startswith(f"{model.name}/"):
+                continue
+            if source.resolve() != model.parent.resolve() / name:
+                raise ConfigError(f"{source} is a link, which a run must not have: put its target there")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
         if base and (adapters := copy / "adapter_config.json").is_file():
             write_json(adapters, read_json(adapters) | {"base_model_name_or_path": base})
-    return None
-
-
-def _copy_saved(model: Path, copy: Path) -> None:
-    """Copy the files of a checkpoint's model that its manifest lists; what somebody else put there stays there."""
-    from trailnotes.storage.checkpoint import MANIFEST, read_json
-
-    for name in read_json(model.parent / MANIFEST)["files"]:
-        source, target = model.parent / name, copy / name.partition("/")[2]
-        if not name.startswith(f"{model.name}/"):
-            continue
-        if source.resolve() != model.parent.resolve() / name:
-            raise ConfigError(f"{source} is a link, which a run must not have: put its target there")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
 
 
 def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
@@ -107,15 +108,9 @@ def _merge(out: Path, dtype: Dtype, config: ModelConfig) -> float:
 
 
 def _run(args: Namespace) -> None:
-    from trailnotes.runs.card import write_model_card
-    from trailnotes.runs.load_policy import open_evaluated_model
-
-    with open_evaluated_model(args.subject) as subject:
-        lost = _export(subject, args.subject, args.out, merge=args.merge, dtype=args.dtype, base=args.base)
-        if lost is not None and args.dtype != "float32":
-            print(f"rounding to {args.dtype} has lost {lost:.0%} of the adapters' change")
-        if args.card:
-            write_model_card(args.out, subject, args.base)
+    lost = export(args.subject, args.out, merge=args.merge, dtype=args.dtype, base=args.base, card=args.card)
+    if lost is not None and args.dtype != "float32":
+        print(f"rounding to {args.dtype} has lost {lost:.0%} of the adapters' change")
     print(f"model: {args.out}")
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError, Interrupted, MissingExtraError, find_missing_module, format_install_command
 from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 PORT = 8100
 TOKEN_VARIABLE = "TRAILNOTES_GATEWAY_TOKEN"  # noqa: S105 (its name)
@@ -70,7 +67,7 @@ GATEWAY = Command(
     name="gateway",
     summary="serve the model to agents of any make",
     about="Serve /v1/chat/completions and /v1/responses in front of the model. An agent begins a session by its task "
-    "(trailnotes.session in Python, or the headers x-trailnotes-session and x-trailnotes-task), is shown tips without "
+    "(trailnotes.session in Python, or the headers x-trailnotes-session and x-trailnotes-task), reads tips without "
     "knowing it, and reports its score. The memory learns from the reports. To train the agent instead, see "
     "`trailnotes train` with --env.name gateway, and docs/guides/train-your-agent.md.",
     example="trailnotes gateway demo --out runs/gateway",
@@ -81,7 +78,7 @@ GATEWAY = Command(
         argument("--out", type=Path, metavar="DIR", default=Path("runs/gateway"),
             help="directory of the memory and the episodes (default runs/gateway)"),
         argument("--plain-share", type=float, metavar="SHARE", default=0.1,
-            help="sessions that are shown no tips, with which readers are compared (default 0.1)"),
+            help="sessions without tips, with which readers are compared (default 0.1)"),
         argument("--host", metavar="HOST", default=LOOPBACK, help=f"address to listen at (default {LOOPBACK})"),
         argument("--port", metavar="PORT", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one"),
         argument("--public", action="store_true",

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.errors import ConfigError
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-
 CONFIG, SCHEMA = "own.toml", "config.schema.json"
 NEXT_STEPS = """
 cd {folder}
 python own_env.py                                      # the environment keeps the contract
-trailnotes rollout own.toml --model.path builtin:waymarks-start --rollout.num_tasks 1    # plumbing: a toy plays
-trailnotes train own.toml --model.path Qwen/Qwen2.5-0.5B-Instruct --dry-run   # what training will take
+python test_own_env.py                                 # and its tests pass; pytest runs them, too
+trailnotes rollout own.toml --model builtin:waymarks-start --rollout.num_tasks 1    # plumbing: a toy plays
+trailnotes train own.toml --model Qwen/Qwen2.5-0.5B-Instruct --dry-run   # what training will take
 """
 
 

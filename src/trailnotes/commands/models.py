@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from argparse import Namespace
 
 from trailnotes.commands.command import Command
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 
 def _run(args: Namespace) -> None:

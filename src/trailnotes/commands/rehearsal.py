@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import CONFIG
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 USAGE_HINT = "`rehearsal.path` of a training takes the file; `rehearsal.rows`, `hold` and `imitate` set its weights."
 

@@ -13,11 +13,14 @@ from trailnotes.commands.command import Command, argument
 
 def _run(args: Namespace) -> None:
     from trailnotes.config.builtin import BUILTIN_PREFIX
+
+    chosen = ["--model.path", args.model] if args.model else []
+    config = load_command_config(None, args.config, [*chosen, *args.settings])
+
     from trailnotes.learner.ranks import is_torchrun_worker, run_torchrun_rank
     from trailnotes.runs.dry_run import dry_run
     from trailnotes.runs.train import train
 
-    config = load_command_config(None, args.config, args.settings)
     if is_torchrun_worker():
         run_torchrun_rank(config)
     elif args.dry_run:
@@ -33,10 +36,11 @@ TRAIN = Command(
     about="Train a model by the method that the config names, and write a run directory. If the directory holds a run "
     "already, the same command resumes it from its last checkpoint. After Ctrl-C, SIGTERM or a closed terminal, "
     "training finishes the iteration, saves, and exits with 130, 143 or 129; a second signal stops it at once. An "
-    "environment of your own needs no CONFIG: --env.name module:Class and --model.path MODEL are enough.",
+    "environment of your own needs no CONFIG: --env.name module:Class and --model MODEL are enough.",
     example="trailnotes train smoke --run-dir runs/smoke --dry-run", run=_run,
     arguments=(
         OPTIONAL_CONFIG,
+        argument("--model", metavar="MODEL", help="a model directory or a hub name; model.path by default"),
         argument("--run-dir", type=Path, metavar="DIR",
             help="run directory, created if missing (default: runs/NAME after CONFIG or the environment)"),
         ALLOW_CHANGE,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import ALLOW_CHANGE, CONFIG
 from trailnotes.commands.command import Command, argument
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Mapping
 
 
 def _run(args: Namespace) -> None:

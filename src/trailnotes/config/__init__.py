@@ -1,1 +1,1 @@
-"""Settings: the tree, how it is read and shown, and published values for it."""
+"""Settings: the tree, how it is read and printed, and published values for it."""

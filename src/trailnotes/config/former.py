@@ -26,6 +26,8 @@ def rename_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a setting is given under both of its names.
     """
+    if not any(name in values for values, name in (_find_section(tree, former) for former in RENAMED_KEYS)):
+        return {**tree}
     renamed = copy.deepcopy({**tree})
     unseen = []
     for former, present in RENAMED_KEYS.items():
@@ -68,7 +70,7 @@ def drop_removed_keys(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return kept
 
 
-def _find_section(tree: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+def _find_section(tree: Any, key: str) -> tuple[dict[str, Any], str]:
     """Find the section of a dotted key in a tree, {} where there is none, and the key's own name."""
     *sections, name = key.split(".")
     for section in sections:

@@ -51,14 +51,12 @@ class AlgorithmConfig(Section):
     @field_validator("name")
     @classmethod
     def validate_method(cls, name: str) -> str:
-        """Refuse a name that no method has."""
         validate_method_name(name)
         return name
 
     @field_validator("author")
     @classmethod
     def validate_author(cls, author: str) -> str:
-        """Refuse an author that does not exist."""
         if author not in ("policy", "start", "extract") and not author.startswith(OPENAI_PREFIX):
             raise ValueError("choose policy, start, extract, or openai:NAME")
         require_model_name(author)
@@ -84,7 +82,6 @@ class Empo2Config(Section):
 
     @model_validator(mode="after")
     def validate_author_credit(self) -> Self:
-        """Refuse to credit authors where no group has members with tips and without."""
         if self.author_credit and (self.mode_unit == "iteration" or self.p_memory in (0, 1)):
             raise ValueError(
                 "empo2.author_credit compares members with tips and without in one group: "

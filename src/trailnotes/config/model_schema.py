@@ -58,13 +58,12 @@ class ModelConfig(Section):
         "QLoRA, arXiv 2305.14314")  # fmt: skip
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     template_options: dict[str, Any] = key(
-        dict, "what the chat template is told, such as { enable_thinking = false }; an endpoint gets it as "
+        dict, "variables of the chat template, such as { enable_thinking = false }; an endpoint gets it as "
         "chat_template_kwargs")  # fmt: skip
     lora: LoraConfig = key(LoraConfig, "low-rank adapters", needs="model.lora.enabled or learner.name = tinker")
 
     @model_validator(mode="after")
     def validate_model(self) -> Self:
-        """Refuse a model without a name, and reserved template options."""
         require_model_name(self.path)
         if taken := sorted(self.template_options.keys() & set(RESERVED_TEMPLATE_OPTIONS)):
             raise ValueError(f"template_options.{taken[0]} is not the template's to know: leave it out")
@@ -119,7 +118,6 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def validate_extra_fields(self) -> Self:
-        """Refuse reserved fields, and a password in the address."""
         require_secret_free_url("endpoint.base_url", _add_scheme(self.base_url), self.api_key_env)
         if taken := sorted(self.extra.keys() & set(RESERVED_REQUEST_FIELDS)):
             raise ValueError(f"endpoint.extra.{taken[0]} is sent, or left out, by other settings: leave it out")
@@ -152,7 +150,6 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def validate_devices(self) -> Self:
-        """Refuse secrets in addresses."""
         for url in self.urls:
             require_secret_free_url("engine.urls", _add_scheme(url), ENGINE_KEY_VARIABLE)
         return self
@@ -191,7 +188,6 @@ class LearnerConfig(Section):
 
     @model_validator(mode="after")
     def validate_hosted(self) -> Self:
-        """Refuse secrets in the address."""
         require_secret_free_url("learner.url", _add_scheme(self.url), TINKER_KEY_VARIABLE)
         return self
 
@@ -199,7 +195,7 @@ class LearnerConfig(Section):
 class ClusterConfig(Section):
     """Several machines, by Ray."""
 
-    env_cpus: ClassVar[float] = 1.0  # CPUs that Ray sets aside for each of env.num_workers
+    env_cpus: ClassVar[float] = 1.0  # CPUs that Ray reserves for each of env.num_workers
 
     address: str = key(
         "", "of a Ray cluster: auto = the one that this machine is part of; HOST:PORT; ray://HOST:PORT; '' = none, "

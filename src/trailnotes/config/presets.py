@@ -4,7 +4,7 @@ A preset is applied under the keys of the file, and chooses no environment and n
 ``-8gpu`` shares the update over eight devices. Values are from arXiv 2602.23008 and, where the paper is silent, its
 release (commit 0b40cb72); WebShop's discount of 0.95 has no setting, since returns are undiscounted, and the mask
 threshold was never published. The paper shows 10 tips in every turn and keeps them, which fills 4,500 tokens long
-before the 30th turn; here a tip is shown once, and only where the remaining turns fit. `memory.repeat_shown = true`
+before the 30th turn; here a tip appears once, and only where the remaining turns fit. `memory.repeat_shown = true`
 with `memory.leave_room = false` is the paper's way.
 """
 

@@ -20,7 +20,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 def refuse_places(c: Any) -> Refusals:
-    """Yield combinations of where and how a run is computed and shown."""
+    """Yield combinations of where and how a run is computed and tracked."""
     yield (any(name not in TRACKERS and ":" not in name for name in c.run.trackers),
            f"run.trackers = {[*c.run.trackers]}: choose of {', '.join(TRACKERS)}, or name module:Class")  # fmt: skip
     yield len({*c.run.trackers}) < len(c.run.trackers), "run.trackers names one twice: name each once"

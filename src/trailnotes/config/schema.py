@@ -15,7 +15,6 @@ from pydantic import GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from trailnotes.config.former import rename_keys
-from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods import Method, find_method, is_known, list_sections, resolve_method
 from trailnotes.config.methods_schema import AlgorithmConfig, ArchiveConfig, Empo2Config, RehearsalConfig
 from trailnotes.config.model_schema import (
@@ -28,12 +27,15 @@ from trailnotes.config.model_schema import (
     ModelConfig,
 )
 from trailnotes.config.refusals import Refusals, refuse_by_method, refuse_combinations, refuse_places, refuse_training
-from trailnotes.config.section import PAPER, Section, key
+from trailnotes.config.section import PAPER, RELEASE, Section, key, require_secret_free_url
 from trailnotes.errors import ConfigError
 
 S = TypeVar("S", bound=Section)
 ActionFormat = Literal["line", "tags", "react"]
 Aggregation = Literal["token", "sequence", "constant"]
+EMBEDDER_KEY_VARIABLE = "TRAILNOTES_EMBEDDER_KEY"  # the variable for an address that `embedder` names itself
+MAX_REQUESTED_WORDS = 100  # of a tip, by the paper's request
+TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
 
 
 class RunConfig(Section):
@@ -88,6 +90,88 @@ class RolloutConfig(Section):
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
         "newest weights; up to 1 repeats bit for bit, but for what memory.distilled, or a memory.order or "
         "memory.retire that goes by readers, changes meanwhile", ge=0)  # fmt: skip
+
+
+def validate_embedder_name(embedder: str) -> None:
+    """Refuse an embedder's address with a password; the error does not repeat it."""
+    require_secret_free_url("memory.embedder", embedder, EMBEDDER_KEY_VARIABLE)
+
+
+class MemoryConfig(Section):
+    """The store of tips."""
+
+    distilled_readers: ClassVar[int] = 4  # successful readers that a tip needs for `distilled`
+    shared_split: ClassVar[str] = "train"  # wider scopes: games of all splits may read its tips
+    exact_below: ClassVar[int] = 5000  # tips of a task or scope from which searches use the index
+    candidates: ClassVar[int] = 128  # nearest tips that the index returns, for `order` to sort
+
+    embedder: str = key(
+        "hashing", "hashing (no dependency), minilm (extra embed), a sentence-transformers name, or openai:NAME, the "
+        "model NAME of the [endpoint]; openai:NAME@URL is that of another server")  # fmt: skip
+    capacity: int = key(1000, "most enabled tips of a task, or of a wider scope, in each split", PAPER, ge=1)
+    retire: Literal["oldest", "least_used", "least_worth"] = key(
+        "oldest", "tips evicted above the capacity: the oldest (paper), those with the fewest readers, or those of the "
+        "least worth")  # fmt: skip
+    distilled: float = key(
+        0.0, "retire a tip once the policy repeats its readers' actions without it with at least this relative "
+        "probability; 0 = never (empo2). With rollout.max_async_iterations, timing decides which tips the next batch "
+        "still finds", ge=0, le=1)  # fmt: skip
+    scope: Literal["task", "family", "env", "all"] = key(
+        "task", "tasks whose tips an episode reads: its own (paper) or more"
+    )
+    retrieval: Literal["dense", "sparse", "hybrid"] = key("dense", "cosine of vectors (paper), BM25, or ranks by both")
+    top_k: int = key(10, "most tips in a turn", PAPER, ge=0)
+    threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
+    query: Literal["state", "conversation"] = key(
+        "state", "text searched for: task and newest observation, or all (paper)"
+    )
+    entries: Literal["episode", "step"] = key("episode", "entries for each tip: one, or one per step (release)")
+    duplicates: Literal["reject", "count"] = key(
+        "count", "a tip written again: rejected (paper), or raises its support"
+    )
+    order: tuple[Literal["gain", "score", "support", "recency", "similarity", "ucb", "worth"], ...] = key(
+        ("gain", "score", "support", "recency"), "order of the candidates (paper: the score); ucb: by the return of "
+        "their readers; worth: by that return less that of group members who did not read them; gain: by the most that "
+        "this is likely to be, and a tip is withheld where that is below 0")  # fmt: skip
+    ucb: float = key(
+        1.0, "order by ucb: weight of the bonus for tips with few readers",
+        "arXiv 2603.08561", ge=0, needs="memory.order = ucb")  # fmt: skip
+    max_tip_tokens: int = key(160, "a tip is cut here; less than 150 asks for tips of fewer words", ge=4)
+    max_write_tokens: int = key(192, "decoding limit when a tip is written (release: 512)", RELEASE, ge=1)
+    write_temperature: float = key(1.0, "sampling temperature when a tip is written", ge=0)
+    show_score: bool = key(True, "show each tip with the score of its episode")
+    leave_room: bool = key(True, "show only tips that leave room for the turns left, each as long as those so far")
+    repeat_shown: bool = key(False, "show a tip again that an earlier turn of the episode already holds")
+
+    @model_validator(mode="after")
+    def validate_embedder(self) -> Self:
+        validate_embedder_name(self.embedder)
+        return self
+
+    def with_embedder(self, embedder: str = "") -> Self:
+        """Return the settings of a possibly untrusted run, with the embedder that its reader names.
+
+        A run directory may come from a stranger: it decides eviction and order of tips, but never which model is
+        loaded, which server is asked, or with which key.
+        """
+        return self.model_copy(update={"embedder": embedder or MemoryConfig().embedder})
+
+    @property
+    def ranking(self) -> tuple[str, ...]:
+        """Return the order of candidates; beyond the task similarity comes first, unless it is placed already."""
+        if self.scope == "task" or "similarity" in self.order:
+            return self.order
+        return ("similarity", *self.order)
+
+    @property
+    def is_ranked_by_feedback(self) -> bool:
+        """Tell whether readers' results decide which tips appear or stay."""
+        return not {"ucb", "worth"}.isdisjoint(self.ranking) or self.retire in {"least_used", "least_worth"}
+
+    @property
+    def requested_words(self) -> int:
+        """Return the word limit of a tip: 100 (paper), or fewer if fewer can be written and read in full."""
+        return max(1, min(MAX_REQUESTED_WORDS, int(min(self.max_tip_tokens, self.max_write_tokens) / TOKENS_PER_WORD)))
 
 
 class LossConfig(Section):
@@ -173,7 +257,7 @@ class TrainConfig(Section):
 class EvalConfig(Section):
     """A fixed panel of tasks."""
 
-    split: str = key("test", "split of the panel; '' = none, where no game is held back from training")
+    split: str = key("test", "split of the panel; '' = none, where training may use every game")
     num_tasks: int = key(0, "tasks of the panel; 0 = all of the split", ge=0)
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
@@ -197,7 +281,7 @@ class WarmstartConfig(Section):
     save_every: int = key(500, "optimizer steps between checkpoints; 0 = only when it is asked to stop", ge=0)
     batch_size: int = key(64, "episodes in a step; optim.microbatch_tokens of them at a time", ge=1)
     lr: float = key(1e-3, "peak learning rate, with warm-up and cosine decay", gt=0)
-    num_tips: int = key(4, "tips shown at most in demonstrations", ge=0)
+    num_tips: int = key(4, "most tips in a demonstration", ge=0)
     p_follow_tip: float = key(0.4, "share of the demonstrations that act on a right tip", ge=0, le=1)
     p_explore: float = key(
         0.5, "share of the others that explore: read the archive (waymarks), wander (scienceworld, textworld-express), "
@@ -216,7 +300,7 @@ class WarmstartConfig(Section):
         False, "put heads that copy into the random weights of the small model (of two layers or more): it says names "
         "that it has never seen after a tenth of the steps")  # fmt: skip
     p_full_loss: float = key(
-        0.0, "share of the conversations of which every token is learned, what is shown as well: a model that begins "
+        0.0, "share of the conversations of which every token is learned, the observations too: a model that begins "
         "from nothing learns to copy sooner", ge=0, le=1)  # fmt: skip
     vocab_size: int = key(1024, "size of the small model's vocabulary", ge=300)
 
@@ -333,7 +417,6 @@ class Config(Section):
         return bool(anchored or rehearsed) and method.writes_tips
 
     def validate_training(self) -> Self:
-        """Refuse settings that are fine for acting but wrong for training."""
         method = resolve_method(self.algorithm.name)
         self._validate_method(method)
         _refuse(refuse_training(self, method, self.section(Empo2Config)))

@@ -27,6 +27,7 @@ from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config, config_type, full_config_type
 from trailnotes.config.section import Section, describe_allowed
 from trailnotes.errors import ConfigError
+from trailnotes.storage.files import parse_json, read_toml
 from trailnotes.types import StrPath
 
 RUNTIME_KEYS = (
@@ -181,7 +182,7 @@ def _is_accepted(field: FieldInfo, kind: type) -> bool:
 
 def _read_config_file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_bytes().decode())
+        return read_toml(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}): give the path of a TOML config") from None
     except ValueError as error:
@@ -192,7 +193,10 @@ def _parse_value(name: str, text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
     except ValueError:
-        return text
+        try:  # tables and lists of JSON are understood, too
+            return parse_json(text) if text.startswith(("{", "[")) else text
+        except ValueError:
+            return text
     field = find_field(RENAMED_KEYS.get(name, name))
     wants_text = field is not None and _is_accepted(field, str) and not isinstance(parsed["value"], str)
     return text if wants_text or parsed.keys() != {"value"} else parsed["value"]
@@ -228,10 +232,10 @@ def _describe_unknown(section: type[Section], name: str, prefix: str) -> str:
         return "this is a comparison of methods: trailnotes compare run FILE runs it"
     where = f"section [{prefix[:-1]}]" if prefix else "the config"
     known = [*section.model_fields, *(list_sections() if issubclass(section, Config) else ())]
-    near = [prefix + found for found in difflib.get_close_matches(name, known, 1)]
+    near = [prefix + match for match in difflib.get_close_matches(name, known, 1)]
     if not near:
         last = {dotted.rpartition(".")[2]: dotted for dotted in collect_fields(full_config_type())}
-        near = [last[found] for found in difflib.get_close_matches(name, last, 1)]
+        near = [last[match] for match in difflib.get_close_matches(name, last, 1)]
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
     return f"{where} has no key {name!r}: {hint}"
 
@@ -251,6 +255,8 @@ def _explain_error(error: ValidationError, values: Mapping[str, Any], origins: M
     if not name:
         return message + more
     meaning, _ = explain_key(name)
+    if first["type"] == "dict_type":
+        message = f"must be a table: write --{name}.KEY VALUE, or {{ KEY = VALUE }} for all of it"
     return f"{origins[name]}: {name} = {format_toml_value(values[name])}: {message}; it is: {meaning}{more}"
 
 

@@ -23,10 +23,10 @@ from trailnotes.config.toml import diff_configs, flatten_config, get_section_typ
 logger = logging.getLogger(__name__)
 
 
-def warn_unused(config: Config, told: Config | None = None, model: str = "") -> None:
+def warn_unused(config: Config, warned: Config | None = None, model: str = "") -> None:
     """Warn in one line of settings without effect, and name what each of them needs.
 
-    `told` are settings of a run that was warned already (None: the defaults); `model` replaces `model.path`.
+    `warned` are settings of a run that was warned already (None: the defaults); `model` replaces `model.path`.
     """
     values = flatten_config(config) | ({"model.path": model} if model else {})
     requirements = list_requirements(type(config))
@@ -34,7 +34,7 @@ def warn_unused(config: Config, told: Config | None = None, model: str = "") -> 
         owners = [name for name in list_names() if section in find_method(name).sections]
         requirements[section] = f"algorithm.name = {'|'.join([*owners, '*:*'])}"
     unused: dict[str, list[str]] = {}
-    for name in diff_configs(told or Config(), config):
+    for name in diff_configs(warned or Config(), config):
         needs = [need for key, need in requirements.items() if is_within(name, [key])]
         unmet = [need for need in needs if not any(_is_met(part, values) for part in need.split(" or "))]
         if unmet:

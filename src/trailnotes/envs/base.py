@@ -125,7 +125,7 @@ def make_env(name: str, **options: Any) -> Env:
     cls = load_env_class(name)
     validate_options(name, cls, options)
     with _translate_import_error(name):
-        env: Env = cls(**_select_accepted(cls, options))
+        env: Env = cls(**select_accepted(cls, options))
     return env
 
 
@@ -141,7 +141,7 @@ def list_env_tasks(name: str, split: str, options: Mapping[str, Any] | None = No
     if not callable(tasks):
         raise ConfigError(f"env.name = {name!r} lists no tasks: give {cls.__name__} a static method tasks(split)")
     with wrap_env_errors(f"tasks({split!r}) of {name}"), _translate_import_error(name):
-        listed = list(tasks(split, **_select_accepted(tasks, options)))
+        listed = list(tasks(split, **select_accepted(tasks, options)))
     if not all(isinstance(task, Task) for task in listed):
         raise ConfigError(f"env.name = {name!r}: tasks({split!r}) must list Task values")
     return listed
@@ -156,7 +156,7 @@ def get_env_identity(name: str, options: Mapping[str, Any] | None = None) -> dic
     if not callable(identity):
         return {}
     with wrap_env_errors(f"identity of {name}"), _translate_import_error(name):
-        described = dict(identity(**_select_accepted(identity, options)))
+        described = dict(identity(**select_accepted(identity, options)))
         stored: dict[str, Any] = json.loads(json.dumps(described, allow_nan=False))  # as a run reads it back
         return stored
 
@@ -233,7 +233,7 @@ def _inspect_parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect
     return named, takes_any
 
 
-def _select_accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def select_accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Select the options that `function` accepts: one section serves the class and its `tasks`.
 
     A class that hands any keyword on to its base gets no option that `tasks` alone names, since the base takes none.

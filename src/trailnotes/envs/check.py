@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from trailnotes.envs.base import Env, describe_env_error, sanitize_text
+from trailnotes.envs.base import Env, describe_env_error, sanitize_text, select_accepted
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -75,6 +75,7 @@ class _Check:
 
     def __init__(self, env_factory: Callable[[], Env]) -> None:
         self.env_factory = env_factory
+        self.options: dict[str, Any] = getattr(env_factory, "keywords", {})
         self.faults: dict[str, str] = {}  # each once, with the first call that has it
         self.unchecked: list[str] = []
         self.chosen: list[Task] = []
@@ -88,13 +89,21 @@ class _Check:
         self.require(False, what, message)
         return _Stop()
 
-    def call(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
+    def call(
+        self, what: str, function: Callable[..., Any], *arguments: object, passing: type[Exception] = _Stop
+    ) -> Any:
+        """Call the environment; what it raises is a fault and ends the part, unless it is of the kind `passing`."""
         try:
             with self._limit_time():
-                return function(*arguments)
+                answer = function(*arguments)
+            if self.has_hung:  # and swallowed the error
+                raise TimeoutError  # noqa: TRY301
         except (Exception, SystemExit) as error:
+            if isinstance(error, passing) and not self.has_hung:
+                raise
             limit = f"did not return within {CALL_LIMIT_S:g} s"
             raise self.fail(what, limit if self.has_hung else f"raised {describe_env_error(error)[0]}") from error
+        return answer
 
     @contextmanager
     def _limit_time(self) -> Iterator[None]:
@@ -155,16 +164,11 @@ class _Check:
 
     def list_split(self, split: str) -> list[Task]:
         what, lister = f"tasks({split!r})", self.env.tasks  # type: ignore[attr-defined]
-        listed = []
+        options = select_accepted(lister, self.options)
+        listed: list[list[Task]] = []
         for seed in (1, 2):
-            try:
-                with _perturb_global_seed(seed), self._limit_time():
-                    listed.append(list(lister(split, **self.select_options(lister))))
-            except ConfigError:
-                raise
-            except (Exception, SystemExit) as error:
-                hint = "a split it lacks is a ConfigError"
-                raise self.fail(what, f"raised {describe_env_error(error)[0]}; {hint}") from error
+            with _perturb_global_seed(seed):
+                listed.append(self.call(what, lambda: list(lister(split, **options)), passing=ConfigError))
         self.require(listed[0] == listed[1], what, "differs from call to call: derive it from its arguments alone")
         for task in listed[0]:
             if not isinstance(task, Task):
@@ -172,12 +176,6 @@ class _Check:
             self.require(task.split == split, what, f"lists {task.id!r} with split {task.split!r}")
             self.require(_is_json(dict(task.options)), what, f"the options of task {task.id!r} must be JSON values")
         return listed[0]
-
-    def select_options(self, function: Callable[..., Any]) -> dict[str, Any]:
-        options: dict[str, Any] = getattr(self.env_factory, "keywords", {})
-        parameters = inspect.signature(function).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        return {key: value for key, value in options.items() if takes_any or key in parameters}
 
     def play(self) -> None:
         """Play the first tasks to their end, or for `MAX_STEPS`."""
@@ -235,7 +233,7 @@ class _Check:
 
     def identify(self) -> None:
         if callable(identity := getattr(self.env, "identity", None)):
-            options = self.select_options(identity)
+            options = select_accepted(identity, self.options)
             first, second = (self.call("identity", lambda: dict(identity(**options))) for _ in range(2))
             self.require(_is_json(first), "identity", "must hold JSON values only")
             self.require(first == second, "identity", "differs from call to call: use its arguments and the data alone")
@@ -251,14 +249,9 @@ class _Check:
             self.call("close in mid-episode", fresh.close)
 
     def require_env_error(self, env: Env, message: str) -> None:
-        try:
-            with self._limit_time():
-                env.step("look")
-        except EnvError:
-            return
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (an environment may raise anything)
-            message += f", not {describe_env_error(error)[0]}"
-        self.require(False, "", message)
+        with suppress(EnvError):
+            self.call(message, env.step, "look", passing=EnvError)
+            self.require(False, "", message)
 
     def reset(self, task: Task, env: Env | None = None) -> Observation:
         first: Observation = self.call(f"reset of task {task.id!r}", (env or self.env).reset, task)

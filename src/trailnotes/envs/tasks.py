@@ -108,7 +108,7 @@ def _load_panel_if_any(config: Config) -> list[Task]:
 def validate_rehearsal_tasks(games: Sequence[Task], source: str, config: Config) -> None:
     """Refuse to rehearse games that are trained on or evaluated.
 
-    A game anchored to the start model cannot be learned, and a game shown to the model is not new to it.
+    A game anchored to the start model cannot be learned, and a rehearsed game is not new to the model.
     """
     validate_learning_tasks(games, source, config)
     for name, own in load_used_tasks(config).items():
@@ -164,13 +164,13 @@ def describe_training_overlap(trained: Config | None, config: Config) -> str:
         games, examined = tasks_of(trained, trained.train.split), load_panel(config)
     except (ConfigError, EnvError, MissingExtraError):  # an environment that is not here has nothing to compare
         return ""
-    said = _format_overlap(find_shared_tasks(games, examined), examined, "the model was trained on")
+    overlap = _format_overlap(find_shared_tasks(games, examined), examined, "the model was trained on")
     with contextlib.suppress(ConfigError, EnvError):  # the file of a run may have gone
         rehearsed = load_rehearsal_tasks(trained) if method.writes_tips else []
-        said = said or _format_overlap(find_shared_tasks(rehearsed, examined), examined, "the model rehearsed")
+        overlap = overlap or _format_overlap(find_shared_tasks(rehearsed, examined), examined, "the model rehearsed")
     before, now = load_identity(trained), load_identity(config)
-    if said or not (differing := [key for key in before if key in now and before[key] != now[key]]):
-        return said
+    if overlap or not (differing := [key for key in before if key in now and before[key] != now[key]]):
+        return overlap
     return f"the model was trained with another {', '.join(differing)}: whether this panel is unseen cannot be told"
 
 

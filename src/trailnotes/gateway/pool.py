@@ -28,7 +28,7 @@ from trailnotes.gateway.requests import MODEL, RequestRefused
 from trailnotes.gateway.session import Score, Session
 from trailnotes.gateway.tasks import GatewayEnv
 from trailnotes.storage.child import describe_exit, kill_group, start_child, wait_for_group
-from trailnotes.storage.records import task_to_json
+from trailnotes.storage.files import task_to_json
 from trailnotes.web.loopback import LOOPBACK
 
 if TYPE_CHECKING:

@@ -1,35 +1,44 @@
 """Requests and answers of OpenAI's chat completions and responses, as conversations of a text model.
 
 A conversation is one system text, then turns of the user and the model in alternation. All messages between two turns
-of the model (of the user, of tools, later system messages) are one user turn. Tools are described in the system text,
-and calls are parsed from the model's text, in the notation of Hermes and Qwen.
+of the model (of the user, of tools, later system messages) are one user turn. Tools are described in the
+system text, by the model's own chat template where it knows the notation of Hermes and Qwen, in which calls are read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
 from trailnotes.client import AgentSession
-from trailnotes.storage.files import parse_json
 from trailnotes.types import Completion, Role, Sampling, strip_thinking
 
 Json = dict[str, Any]
 ChatTurn = tuple[Role, str]
 MODEL: Final = AgentSession.model  # the name that agents ask for
-TOOL_CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+MAX_MESSAGES: Final = 10_000  # of a request
+DescribeTools = Callable[[Sequence[Json]], str]  # as `ChatFormat.describe_tools`
+_CALL_BEGIN: Final = re.compile(r"<tool_call>\s*(?=\{)")
+_CALL_END: Final = re.compile(r"\s*(?:</tool_call>|$)")
+_LENIENT: Final = json.JSONDecoder(strict=False)  # models leave line breaks in strings as they are
 _TOOLS: Final = (
     "You can call functions. A call is one line, "
     '<tool_call>{{"name": NAME, "arguments": {{...}}}}</tool_call>, and its result comes in the next turn. '
     "The functions, one a line:\n{}"
 )
+_USER_FORMS: Final = {
+    "user": "{}",
+    **dict.fromkeys(("system", "developer"), "<system>\n{}\n</system>"),
+    **dict.fromkeys(("tool", "function"), "<tool_response>\n{}\n</tool_response>"),
+}
+"""Role of a message that is no turn of the model -> how the model reads its text."""
+_ROLE_TAG: Final = re.compile(r"<(\\*/?(?:system|tool_response)>)")  # gets a backslash where a text holds it
 MIN_TEMPERATURE: Final = 0.01  # lower ones overflow logits
 _BEGINNING: Final = "(The conversation begins.)"  # in place of a user's turn before the model's first
 
@@ -113,8 +122,8 @@ def _parse_sampling(body: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...
     for name in ("logit_bias", "presence_penalty", "frequency_penalty"):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported here")
-    if body.get("tool_choice") not in {None, "auto", "none"}:
-        raise RequestRefused("tool_choice cannot be enforced here: use auto or none, and ask for the call in words")
+    if isinstance(body.get("tool_choice"), dict):
+        raise RequestRefused("tool_choice cannot enforce a function here: ask for the call in words")
     return tuple(sorted(fields.items())), body.get("parallel_tool_calls") is not False
 
 
@@ -158,75 +167,82 @@ class ChatPrompt(NamedTuple):
 
     turns: tuple[ChatTurn, ...]
     newest: str  # message of the last turn: tips stand before it
-    place: bytes  # identifies the turns, without the system text
 
 
-class _TurnBuilder:
-    """The turns of a conversation; messages of one role in a row are one turn. Each message is hashed once."""
+class _Reading:
+    """A conversation while it is read: messages of one side that follow each other are one turn."""
 
     def __init__(self) -> None:
-        self._turns: list[tuple[Role, list[str]]] = []
-        self._hash = hashlib.blake2b(digest_size=16)
-
-    def __bool__(self) -> bool:
-        return bool(self._turns)
-
-    @property
-    def place(self) -> bytes:
-        return self._hash.copy().digest()
-
-    @property
-    def last_role(self) -> Role | None:
-        return self._turns[-1][0] if self._turns else None
+        self.turns: list[ChatTurn] = []  # those before the newest
+        self.hash = 0  # of them
+        self.role: Role | None = None  # of the newest
+        self._parts: list[str] = []
 
     def add(self, role: Role, text: str) -> None:
-        if self.last_role == role:
-            self._turns[-1][1].append(text)
-            self._hash.update(b"\n")
-        else:
-            self._turns.append((role, [text]))
-            self._hash.update(b"\xff" + role.encode() + b"\xff")  # a byte that no text in UTF-8 has
-        self._hash.update(text.encode("utf-8", "surrogatepass"))
+        if role != self.role:
+            self.close_turn()
+        self.role = role
+        self._parts.append(text)
 
-    def build(self) -> tuple[ChatTurn, ...]:
-        return tuple((role, "\n".join(texts)) for role, texts in self._turns)
+    def close_turn(self) -> None:
+        if self.role:
+            self.turns.append((self.role, "\n".join(self._parts)))
+            self.hash = hash_turns(self.turns[-1:], self.hash)
+        self.role, self._parts = None, []
 
 
 @_refuse_malformed()
-def render_conversation(call: ModelCall, sampled: Mapping[tuple[bytes | None, str], str]) -> ChatPrompt:
-    """Render a request as a conversation, in time linear in its length.
+def render_conversation(
+    call: ModelCall, sampled: Mapping[tuple[int | None, str], str], describe_tools: DescribeTools | None = None
+) -> ChatPrompt:
+    """Render a request as a conversation, in time that is linear in its length.
 
-    `sampled` has the model's own texts, by the `place` before each and `identify` of the message that the agent was
-    sent, and by None and the latter: answers that look alike to the agent may differ in their thinking.
+    `sampled` has the model's own texts, by `hash_turns` of the turns before each and `identify` of the message that
+    the agent was sent, and by None and the latter: answers that look alike to the agent may differ in their thinking.
+    `describe_tools` words the tools as the model knows them, or gives "".
     """
-    head, newest, turns = list[str](), "", _TurnBuilder()
+    if len(call.messages) > MAX_MESSAGES:
+        raise RequestRefused(f"a request has at most {MAX_MESSAGES:,} messages", 413, "too_large")
+    head, newest, reading = list[str](), "", _Reading()
     for message in call.messages:
         role, text = message.get("role"), _read_text(message.get("content"))
-        if role == "assistant":
-            if not turns:
-                turns.add("user", _BEGINNING)
+        if role in {"system", "developer"} and reading.role is None and not reading.turns:
+            head.append(text)
+        elif role == "assistant":
+            if reading.role is None and not reading.turns:
+                reading.add("user", _BEGINNING)
+            if reading.role == "user":
+                reading.close_turn()
             name = identify(message)
-            own = sampled.get((turns.place, name)) or sampled.get((None, name))
-            turns.add("assistant", own or _render_assistant(message, text))
-            continue
-        if role in {"system", "developer"} and not turns:
-            head += [text] if text or head else []
-            continue
-        if role in {"tool", "function"}:
-            newest = f"<tool_response>\n{text}\n</tool_response>"
-        elif role in {"system", "developer", "user"}:
-            newest = text if role == "user" else f"System: {text}"
+            own = sampled.get((reading.hash, name)) or sampled.get((None, name))
+            reading.add("assistant", own or _render_assistant(message, text))
+        elif role in _USER_FORMS:
+            newest = _USER_FORMS[role].format(_ROLE_TAG.sub(r"<\\\1", text))
+            reading.add("user", newest)
         else:
             raise RequestRefused(f"a message has the role {role!r}: use system, user, assistant or tool")
-        turns.add("user", newest)
-    if turns.last_role != "user":
+    if reading.role != "user":
         raise RequestRefused("the last message must be the user's or a tool's")
-    opening = "\n\n".join(head)
+    reading.close_turn()
     if call.tools:
-        lines = (json.dumps(tool.get("function"), ensure_ascii=False, sort_keys=True) for tool in call.tools)
-        opening = f"{opening}\n\n{_TOOLS.format(chr(10).join(lines))}".strip()
-    system: tuple[ChatTurn, ...] = (("system", opening),) if opening else ()
-    return ChatPrompt((*system, *turns.build()), newest, turns.place)
+        head.append(_describe_tools(call.tools, describe_tools))
+    opening = "\n\n".join(filter(None, head))
+    return ChatPrompt((("system", opening), *reading.turns) if opening else tuple(reading.turns), newest)
+
+
+def _describe_tools(tools: Sequence[Json], own: DescribeTools | None) -> str:
+    if own and (text := own([{"type": "function", **tool} for tool in tools])):
+        return text
+    lines = (json.dumps(tool.get("function"), ensure_ascii=False, sort_keys=True) for tool in tools)
+    return _TOOLS.format("\n".join(lines))
+
+
+def hash_turns(turns: Iterable[ChatTurn], before: int = 0) -> int:
+    """Hash a conversation, or go on from that of its beginning; system texts do not count."""
+    for turn in turns:
+        if turn[0] != "system":
+            before = hash((before, turn))
+    return before
 
 
 def identify(message: Mapping[str, Any]) -> str:
@@ -240,7 +256,7 @@ def _render_assistant(message: Mapping[str, Any], text: str) -> str:
     lines = []
     for each in message.get("tool_calls") or ():
         function = each["function"]
-        arguments = _load_json(str(function.get("arguments"))) or {}
+        arguments = _read_arguments(function.get("arguments")) or {}
         call = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
         lines.append(f"<tool_call>{call}</tool_call>")
     return "\n".join([text, *lines] if text else lines)
@@ -260,9 +276,13 @@ def _read_text(content: object) -> str:
     return "\n".join(texts)
 
 
-def _load_json(text: str) -> Any:
-    with contextlib.suppress(ValueError):
-        return parse_json(text)
+def _read_arguments(value: object) -> Json | None:
+    """Read the arguments of a call, which may be JSON in a text, or in a text within one; None for no object."""
+    with contextlib.suppress(ValueError, RecursionError):
+        while isinstance(value, str):
+            value = _LENIENT.decode(value) if value.strip() else None
+        json.dumps(value, allow_nan=False)
+        return {} if value is None else value if isinstance(value, dict) else None
     return None
 
 
@@ -290,20 +310,34 @@ def make_reply(call: ModelCall, completion: Completion) -> ModelReply:
     """Make the answer to `call`: without thinking, cut at its stop strings, with its calls of functions apart."""
     text = strip_thinking(completion.text)
     whole, text = text, text[: min((place for stop in call.stop if (place := text.find(stop)) >= 0), default=len(text))]
-    calls = []
-    for match in TOOL_CALL.finditer(text) if call.tools else ():
-        value = _load_json(match[1])
-        if isinstance(value, dict) and isinstance(value.get("name"), str):
-            function = {"name": value["name"], "arguments": json.dumps(value.get("arguments", {}), ensure_ascii=False)}
-            calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
+    calls, first = _read_calls(text) if call.tools else ([], 0)
     calls = calls if call.parallel_calls else calls[:1]
     reason = "tool_calls" if calls else "stop" if text != whole else completion.finish_reason
     if calls:
-        text = text[: text.index("<tool_call>")].strip()
+        text = text[:first].strip()
     return ModelReply(
         f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), text, tuple(calls),
         reason, (completion.num_prompt_tokens, completion.num_tokens),
     )  # fmt: skip
+
+
+def _read_calls(text: str) -> tuple[list[Json], int]:
+    """Read the calls of functions in an answer, and find where the first begins.
+
+    A call ends with its JSON, whose strings may hold the closing tag. One without a name, without an object of
+    arguments, or with what JSON does not have, such as NaN, stays text.
+    """
+    calls, first, place = list[Json](), len(text), 0
+    while begin := _CALL_BEGIN.search(text, place):
+        place = begin.end()
+        with contextlib.suppress(ValueError, RecursionError):
+            value, end = _LENIENT.raw_decode(text, place)
+            arguments = _read_arguments(value.get("arguments"))
+            if isinstance(value.get("name"), str) and arguments is not None and (closed := _CALL_END.match(text, end)):
+                function = {"name": value["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+                calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
+                first, place = min(first, begin.start()), closed.end()
+    return calls, first
 
 
 def build_chat_answer(reply: ModelReply) -> Json:

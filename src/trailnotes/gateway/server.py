@@ -28,8 +28,7 @@ from trailnotes.gateway.requests import (
     parse_responses_call,
 )
 from trailnotes.gateway.session import Session, parse_report
-from trailnotes.storage.files import parse_json
-from trailnotes.storage.records import task_to_json
+from trailnotes.storage.files import parse_json, task_to_json
 from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
 from trailnotes.web.serving import build_server_config, format_host, format_url
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from trailnotes.envs.base import require_text_list, require_type
 from trailnotes.errors import ConfigError, EnvError
-from trailnotes.storage.files import read_jsonl
+from trailnotes.storage.files import read_user_lines
 from trailnotes.types import Observation, Task
 
 FIELDS: Final = ("seed", "split", "family")  # of a task; every other one is the agent's
@@ -38,8 +38,13 @@ class GatewayEnv:
         path = Path(require_type(str, "tasks", tasks))
         if not path.is_file():
             raise ConfigError(f'env.options.tasks: there is no file {path}; give it a task a line, {{"id": ...}}')
-        listed = [_parse_task(record, path, number) for number, record in enumerate(read_jsonl(path), 1)]
-        return [task for task in listed if task.split == split]
+        listed: dict[str, Task] = {}
+        for number, record in read_user_lines(path):
+            task = _parse_task(record, path, number)
+            if task.id in listed:
+                raise ConfigError(f"{path}, line {number}: {task.id!r} is the id of an earlier task, too: name another")
+            listed[task.id] = task
+        return [task for task in listed.values() if task.split == split]
 
     def reset(self, task: Task) -> Observation:
         """Refuse: an agent is started, not stepped."""
@@ -55,7 +60,7 @@ def _parse_task(record: Any, path: Path, number: int) -> Task:
     if isinstance(record, dict) and isinstance(record.get("id"), str) and record["id"]:
         known = {name: record[name] for name in FIELDS if name in record}
         options = {name: value for name, value in record.items() if name not in {*FIELDS, "id"}}
-        if all(isinstance(value, int if name == "seed" else str) for name, value in known.items()):
+        if all(type(value) is (int if name == "seed" else str) for name, value in known.items()):
             return Task(record["id"], "gateway", options=options, **known)
     raise ConfigError(
         f'{path}, line {number}: {json.dumps(record)[:60]} is no task such as {{"id": "one"}}, with texts as split and '

@@ -13,26 +13,20 @@ class ModelLearner(Protocol):
     """A model in training. `Learner` documents the methods; its siblings differ in where they compute."""
 
     @property
-    def steps(self) -> int:
-        """Return the number of optimizer steps so far."""
+    def steps(self) -> int: ...
 
-    def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
-        """Score the trained tokens by the model as it is, or as it was at the start."""
+    def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]: ...
 
-    def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
-        """Update the model on one batch of rows, and return metrics."""
+    def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]: ...
 
     def weights(self) -> Any:
         """Return the trained weights, as the policy that acts with them takes them in `TrainedPolicy.load`."""
 
-    def export(self, path: Path, tokenizer: Any = None) -> None:
-        """Write a Hugging Face directory."""
+    def export(self, path: Path, tokenizer: Any = None) -> None: ...
 
-    def save(self, path: Path) -> None:
-        """Write all that the next update depends on into the directory `path`."""
+    def save(self, path: Path) -> None: ...
 
     def load(self, path: Path) -> None:
         """Restore what `save` wrote. Raises `ValueError` for the state of another model."""
 
-    def close(self) -> None:
-        """End what belongs to the learner alone."""
+    def close(self) -> None: ...

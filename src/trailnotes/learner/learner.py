@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from trailnotes.config.schema import LossConfig, OptimConfig
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.learner import losses, states
 from trailnotes.learner.logprobs import Batch, TokenScorer
@@ -38,6 +37,7 @@ class Learner:
             the same arguments, and gets the same answers; this one keeps its part of the weights only.
     """
 
+    activity: Any = None  # of `reporting.terminal`: counts the mini-batches of an update
     packing: PackingMode = "padded"  # how the rows of a micro-batch are laid out; see `logprobs`
 
     def __init__(
@@ -88,36 +88,37 @@ class Learner:
 
         Args:
             samples: the rows; advantages are final.
-            seed: of the order of the mini-batches; with several ranks also of their dropout, which a single process
-                draws from torch's generator as it finds it.
+            seed: of the order of the mini-batches.
             lr_scale: factor on `optim.lr`, from the caller's schedule.
 
         Returns metrics, explained in docs/metrics.md. Raises `NonFiniteError` where a loss or gradient is not finite;
         that mini-batch was not stepped, and lies in a dump.
         """
         started = time.perf_counter()
-        if self.ranks.world > 1:
-            torch.manual_seed(derive_seed(seed, "dropout", self.ranks.rank))  # of other rows, other masks
         rows = [sample for sample in samples if losses.is_trained(sample, self.loss)]
         metrics = losses.UpdateMetrics()
         self._optimizer.set_lr(self.optim.lr * lr_scale)
         if any(row.hold for row in rows) and self._score_reference is self._score and not self._start:
-            raise ConfigError("rows are held to a reference model, and there is none: give the learner a reference")
+            raise ConfigError("rows are anchored to a reference model, and there is none: give the learner a reference")
         compared = [i for i, row in enumerate(rows) if row.role == "episode" and self.loss.kl]
         with self.use_initial_adapters():  # once for each update, not for each epoch
             scored = self._score_samples([rows[i] for i in compared], self._score_reference)
         reference = dict(zip(compared, scored, strict=True))
         seconds_reference = time.perf_counter() - started
-        batches = iter_minibatches(rows, self.optim.minibatch, np.random.default_rng(seed), self.optim.epochs)
+        batches = list(iter_minibatches(rows, self.optim.minibatch, np.random.default_rng(seed), self.optim.epochs))
+        if self.activity is not None:
+            self.activity.total = len(batches)
         with update_mode(self.model):
             for chosen in batches:
                 self._step([rows[i] for i in chosen], [reference.get(i) for i in chosen], metrics)
+                if self.activity is not None:
+                    self.activity.step()
         for model in self.models:
             self.ranks.reshard(model)
-        found = metrics.result(self.ranks)
-        found |= losses.compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
-        found |= {"lr": self.optim.lr * lr_scale, "seconds_reference": seconds_reference}
-        return found | {"seconds": time.perf_counter() - started}
+        figures = metrics.result(self.ranks)
+        figures |= losses.compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
+        figures |= {"lr": self.optim.lr * lr_scale, "seconds_reference": seconds_reference}
+        return figures | {"seconds": time.perf_counter() - started}
 
     def weights(self) -> dict[str, Tensor]:
         return states.gather_trained_weights(self.model, self.ranks)
@@ -200,15 +201,15 @@ class Learner:
         surrogate = losses.compute_surrogate(self.loss, logprobs, batch)
         mean = self.loss.aggregation, self.loss.constant_length
         policy, num_kept = losses.masked_sum(surrogate.loss, kept, *mean)
-        kl, num_held = torch.zeros_like(policy), num_kept
+        kl, num_compared = torch.zeros_like(policy), num_kept
         if reference is not None:
-            held = kept if self.loss.mask_kl else batch.mask
-            kl, num_held = losses.masked_sum(losses.k3_kl(logprobs, reference), held, *mean)
+            compared = kept if self.loss.mask_kl else batch.mask
+            kl, num_compared = losses.masked_sum(losses.k3_kl(logprobs, reference), compared, *mean)
         (weight * policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
         metrics.add_batch(
             batch, kept, logprobs.detach(), entropies, surrogate, losses.find_dropped(self.loss, logprobs, batch)
         )
-        return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_held.to(policy.dtype)])
+        return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_compared.to(policy.dtype)])
 
     @torch.no_grad()
     def _compute_policy_weight(self, samples: Sequence[Sample]) -> float:
@@ -232,14 +233,16 @@ class Learner:
     def _backward_others(self, samples: Sequence[Sample], metrics: losses.UpdateMetrics) -> Tensor:
         """Add the gradient of the rows that are no episodes, and return () their loss; see `compute_token_weights`."""
         weights = losses.compute_token_weights(samples, self.loss.aggregation)
-        any_held = any(sample.hold for sample in samples)
+        any_anchored = any(sample.hold for sample in samples)
         total = torch.zeros((), device=self.device)
         for indices, batch in self._iter_microbatches(samples):
             rows = [samples[i] for i in indices]
             # Where any rank asks the reference model in this mini-batch, all ask.
-            held = torch.tensor([row.hold > 0 for row in rows] or [any_held], device=self.device)  # (B,)
-            reference = self._compute_reference_states(batch, held) if any_held else torch.empty(0, device=self.device)
-            terms = self._score.within(self._compute_terms, batch, held, reference)
+            anchored = torch.tensor([row.hold > 0 for row in rows] or [any_anchored], device=self.device)  # (B,)
+            reference = torch.empty(0, device=self.device)
+            if any_anchored:
+                reference = self._compute_reference_states(batch, anchored)
+            terms = self._score.within(self._compute_terms, batch, anchored, reference)
             weight = torch.tensor([weights[i] for i in indices] or [[0.0] * 3], device=self.device)  # (B, 3)
             loss = (terms * weight[:, None] * batch.mask[..., None]).sum()
             loss.backward()
@@ -249,12 +252,12 @@ class Learner:
                 total += loss.detach()
         return self.ranks.sum(total)
 
-    def _compute_terms(self, batch: Batch, held: Tensor, reference: Tensor) -> Tensor:  # (B, T, 3)
+    def _compute_terms(self, batch: Batch, anchored: Tensor, reference: Tensor) -> Tensor:  # (B, T, 3)
         """Compute surrogate, KL(reference || model) and negative log-likelihood of each token, 0 off the mask."""
         hidden = self._score.compute_states(batch.token_ids, batch.mask, batch.layout)
         logprobs, _ = self._score.score_states(hidden, batch.token_ids, batch.mask)
         surrogate = losses.compute_surrogate(self.loss, logprobs, batch).loss
-        where = held[batch.mask.nonzero()[:, 0]]  # (K,)
+        where = anchored[batch.mask.nonzero()[:, 0]]  # (K,)
 
         def compute_reference_logits(hidden: Tensor) -> Tensor:  # (K, H) -> (K, V); adapters may sit on the head
             with self.use_initial_adapters() if self._adapts_head else nullcontext():
@@ -266,12 +269,12 @@ class Learner:
         return torch.stack([surrogate, kl, -logprobs], dim=-1)
 
     @torch.no_grad()
-    def _compute_reference_states(self, batch: Batch, held: Tensor) -> Tensor:  # (B,) of bool -> (K, H)
+    def _compute_reference_states(self, batch: Batch, anchored: Tensor) -> Tensor:  # (B,) of bool -> (K, H)
         """Compute the states of the reference model; rows that are no episodes are used once an update."""
-        own = bool(held.any())
+        own = bool(anchored.any())
         if not own and self.ranks.world == 1:
             return torch.empty(0, device=self.device)
-        rows = held if own else torch.ones_like(held)  # of the others' pass
+        rows = anchored if own else torch.ones_like(anchored)  # of the others' pass
         with self.use_initial_adapters(), evaluation_mode(self._score_reference.model):
             ids, mask = batch.token_ids[rows], batch.mask[rows]
             if batch.layout is not None:  # of all rows together
@@ -281,7 +284,6 @@ class Learner:
         return hidden if own else hidden[:0]
 
     def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
-        """Yield the micro-batches of this rank: indices of rows, and these as tensors; a dummy batch where none."""
         for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.packing):
             trim_heap(self.device)
             rows = [samples[i] for i in indices] or [dummy_sample(samples[0])]
@@ -307,19 +309,14 @@ class Learner:
 
 @contextmanager
 def update_mode(model: nn.Module) -> Iterator[None]:
-    """Put adapters' dropout and layers with gradient checkpointing into training mode for the duration of the block.
+    """Put layers with gradient checkpointing into training mode for the duration of the block, without any dropout.
 
-    The model's own dropout stays off: it would keep the ratio from starting at 1. Modules inside a checkpointed layer
-    stay in evaluation mode, and rates that the layer itself would apply (OPT, Falcon) are 0.
+    Dropout would keep the ratio from starting at 1. Modules inside a checkpointed layer stay in evaluation mode, and
+    rates that the layer itself would apply (OPT, Falcon) are 0.
     """
     before = model.training
     model.eval()
-    active = [
-        module
-        for name, module in model.named_modules()
-        if getattr(module, "gradient_checkpointing", False)
-        or (isinstance(module, nn.Dropout) and "lora_dropout" in name)
-    ]
+    active = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     holders = {id(holder): holder for module in active for holder in (module, getattr(module, "config", module))}
     rates = [
         (holder, name, rate)

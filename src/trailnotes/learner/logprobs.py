@@ -195,10 +195,10 @@ class TokenScorer:
     def _run_body(self, token_ids: Tensor, **given: Any) -> Tensor:
         """(B, T) -> (B, T, H) hidden states, or (B, T, V) logits where the head alone does not give them."""
         if self.parts is None:
-            found: Tensor = self.model(input_ids=token_ids, use_cache=False, **given).logits
+            output: Tensor = self.model(input_ids=token_ids, use_cache=False, **given).logits
         else:
-            found = self.parts.body(input_ids=token_ids, use_cache=False, **given).last_hidden_state
-        return found
+            output = self.parts.body(input_ids=token_ids, use_cache=False, **given).last_hidden_state
+        return output
 
     def _score_chunk(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # (K, H), (K,) -> (K,), (K,)
         logprobs, entropies = _LogSoftmaxAt.apply(self.logits(states), targets)  # type: ignore[no-untyped-call]
@@ -224,13 +224,13 @@ def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) ->
         if how == "shared" and any(get_attention_windows(model.config, longest).values()):
             return False  # `attend` has no window
         with evaluation_mode(model), nullcontext() if is_padding_free(model) else in_float32(model):
-            found, padded = (scorer(token_ids, mask, layout)[0] for layout in (build_layout(rows, how, device), None))
+            packed, padded = (scorer(token_ids, mask, layout)[0] for layout in (build_layout(rows, how, device), None))
             tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
     except torch.OutOfMemoryError as error:
         raise ConfigError(f'no memory to check learner.packed = "{how}" in float32: set it to "never"') from error
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError, ConfigError):  # a model asked otherwise
         return False
-    return bool((found - padded).abs().max() <= tolerance * padded.abs().max().clamp(min=1.0))
+    return bool((packed - padded).abs().max() <= tolerance * padded.abs().max().clamp(min=1.0))
 
 
 @contextmanager

@@ -33,7 +33,7 @@ TERMS = ("policy", "hold", "imitate")  # of a row that is no episode's
 
 
 def ratio(logprobs: Tensor, behavior_logprobs: Tensor) -> Tensor:
-    """Compute the importance ratio rho = pi / pi_old, its logarithm held within +-20."""
+    """Compute the importance ratio rho = pi / pi_old, its logarithm clamped to +-20."""
     return torch.exp((logprobs - behavior_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
@@ -233,7 +233,6 @@ def is_trained(sample: Sample, loss: LossConfig) -> bool:
 
 
 def get_term_weights(sample: Sample) -> dict[str, float]:
-    """List the terms of a row that is no episode's, with their weights."""
     weights = {"policy": float(any(sample.advantages)), "hold": sample.hold, "imitate": sample.imitate}
     return {name: weight for name, weight in weights.items() if weight}
 
@@ -341,7 +340,6 @@ class UpdateMetrics:
         self._sums[name] = self._sums[name] + value.double() if name in self._sums else value.double()
 
     def add_step(self, loss: float, policy: float, kl: float, grad_norm: float) -> None:
-        """Add one optimizer step: its loss, two means of its episodes, and the gradient's norm before clipping."""
         self._steps.append((loss, policy, kl, grad_norm))
 
     def result(self, ranks: Ranks | None = None) -> dict[str, float]:
@@ -377,7 +375,6 @@ class UpdateMetrics:
 
 
 def compute_advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Compute mean and sample deviation of advantages over trajectories, dropped ones included, and count rows."""
     by_trajectory: dict[int, list[float]] = defaultdict(list)
     for sample in samples:
         pairs = zip(sample.advantages, sample.loss_mask, strict=True)

@@ -1,9 +1,13 @@
-"""The ranks of a learner above 0: how they start, what they do, why they failed, and how they end.
+"""The ranks of a learner: how they start, meet and end, and why one failed.
 
-A rank holds a part of the model, and repeats the calls of rank 0 until rank 0 ends it. The ranks of this machine are
-child processes (`python -m trailnotes.learner.ranks`), which end when their pipe from rank 0 does; others are actors of
-Ray or processes of torchrun. A rank that fails writes the reason to the store over which all have met before its
-connections close: errors that follow from it in other ranks do not hide it.
+A rank holds a part of the model, and ranks above 0 repeat the calls of rank 0. Those of this machine are child
+processes (`python -m trailnotes.learner.ranks`), which end when their pipe from rank 0 does; others are actors of Ray
+or processes of torchrun. All meet over a store: a file in a private directory on one machine, an address between
+machines, or torchrun's own. A rank that fails writes the reason there before its connections close, so that errors that
+follow from it in other ranks do not hide it.
+
+On one machine gloo and nccl keep to the loopback interface. Between machines torch knows no password: any program that
+reaches its ports may join, and messages are pickled. Use a network that you trust.
 """
 
 from __future__ import annotations
@@ -20,26 +24,102 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from trailnotes.errors import LearnerError, TrailnotesError
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError, LearnerError, TrailnotesError
+from trailnotes.policies.hf.policy import resolve_device
 from trailnotes.storage.child import Process, describe_exit, kill_group, last_line, start_child
 
-if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]
-
-    from trailnotes.config.schema import Config
-
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # name of a method, its arguments, its keyword arguments
+CALL_TIMEOUT = timedelta(days=365)  # a rollout lies between two calls, however long
 GRACE = 5.0  # seconds for a rank to report why it failed, or to end by itself
-STUCK_SECONDS = 60.0  # seconds after a rank's end in which rank 0 should have noticed by itself
 STORE_FILE = "store"  # in the private directory
 FAILURE_KEY = "failure/{}"  # of the store, by rank
+READY_KEY = "ready/{}"
 MAX_TEXT_CHARS = 300  # of one rank's error in a message
 LOOPBACK = "lo"  # the interface that no other machine can reach
 SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
 """What every rank raises for the same reasons, or rank 0 alone after the call: the next call may come."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerGroup:
+    """Connected ranks of one learner."""
+
+    mesh: DeviceMesh
+    object_group: dist.ProcessGroup  # gloo, with the time limit of the learner
+    calls: dist.ProcessGroup  # gloo, for the calls that rank 0 announces
+
+    def broadcast_call(self, call: Call | None = None) -> Call | None:
+        """Return the call of rank 0, which all others repeat on their learner; None ends them."""
+        box = [call]
+        dist.broadcast_object_list(box, src=0, group=self.calls)
+        return box[0]
+
+
+def init_process_group(
+    rank: int, world: int, device_type: str, seconds: float, store: Store, *, interface: str = "",
+    local_rank: int | None = None,
+) -> LearnerGroup:  # fmt: skip
+    """Join the other ranks at `store`; return when all are there. Raises `RuntimeError` where one is missing.
+
+    One may wait for another for `seconds`. They keep to the network `interface` ("" for any), and exchange tensors by
+    gloo on a cpu, by nccl on cuda; `local_rank` is the index of this process's device, None for the current one.
+    """
+    if device_type == "cuda" and local_rank is not None:
+        torch.cuda.set_device(local_rank)
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    limit = timedelta(seconds=seconds)
+    if not dist.is_initialized():  # torch names a group by a counter that also counts groups that failed to form
+        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
+    with bind_interface(interface):
+        dist.init_process_group(backend, rank=rank, world_size=world, timeout=limit, store=store)
+        mesh = init_device_mesh(device_type, (world,))
+        dist.all_reduce(torch.zeros((), device=device_type))  # nccl connects at its first use: let it fail here
+        object_group = dist.new_group(backend="gloo", timeout=limit)
+        # Rank 0 must answer in time; the others wait for its next call however long it samples.
+        return LearnerGroup(mesh, object_group, dist.new_group(backend="gloo", timeout=CALL_TIMEOUT if rank else limit))
+
+
+@contextmanager
+def bind_interface(interface: str) -> Iterator[None]:
+    """Bind process groups of the block to a network interface, unless the environment names another; "" for any."""
+    names = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface and name not in os.environ]
+    os.environ.update(dict.fromkeys(names, interface))
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+
+
+def resolve_device_type(config: Config) -> str:
+    """Return the kind of device that all ranks compute on, cpu or cuda; `ConfigError` for any other."""
+    device = resolve_device(config.model.device)
+    if device.type not in ("cpu", "cuda") or (device.index is not None and config.learner.world_size > 1):
+        raise ConfigError(f"model.device = {config.model.device!r} with learner.world_size: set it to 'cuda' or 'cpu'")
+    return device.type
+
+
+def validate_world_size(config: Config) -> str:
+    """Return the kind of device. Raises `ConfigError` for too few devices, or another number than torchrun started."""
+    world, device_type, started = config.learner.world_size, resolve_device_type(config), get_torchrun_rank()
+    if started and started[1] != world:
+        raise ConfigError(f"torchrun started {started[1]} processes: set learner.world_size = {started[1]}")
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if started else world
+    if device_type == "cuda" and here > (count := torch.cuda.device_count()):
+        raise ConfigError(f"learner.world_size = {world} needs {here} GPUs here, and there are {count}")
+    return device_type
 
 
 class RankHandle(Protocol):
@@ -65,6 +145,14 @@ class RankMonitor:
     local_rank: int | None = None  # CUDA device of rank 0
     directory: Path | None = None  # a private one, which goes with them
 
+    def wait_until_ready(self) -> None:
+        """Wait until all ranks are about to meet. Raises `LearnerError` where one has ended before."""
+        keys, deadline = [READY_KEY.format(rank) for rank in self.ranks], time.monotonic() + self.seconds
+        while keys and not self.store.check(keys) and time.monotonic() < deadline:
+            if cause := self.find_cause():
+                raise LearnerError(cause)
+            time.sleep(0.05)
+
     def find_cause(self) -> str:
         """Describe in one line which rank failed, and why; "" while none has."""
         for rank, handle in self.ranks.items():
@@ -89,24 +177,6 @@ class RankMonitor:
             return f"rank {', '.join(silent)} of the learner {hangs}"
         return cause or f"the processes of the learner lost each other: {text}"
 
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Exit if this process is stuck in the block long after another rank died: nccl alone would not notice."""
-        done = threading.Event()
-        thread = threading.Thread(target=self._exit_if_stuck, args=(done,), name="learner-watch", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join(GRACE)
-
-    def _exit_if_stuck(self, done: threading.Event) -> None:
-        while not done.wait(0.5):
-            if (cause := self.find_cause()) and not done.wait(STUCK_SECONDS):
-                print(f"trailnotes: {cause}; resume from the last checkpoint", file=sys.stderr, flush=True)
-                os._exit(1)
-
     def end(self, *, at_once: bool = False) -> None:
         """Wait for all ranks to end, and kill those that do not; `at_once` kills all. Twice is fine."""
         deadline = time.monotonic() + (0.0 if at_once else GRACE)
@@ -126,7 +196,7 @@ class RankProcess:
 
     def exit_reason(self) -> str | None:
         code = self.process.poll()
-        if not code:
+        if code is None or code == 0:
             return code if code is None else ""
         last = last_line(self.log.read_bytes())[:MAX_TEXT_CHARS] if code > 0 and self.log.exists() else ""
         hint = " (the system kills so when memory is out)" if -code == signal.SIGKILL else ""
@@ -142,33 +212,25 @@ class RankProcess:
 
 def start_ranks(config: Config) -> RankMonitor:
     """Start ranks 1 to `learner.world_size` - 1 on this machine, unless torchrun has started them."""
-    from torch.distributed import FileStore  # type: ignore[attr-defined]
-
-    from trailnotes.learner.process_group import get_torchrun_rank, join_torchrun, validate_world_size
-
     device_type = validate_world_size(config)
     world, seconds = config.learner.world_size, config.learner.timeout
     if get_torchrun_rank():
         store, local_rank = join_torchrun(seconds)
         return RankMonitor({}, seconds, store, local_rank=local_rank)
     directory = Path(tempfile.mkdtemp(prefix="trailnotes-learner-"))  # nobody else may read it
-    arguments = [str(world), str(directory), device_type, str(seconds)]
-    ranks = {rank: start_rank_process(rank, arguments, directory) for rank in range(1, world)}
+    ranks: dict[int, RankProcess] = {}
+    for rank in range(1, world):
+        command = [sys.executable, "-m", "trailnotes.learner.ranks", str(rank)]
+        command += [str(world), str(directory), device_type, str(seconds)]
+        path = directory / f"rank-{rank}.log"
+        with path.open("wb") as log:
+            # SIGCONT wakes a stopped process; the end of its stdin then ends it
+            streams = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
+            ranks[rank] = RankProcess(start_child(command, death_signal=signal.SIGCONT, **streams), path)
     return RankMonitor(ranks, seconds, FileStore(str(directory / STORE_FILE), world), LOOPBACK, 0, directory)
 
 
-def start_rank_process(rank: int, arguments: list[str], directory: Path) -> RankProcess:
-    """Start `main` in a process with a log in the private directory."""
-    command = [sys.executable, "-m", "trailnotes.learner.ranks", str(rank), *arguments]
-    path = directory / f"rank-{rank}.log"
-    with path.open("wb") as log:
-        # SIGCONT wakes a stopped process; the end of its stdin then ends it
-        streams = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
-        return RankProcess(start_child(command, death_signal=signal.SIGCONT, **streams), path)
-
-
 def main(rank: int, world: int, directory: Path, device_type: str, seconds: float) -> None:
-    """Be a rank of this machine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def exit_with_rank_0() -> None:
@@ -178,10 +240,8 @@ def main(rank: int, world: int, directory: Path, device_type: str, seconds: floa
         os._exit(1)
 
     watch = threading.Thread(target=exit_with_rank_0, daemon=True)
-    watch.start()  # before torch, whose import takes seconds
+    watch.start()
     try:
-        from torch.distributed import FileStore  # type: ignore[attr-defined]
-
         store = FileStore(str(directory / STORE_FILE), world)
         follow_rank_0(rank, world, device_type, seconds, store, interface=LOOPBACK, local_rank=rank)
     except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 reads the store and the log
@@ -196,12 +256,10 @@ def follow_rank_0(rank: int, world: int, device_type: str, seconds: float, store
 
     Arguments are those of `init_process_group`. A failure of this rank's own is in the store when this raises it.
     """
-    import torch
-
-    from trailnotes.learner.building import build_rank
-    from trailnotes.learner.process_group import init_process_group
+    from trailnotes.learner.sharded import build_rank
 
     learner = None
+    store.set(READY_KEY.format(rank), "")
     try:
         group = init_process_group(rank, world, device_type, seconds, store, **where)
         while call := group.broadcast_call():
@@ -216,11 +274,23 @@ def follow_rank_0(rank: int, world: int, device_type: str, seconds: float, store
             except SHARED_ERRORS:
                 if learner is None:
                     raise
-        torch.distributed.destroy_process_group()
+        dist.destroy_process_group()
     except BaseException as error:
         if not is_communication_error(error):
             store.set(FAILURE_KEY.format(rank), f"failed: {describe_error(error)}")
         raise
+
+
+def get_torchrun_rank() -> tuple[int, int] | None:
+    """Read rank and world size, where torchrun (or a program with the same variables) started this process."""
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world)) if rank.isdigit() and world.isdigit() and "MASTER_ADDR" in os.environ else None
+
+
+def join_torchrun(seconds: float) -> tuple[Store, int]:
+    """Connect to the store of torchrun's environment; return it and the local rank of this process."""
+    store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    return store, int(os.environ.get("LOCAL_RANK", rank))
 
 
 def is_torchrun_worker() -> bool:
@@ -230,8 +300,6 @@ def is_torchrun_worker() -> bool:
 
 def run_torchrun_rank(config: Config) -> None:
     """Run a rank that torchrun started. Raises `LearnerError` where it failed, or another is gone."""
-    from trailnotes.learner.process_group import join_torchrun, validate_world_size
-
     device_type, rank, seconds = validate_world_size(config), int(os.environ["RANK"]), config.learner.timeout
     try:
         store, local_rank = join_torchrun(seconds)
@@ -247,12 +315,8 @@ def describe_error(error: BaseException) -> str:
 
 def is_communication_error(error: BaseException) -> bool:
     """Return whether an error only says that another rank is gone or late."""
-    import torch
-
-    if isinstance(error, torch.distributed.DistError):
-        return True
     if type(error) is not RuntimeError:  # torch's own, such as for memory that is out, are kinds of it
-        return False
+        return isinstance(error, dist.DistError)
     home = Path(torch.__file__).parent
     files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
     innermost = takewhile(lambda file: file.is_relative_to(home), reversed(files))

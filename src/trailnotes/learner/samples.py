@@ -39,6 +39,7 @@ class _RowBuilder:
     loss_mask: list[int] = field(default_factory=list)
     behavior_logprobs: list[float] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
+    shows_tips: bool = False
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[float] | None = None, advantage: float = 0.0) -> None:
         """Append context (no `logprobs`), or sampled tokens with theirs and the advantage of their step."""
@@ -79,9 +80,8 @@ def build_samples(
         off_policy = trajectory.mode == "off_policy" and any(
             step.plain_prompt_ids != step.completion.prompt_ids for step in trajectory.steps
         )
-        shows_tips = trajectory.mode == "on_policy_tips" and any(step.tips for step in trajectory.steps)
         samples += [
-            row.build(off_policy=off_policy, shows_tips=shows_tips, trajectory=index)
+            row.build(off_policy=off_policy, shows_tips=row.shows_tips, trajectory=index)
             for row in _build_rows(trajectory, advantage, merge=rows == "auto")
             if any(row.loss_mask)
         ]
@@ -119,28 +119,28 @@ def build_anchor_samples(
 ) -> list[Sample]:  # fmt: skip
     """Build rows that hold the model to its initial behaviour where it writes tips and where it acts on them.
 
-    `algorithm.anchor_tips` and `anchor_reading` are shares of the tips and of the off-policy episodes that were shown
+    `algorithm.anchor_tips` and `anchor_reading` are shares of the tips and of the off-policy episodes that read
     any, each drawn by itself and rounded to whole rows; `ANCHOR_WEIGHT` and `ANCHOR_READING_WEIGHT` hold them.
     """
     written = [tip for tip in tips if tip.token_ids]
-    drawn = _draw_share(written, algorithm.anchor_tips, random.Random(seed))
-    held = [anchor_sample(tip, "tip", ANCHOR_WEIGHT) for tip in drawn]
+    drawn = _draw_share(written, algorithm.anchor_tips, seed)
+    anchors = [anchor_sample(tip, "tip", ANCHOR_WEIGHT) for tip in drawn]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     read = [t for t in trajectories if t.mode == "off_policy" and any(step.tips for step in t.steps)]
-    for trajectory in _draw_share(read, algorithm.anchor_reading, random.Random(seed)):
+    for trajectory in _draw_share(read, algorithm.anchor_reading, seed):
         acted = replace(trajectory, mode="on_policy_tips")  # the context that it acted in
         built = _build_rows(acted, [0.0] * len(acted.steps), merge=rows == "auto")
-        held += [row.build(role="reading", hold=ANCHOR_READING_WEIGHT) for row in built if any(row.loss_mask)]
-    return held
+        anchors += [row.build(role="reading", hold=ANCHOR_READING_WEIGHT) for row in built if any(row.loss_mask)]
+    return anchors
 
 
-def _draw_share(of: Sequence[T], share: float, rng: random.Random) -> list[T]:
-    chosen = set(rng.sample(range(len(of)), round(share * len(of))))
+def _draw_share(of: Sequence[T], share: float, seed: int) -> list[T]:
+    chosen = set(random.Random(seed).sample(range(len(of)), round(share * len(of))))
     return [each for i, each in enumerate(of) if i in chosen]
 
 
 def anchor_sample(completion: Completion, role: RowRole, hold: float, advantage: float = 0.0) -> Sample:
-    """Make a row of a tip, or of another completion apart from episodes, that is held by `hold`."""
+    """Make a row of a tip, or of another completion apart from episodes, anchored by `hold`."""
     row = _RowBuilder()
     row.extend(completion.prompt_ids)
     row.extend(completion.token_ids, completion.logprobs, advantage)
@@ -163,6 +163,7 @@ def _build_rows(trajectory: Trajectory, advantage: ArrayLike, merge: bool) -> li
                              "OpenAI-compatible endpoints serve evaluation and adaptation only")  # fmt: skip
         if not (merge and rows and prompt[: len(rows[-1].token_ids)] == tuple(rows[-1].token_ids)):
             rows.append(_RowBuilder())
+        rows[-1].shows_tips |= prompt != step.plain_prompt_ids
         rows[-1].extend(prompt[len(rows[-1].token_ids) :])
         if step.trained:
             rows[-1].extend(step.completion.token_ids, step.completion.logprobs, value)
@@ -177,7 +178,6 @@ def replace_behavior_logprobs(samples: Sequence[Sample], logprobs: Sequence[Sequ
 
 
 def dummy_sample(sample: Sample) -> Sample:
-    """Make a row of two tokens to compute that counts for nothing."""
     ids = (sample.token_ids * 2)[:2]
     blank = (0.0, 0.0)
     return replace(sample, token_ids=ids, loss_mask=(0, 1), behavior_logprobs=blank, advantages=blank)

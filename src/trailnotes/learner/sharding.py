@@ -65,7 +65,7 @@ class ShardedRank(Ranks):
         """Keep this rank's part of each weight; frozen ones are split like the others.
 
         Raises:
-            ConfigError: a torch that divides gradients and cannot be told not to.
+            ConfigError: a torch that always divides gradients.
         """
         trained = any(p.requires_grad for p in model.parameters())
         masters = trained and self.dtype is not None

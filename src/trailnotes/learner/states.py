@@ -106,7 +106,6 @@ class MasterAdamW:
                 parameter.copy_(self.masters[name])
 
     def live_tensors(self) -> dict[str, Tensor]:
-        """Collect masters, moments and step counts themselves; of a sharded model this rank's parts of them."""
         tensors: dict[str, Tensor] = {f"weights.{name}": master.detach() for name, master in self.masters.items()}
         for name, master in self.masters.items():
             for key, value in self._adamw.state.get(master, {}).items():
@@ -142,9 +141,9 @@ class MasterAdamW:
 
     def _validate_names(self, names: Collection[str]) -> None:
         expected = {f"weights.{name}" for name in self.masters}
-        found = {name for name in names if name.startswith("weights.")}
-        if expected != found:
-            raise ValueError(f"the saved weights are another model's, e.g. {min(expected ^ found)}")
+        saved = {name for name in names if name.startswith("weights.")}
+        if expected != saved:
+            raise ValueError(f"the saved weights are another model's, e.g. {min(expected ^ saved)}")
 
 
 def raise_non_finite(
@@ -155,13 +154,14 @@ def raise_non_finite(
     `write` puts the rows, and the numbers computed from them, into a file of `directory`, if there is one.
     """
     text = f"loss or gradient is not finite at optimizer step {step}: the weights were left as they were"
+    batch = sorted({sample.trajectory for sample in samples if sample.role == "episode"})
     if directory is None:
-        raise NonFiniteError(f"{text} (no dump: the learner was given no dump_dir)")
+        raise NonFiniteError(f"{text} (no dump: the learner was given no dump_dir)", batch)
     path = directory / f"nonfinite-{step:06d}.json"
     if write:
         directory.mkdir(parents=True, exist_ok=True)
         write_text_atomic(path, json.dumps({**numbers, "rows": [asdict(sample) for sample in samples]}))
-    raise NonFiniteError(f"{text}; the batch is in {path}")
+    raise NonFiniteError(f"{text}; the batch is in {path}", batch)
 
 
 def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -179,13 +179,13 @@ def gather_trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
 
     They have the names of the model's files, a tied one once; of a peft model the adapters alone.
     """
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             tensor = to_full_tensor(parameter.detach())
             if ranks.rank == 0:
-                found[name] = tensor.to("cpu", ranks.dtype or tensor.dtype, copy=True)
-    return get_adapter_state_dict(model, found) if found and hasattr(model, "peft_config") else found
+                weights[name] = tensor.to("cpu", ranks.dtype or tensor.dtype, copy=True)
+    return get_adapter_state_dict(model, weights) if weights and hasattr(model, "peft_config") else weights
 
 
 def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | None = None) -> None:
@@ -198,26 +198,26 @@ def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | N
     state = _gather_state(model, shared.dtype) if shared.world > 1 else None
     if shared.rank:
         return
-    with atomic_directory(path) as aside:
+    with atomic_directory(path) as staging:
         if hasattr(model, "peft_config"):
-            save_adapters(model, aside, state)
+            save_adapters(model, staging, state)
         else:
-            model.save_pretrained(aside, state_dict=state)
-            if shared.dtype is not None:  # it is told by the masters of the weights, which are in float32
-                config = aside / "config.json"
+            model.save_pretrained(staging, state_dict=state)
+            if shared.dtype is not None:  # the masters, from which transformers takes it, are in float32
+                config = staging / "config.json"
                 write_json(config, read_json(config) | {"dtype": str(shared.dtype).removeprefix("torch.")})
         if tokenizer is not None:
-            tokenizer.save_pretrained(aside)
+            tokenizer.save_pretrained(staging)
 
 
 @torch.no_grad()
 def _gather_state(model: Any, dtype: torch.dtype | None) -> dict[str, Tensor]:
     if hasattr(model, "peft_config"):
         return {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters() if p.requires_grad}
-    found = {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters()}
-    found = {name: tensor.to(dtype or tensor.dtype) for name, tensor in found.items()}
+    state = {name: to_full_tensor(p.detach()).cpu() for name, p in model.named_parameters()}
+    state = {name: tensor.to(dtype or tensor.dtype) for name, tensor in state.items()}
     buffers = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
-    return found | {name: to_full_tensor(t).cpu() for name, t in model.state_dict().items() if name in buffers}
+    return state | {name: to_full_tensor(t).cpu() for name, t in model.state_dict().items() if name in buffers}
 
 
 def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any], ranks: Ranks) -> None:
@@ -229,7 +229,7 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any
     if ranks.world == 1:
         save_file(copy_to_cpu(tensors), path / FILE)
     else:
-        with _suppress_warnings(), _raise_first_failure(OSError):
+        with _raise_first_failure(OSError):
             writer = HuggingFaceStorageWriter(str(path / SHARDS), save_distributed=True)
             save_shards(dict(tensors), storage_writer=writer, process_group=ranks.object_group)
     if ranks.rank == 0:
@@ -250,7 +250,7 @@ def load_state(path: Path, blank: MakeBlank, ranks: Ranks) -> tuple[dict[str, Te
         tensors = blank(parts)
         for name, tensor in tensors.items():
             _validate_shape(name, parts[name].size, tensor)
-        with _suppress_warnings(), _raise_first_failure(ValueError):
+        with _raise_first_failure(ValueError):
             load_shards(tensors, storage_reader=reader, process_group=ranks.object_group, no_dist=ranks.world == 1)
         return tensors, rest
     with safe_open(path / FILE, framework="pt") as file:
@@ -274,18 +274,12 @@ def _validate_shape(name: str, saved: Sequence[int], tensor: Tensor) -> None:
 
 
 @contextmanager
-def _suppress_warnings() -> Iterator[None]:
-    """Ignore warnings of torch about its own plans, such as that one process alone needs no others."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@contextmanager
 def _raise_first_failure(kind: type[Exception]) -> Iterator[None]:
     """Raise the first rank's failure as `kind`, alike on all ranks: torch's own error is no `Exception`."""
     try:
-        yield
+        with warnings.catch_warnings():  # of torch about its own plans, such as that one process alone needs no others
+            warnings.simplefilter("ignore")
+            yield
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=itemgetter(0))
         if not isinstance(cause, (OSError, SafetensorError, ValueError, RuntimeError)):

@@ -93,10 +93,10 @@ class TinkerLearner:
 
     def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
         """Score the trained tokens by the model as it is, or by the base model, in float32 at temperature 1."""
-        found = self._score_by_start(samples) if of_start else self._score(samples)
+        scored = self._score_by_start(samples) if of_start else self._score(samples)
         return [
             tuple(value if trained else 0.0 for value, trained in zip(row, sample.loss_mask, strict=True))
-            for row, sample in zip(found, samples, strict=True)
+            for row, sample in zip(scored, samples, strict=True)
         ]
 
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
@@ -110,24 +110,24 @@ class TinkerLearner:
         rows = self._replace_anchors([row for row in samples if is_trained(row, self.loss)], seed)
         reference = []
         if self.loss.kl:
-            compared = [i for i, row in enumerate(rows) if row.role == "episode"]
-            scored = dict(zip(compared, self._score_by_start([rows[i] for i in compared]), strict=True))
+            indices = [i for i, row in enumerate(rows) if row.role == "episode"]
+            scored = dict(zip(indices, self._score_by_start([rows[i] for i in indices]), strict=True))
             reference = [torch.tensor(scored.get(i, [0.0] * len(row.token_ids))) for i, row in enumerate(rows)]
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
         metrics, under_way, waited = UpdateMetrics(), [], 0.0
         for chosen in iter_minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
             began = time.perf_counter()
-            held = [reference[i] for i in chosen] if reference else None
-            if step := self._submit_step([rows[i] for i in chosen], held, self.optim.lr * lr_scale):
+            compared = [reference[i] for i in chosen] if reference else None
+            if step := self._submit_step([rows[i] for i in chosen], compared, self.optim.lr * lr_scale):
                 under_way.append(step)
             waited += time.perf_counter() - began
         for step in under_way:
             self._finish_step(step, metrics)
-        found = {name: value for name, value in metrics.result().items() if name not in {"entropy", "grad_norm"}}
-        found |= compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
-        found |= {"lr": self.optim.lr * lr_scale, "seconds_reference": seconds_reference, "seconds_forward": waited}
-        return found | {"seconds": time.perf_counter() - started}
+        figures = {name: value for name, value in metrics.result().items() if name not in {"entropy", "grad_norm"}}
+        figures |= compute_advantage_metrics([sample for sample in samples if sample.role == "episode"])
+        figures |= {"lr": self.optim.lr * lr_scale, "seconds_reference": seconds_reference, "seconds_forward": waited}
+        return figures | {"seconds": time.perf_counter() - started}
 
     def weights(self) -> str:
         """Have the server keep the weights for sampling, and return the name that it gives them."""
@@ -156,12 +156,12 @@ class TinkerLearner:
             r=self.config.model.lora.rank, lora_alpha=SERVER_ALPHA, target_modules=targets or "all-linear",
             base_model_name_or_path=self.config.model.path, task_type="CAUSAL_LM", inference_mode=True,
         )  # fmt: skip
-        with atomic_directory(path) as aside:
+        with atomic_directory(path) as staging:
             if tensors:
-                save_file(tensors, aside / _ADAPTER_FILE)
-            settings.save_pretrained(str(aside))
+                save_file(tensors, staging / _ADAPTER_FILE)
+            settings.save_pretrained(str(staging))
             if tokenizer is not None:
-                tokenizer.save_pretrained(aside)
+                tokenizer.save_pretrained(staging)
 
     def save(self, path: Path) -> None:
         saved = self.server.wait(self._client.save_state(next(self._names)), "saving the state")
@@ -211,22 +211,22 @@ class TinkerLearner:
         if not rows:
             return []
         data = [_make_datum(row) for row in rows]
-        found = self.server.wait(self._submit("forward", rows, data, "cross_entropy"), "scoring rows")
-        return [[0.0, *each["logprobs"].data] for each in found.loss_fn_outputs]
+        answer = self.server.wait(self._submit("forward", rows, data, "cross_entropy"), "scoring rows")
+        return [[0.0, *each["logprobs"].data] for each in answer.loss_fn_outputs]
 
     def _score_by_start(self, rows: Sequence[Sample]) -> list[list[float]]:
         tokens = sum(len(row.token_ids) for row in rows)
         self.server.ledger.spend(prefilled=tokens, sampled=len(rows))  # the SDK has a token sampled after each row
-        asked = [self._start.compute_logprobs(tinker.ModelInput.from_ints(list(row.token_ids))) for row in rows]
-        found = [self.server.wait(each, "scoring by the start model") or () for each in asked]
-        if any(len(found[i]) < len(row.token_ids) - 1 for i, row in enumerate(rows)):
+        requests = [self._start.compute_logprobs(tinker.ModelInput.from_ints(list(row.token_ids))) for row in rows]
+        scored = [self.server.wait(each, "scoring by the start model") or () for each in requests]
+        if any(len(scored[i]) < len(row.token_ids) - 1 for i, row in enumerate(rows)):
             raise ServerError(f"{self.server.url} gives no log-probabilities of prompts: set loss.kl = 0")
         # A server may leave out the first token, which has no context.
-        return [[0.0, *found[i][1 - len(row.token_ids) :]] for i, row in enumerate(rows)]
+        return [[0.0, *scored[i][1 - len(row.token_ids) :]] for i, row in enumerate(rows)]
 
     def _submit_step(self, rows: Sequence[Sample], reference: Sequence[Tensor] | None, lr: float) -> _Step | None:
         batch = Batch.from_samples(rows, torch.device("cpu"))
-        held = nn.utils.rnn.pad_sequence(list(reference), batch_first=True) if reference else None
+        padded = nn.utils.rnn.pad_sequence(list(reference), batch_first=True) if reference else None
         dialect, logprobs = self.server.dialect, None
         if self._is_plain_ppo(rows):
             shares = batch.mask / batch.mask.sum()  # of each token in the mean over a mini-batch
@@ -239,7 +239,7 @@ class TinkerLearner:
         else:
             scored = [torch.tensor(row) for row in self._score(rows)]
             logprobs = nn.utils.rnn.pad_sequence(scored, batch_first=True).requires_grad_()
-            loss, policy, kl = self._compute_loss(rows, batch, logprobs, held)
+            loss, policy, kl = self._compute_loss(rows, batch, logprobs, padded)
             if not math.isfinite(loss.item()):
                 numbers = {"loss": loss.item(), "policy_loss": policy, "kl": kl}
                 raise_non_finite(self.dump_dir, self.steps + 1, rows, numbers)
@@ -261,7 +261,7 @@ class TinkerLearner:
         if not dialect.keeps_order:
             self.server.wait(step, "taking a step")
         self.steps += 1
-        return _Step(rows, batch, held, logprobs, passes, step)
+        return _Step(rows, batch, padded, logprobs, passes, step)
 
     def _finish_step(self, step: _Step, metrics: UpdateMetrics) -> None:
         answer = self.server.wait(step.passes, "computing gradients")
@@ -305,9 +305,9 @@ class TinkerLearner:
         policy = policy / num_kept.clamp(min=1)
         kl = torch.zeros(())
         if reference is not None:
-            held = kept if self.loss.mask_kl else batch.mask & is_episode
-            kl, num_held = losses.masked_sum(losses.k3_kl(logprobs, reference), held, *mean)
-            kl = kl / num_held.clamp(min=1)
+            compared = kept if self.loss.mask_kl else batch.mask & is_episode
+            kl, num_compared = losses.masked_sum(losses.k3_kl(logprobs, reference), compared, *mean)
+            kl = kl / num_compared.clamp(min=1)
         others = [i for i, row in enumerate(rows) if row.role != "episode"]
         weights = torch.zeros(len(rows), 1, len(losses.TERMS))
         if others:
@@ -328,17 +328,17 @@ class TinkerLearner:
             part, blank = Batch.from_samples([rows[i] for i in episodes], logprobs.device), torch.zeros_like(logprobs)
             width = part.mask.shape[1]
             dropped = losses.find_dropped(self.loss, logprobs, batch)
-            held, scored, unknown, lost, *parts = (
+            trained, scored, unknown, lost, *parts = (
                 each[episodes, :width] for each in (kept, logprobs.detach(), blank, dropped, *surrogate)
             )
-            metrics.add_batch(part, held, scored, unknown, losses.Surrogate(*parts), lost)
+            metrics.add_batch(part, trained, scored, unknown, losses.Surrogate(*parts), lost)
         rest = [i for i, row in enumerate(rows) if row.role != "episode"]
         if rest:
             part = Batch.from_samples([rows[i] for i in rest], logprobs.device)
             metrics.add_non_episodes([rows[i] for i in rest], part, terms[rest, : part.mask.shape[1]])
 
     def _replace_anchors(self, rows: Sequence[Sample], seed: int) -> list[Sample]:
-        """Replace rows that are held to the start model by what it says there itself (`learner.anchor_by`).
+        """Replace rows that are anchored to the start model by its own samples there (`learner.anchor_by`).
 
         The likelihood of its samples has, on average, the gradient of KL(start || model) on the way that they take.
         Each answer of a row becomes a row.
@@ -355,25 +355,25 @@ class TinkerLearner:
                 prompt = tinker.ModelInput.from_ints(list(row.token_ids[:start]))
                 asked.append((row, start, self._start.sample(prompt, 1, params)))
         for row, start, future in asked:
-            said = self.server.wait(future, "sampling from the start model").sequences[0].tokens
-            self.server.ledger.add(prefilled=start, sampled=len(said))
-            if not said:
+            token_ids = self.server.wait(future, "sampling from the start model").sequences[0].tokens
+            self.server.ledger.add(prefilled=start, sampled=len(token_ids))
+            if not token_ids:
                 continue
-            size = start + len(said)
+            size = start + len(token_ids)
             blank = (0.0,) * size
             kept.append(replace(
-                row, token_ids=(*row.token_ids[:start], *said), loss_mask=(0,) * start + (1,) * len(said),
+                row, token_ids=(*row.token_ids[:start], *token_ids), loss_mask=(0,) * start + (1,) * len(token_ids),
                 behavior_logprobs=blank, advantages=blank, hold=0.0, imitate=row.hold,
             ))  # fmt: skip
         return kept
 
     def _download_adapters(self) -> dict[str, Tensor]:
         """Download the weights of `weights`. Raises `ServerError` where they are no adapters."""
-        found = _NAME.fullmatch(self.weights())
-        if found is None:
+        name = _NAME.fullmatch(self.weights())
+        if name is None:
             raise ServerError(f"{self.server.url} names its weights in a form of its own")
         with tempfile.TemporaryFile() as file:
-            self.server.download_archive(found[1], found[2], file, MOST_ADAPTER_BYTES)
+            self.server.download_archive(name[1], name[2], file, MOST_ADAPTER_BYTES)
             file.seek(0)
             try:
                 with tarfile.open(fileobj=file) as archive:
@@ -396,7 +396,7 @@ def _make_datum(row: Sample, **inputs: list[float]) -> Any:
 
 
 def _find_spans(row: Sample) -> list[tuple[int, int]]:
-    """Find the unbroken runs of trained tokens of a held row: first, and one past the last."""
+    """Find the unbroken runs of trained tokens of an anchored row: first, and one past the last."""
     mask = row.loss_mask if row.hold else (0,)
     edges = [i for i in range(1, len(mask) + 1) if (i < len(mask) and mask[i]) != bool(mask[i - 1])]
     return [*zip(edges[::2], edges[1::2], strict=True)]

@@ -44,9 +44,9 @@ class FeedbackMemory(Memory, Protocol):
     """A memory that learns how the readers of its tips fared. `run_groups` calls `report` after its episodes."""
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
-        """Record how `episodes` ended; `Step.tips` lists the tips that they were shown, and none of them failed.
+        """Record how `episodes` ended; `Step.tips` lists the tips that they read, and none of them failed.
 
-        Members of a group that were shown no tips are among them, for comparison.
+        Members of a group without tips are among them, for comparison.
 
         `once` names the batch: a batch of that name that was reported before, perhaps before a restart, is skipped.
         """

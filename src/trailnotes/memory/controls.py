@@ -6,7 +6,7 @@ problems nearly as good a teacher.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -38,8 +38,10 @@ class ControlMemory(TipMemory):
         super().__init__(memory.store, memory.embedder, memory.config)
         self.show = show
 
-    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
-        return self._substitute(namespace, super().search(namespace, query, top_k))
+    def search(
+        self, namespace: str, query: str, top_k: int, *, filters: Mapping[str, str | float] | None = None
+    ) -> list[Tip]:
+        return self._substitute(namespace, super().search(namespace, query, top_k, filters=filters))
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         return self._substitute(namespace, await super().search_async(namespace, query, top_k))

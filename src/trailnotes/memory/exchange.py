@@ -7,19 +7,20 @@ after its checkpoint, so it drops the tips that it wrote since, and replays thes
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.retrieval import Embedder, load_file_embedder, make_embedder
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.scope import Scope
-from trailnotes.memory.store import OwnerChange, TipStore, build_addition
+from trailnotes.memory.store import SELECT_ITEM, ItemRow, OwnerChange, TipStore, build_addition
 from trailnotes.memory.tipfile import is_memory_file, iter_tips, resolve_memory_file, write_tips
 from trailnotes.memory.tips import SearchHit, TipMemory, clean_tip, utc_now
 from trailnotes.storage.checkpoint import META
@@ -112,7 +113,7 @@ def add_tip(
         text: the advice; the memory must not have it under this key.
         key: its retrieval key; by default its own text.
         score: by default that of the best tip of the namespace, or 1 for the first.
-        enabled: whether it is shown.
+        enabled: whether searches return it.
         config: rules of eviction, and in `embedder` the one that the user names.
     """
     if not clean_tip(text):
@@ -193,6 +194,8 @@ def set_tip_enabled(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
 def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) -> int:
     """Export tips as JSONL, the oldest first, atomically, without vectors and retired tips; return how many."""
     tips = list_tips(store, namespace)[::-1]
+    items = store.load_items()
+    _refuse_items(path, [item for item in items if namespace in {None, ".".join(json.loads(item.namespace))}])
     write_tips(path, tips, memory=store.lineage)
     return len(tips)
 
@@ -211,12 +214,37 @@ def import_tips(
     file = resolve_memory_file(path)
     if store.path is not None and file.exists() and file.samefile(store.path):
         raise MemoryStoreError(f"{path} is the memory itself: name another file, or another run")
+    if is_memory_file(file):
+        with schema.open_snapshot(file, every_page=False) as source:
+            _refuse_items(file, [ItemRow(*row) for row in source.execute(SELECT_ITEM)])
     memory = _make_memory(store, config)
     total, added = sum(1 for _ in iter_tips(file)), 0
     tips = (replace(tip, enabled=enable) for tip in iter_tips(file))
     while batch := list(islice(tips, IMPORT_BATCH)):
         added += add_imported(memory, batch)
     return ImportResult(added, total - added)
+
+
+def _refuse_items(path: StrPath, items: Sequence[ItemRow]) -> None:
+    """Refuse to carry values of a LangGraph store, which are more than their tips."""
+    if items:
+        names = ", ".join(sorted({".".join(json.loads(item.namespace)) for item in items})[:MAX_NAMED_NAMESPACES])
+        raise MemoryStoreError(
+            f"{path}: {len(items)} values of a LangGraph store ({names}) are no tips, and would be lost: copy the "
+            "memory file, or name another task with --namespace"
+        )
+
+
+def delete_namespace(store: TipStore, namespace: str) -> int:
+    """Delete all tips of a task, retired ones too, and the values of a LangGraph store there; return how many tips."""
+    with store.transaction():
+        ids = [tip.id for tip in store.load_tips(namespace) if tip.id is not None]
+        for item in store.load_items():
+            if ".".join(json.loads(item.namespace)) == namespace:
+                store.put_item(item.namespace, item.key, None, None)
+        for tip_id in ids:
+            store.record_owner_change(OwnerChange(tip_id, None))
+        return store.delete(ids)
 
 
 def add_imported(memory: TipMemory, tips: Sequence[Tip]) -> int:
@@ -240,12 +268,12 @@ def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_
     return len(tips)
 
 
-def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, tips: Sequence[Tip] = ()) -> bool:
+def reconcile(memory: TipMemory, saved: Path | None, start: Path, late_file: Path, tips: Sequence[Tip] = ()) -> bool:
     """Bring a run's memory to where the run continues; return whether the file is new to the run and so takes `tips`.
 
-    The tips that the run wrote after the snapshot `saved` in its last checkpoint move to the JSONL file `aside`; before
-    the first checkpoint it rewinds to `start`, a copy of the memory as the run first found it. A file that the run has
-    not seen before (a first start, or another file in its place) stays as it is.
+    The tips that the run wrote after the snapshot `saved` in its last checkpoint move to the JSONL file `late_file`;
+    before the first checkpoint it rewinds to `start`, a copy of the memory as the run first opened it. A file that the
+    run has not seen before (a first start, or another file in its place) stays as it is.
     """
     store = memory.store
     for snapshot in (saved, start):
@@ -253,7 +281,7 @@ def reconcile(memory: TipMemory, saved: Path | None, start: Path, aside: Path, t
             with schema.open_snapshot(snapshot) as source:
                 is_copy = schema.read_meta(source, "lineage") == store.lineage
             if is_copy:
-                rewind_to_snapshot(memory, snapshot, aside)
+                rewind_to_snapshot(memory, snapshot, late_file)
                 return False
     if saved is not None and saved.is_file() and not store.sequence:
         memory.restore(saved)  # the file was lost, and made anew a moment ago
@@ -274,11 +302,11 @@ def discard_empty_start(live: Path, start: Path) -> None:
                 file.unlink()
 
 
-def rewind_to_snapshot(memory: TipMemory, snapshot: Path, aside: Path) -> int:
-    """Rewind to a snapshot, replay the owner's changes since, and save the run's own tips since as JSONL in `aside`.
+def rewind_to_snapshot(memory: TipMemory, snapshot: Path, late_file: Path) -> int:
+    """Rewind to a snapshot, replay the owner's changes since, and save the run's own tips since in `late_file` (JSONL).
 
-    Returns the number of tips set aside; at 0 no file is written. Raises `MemoryStoreError` where the snapshot cannot
-    be read or has another embedder; nothing has changed then.
+    Returns the number of tips that were saved; at 0 no file is written. Raises `MemoryStoreError` where the snapshot
+    cannot be read or has another embedder; nothing has changed then.
     """
     store = memory.store
     with schema.open_snapshot(snapshot) as source, store.transaction():
@@ -293,7 +321,7 @@ def rewind_to_snapshot(memory: TipMemory, snapshot: Path, aside: Path) -> int:
         written, retired = store.load_tips(after=after), store.load_retirements()
         late = [tip for tip in written if tip.id not in touched]
         if late:
-            write_tips(aside, late, memory=store.lineage)
+            write_tips(late_file, late, memory=store.lineage)
         # A tip that was retired since is judged again: the run plays anew what its mark is about.
         kept = {tip.id: replace(tip, enabled=tip.enabled or tip.id in retired) for tip in written if tip.id in touched}
         store.replace_rows(source)

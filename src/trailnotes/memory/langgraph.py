@@ -1,7 +1,8 @@
-"""A LangGraph store in a memory file: values under keys, found again by what they say.
+"""A LangGraph store in a memory file: values under keys, searched by what they say.
 
 A value's text (its "text" or "content", or the fields that `index` names) is also a tip of the namespace, so that
-`TipMemory.session` can show it, and its readers' results count. Semantics are those of `InMemoryStore`, which selects.
+`TipMemory.session` can show it, and its readers' results count; one without text is no tip, and no query ranks it.
+Otherwise it acts as `InMemoryStore`, which selects.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from trailnotes.storage.files import parse_json
 from trailnotes.types import Tip
 
 AUTHOR = "langgraph"  # of the tips that find values
+MAX_DEPTH = 100  # levels of a value: whoever reads it has a stack of its own
 Place = tuple[tuple[str, ...], str]  # namespace and key
 
 
@@ -43,11 +45,12 @@ class TipStore(base.BaseStore):
             raise NotImplementedError("a memory has no time to live: tips are retired by their worth (memory.retire)")
         results: list[base.Result] = [None if isinstance(op, base.PutOp) else self._read(op) for op in given]
         last = {(op.namespace, op.key): op for op in given if isinstance(op, base.PutOp)}
+        values = {place: None if op.value is None else _encode(op) for place, op in last.items()}
         tips = {place: tip for place, op in last.items() if (tip := _build_tip(op))}
         self.memory.add([*tips.values()])  # a process that dies here leaves tips without values, and loses nothing
         with self.memory.store.transaction():
             for place, op in last.items():
-                self._put(op, tips.get(place))
+                self._put(op, values[place], tips.get(place))
         return results
 
     async def abatch(self, ops: Iterable[base.Op]) -> list[base.Result]:
@@ -83,14 +86,33 @@ class TipStore(base.BaseStore):
         hits = (self.memory.search_nearest(".".join(name), query, 1_000_000, -1.0) for name in namespaces)
         return {tip.id: similarity for tips in hits for tip, similarity in tips if tip.id is not None}
 
-    def _put(self, op: base.PutOp, tip: Tip | None) -> None:
+    def _put(self, op: base.PutOp, value: str | None, tip: Tip | None) -> None:
         store, namespace = self.memory.store, json.dumps(op.namespace)
         before = next((row.tip for row in store.load_items(namespace, op.key)), None)
         tip_id = store.find_duplicate(tip, same_key=False) if tip else None
-        store.put_item(namespace, op.key, None if op.value is None else json.dumps(op.value), tip_id)
+        store.put_item(namespace, op.key, value, tip_id)
         if before is not None and before not in {row.tip for row in store.load_items()}:
             old = store.get_tip(before)
             store.delete([before] if old and old.model == AUTHOR else [])  # it may be another's, in the same words
+
+
+def _encode(op: base.PutOp) -> str:
+    """Encode a value as JSON; raises `ValueError` where it, its namespace or its key cannot be read back."""
+    level, depth = list[Any]([op.value]), 0
+    try:
+        "".join((*op.namespace, op.key)).encode()
+        text = json.dumps(op.value, allow_nan=False)
+        while level and depth <= MAX_DEPTH:
+            parents = (each.values() if isinstance(each, dict) else each for each in level)
+            level, depth = (
+                [child for each in parents for child in each if isinstance(child, dict | list | tuple)],
+                depth + 1,
+            )
+        if depth > MAX_DEPTH or json.dumps(parse_json(text)) != text:
+            raise ValueError(f"it nests more than {MAX_DEPTH} deep, or JSON does not give it back")  # noqa: TRY301
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the value of {op.key!r} in {op.namespace} cannot be stored: {error}") from None
+    return text
 
 
 def _build_item(row: ItemRow) -> base.Item:
@@ -110,5 +132,4 @@ def _read_text(value: Mapping[str, Any], index: bool | list[str] | None) -> str:
         return ""
     if isinstance(index, list):
         return " ".join(text for path in index for text in base.get_text_at_path(dict(value), base.tokenize_path(path)))
-    text = next((value[name] for name in ("text", "content") if isinstance(value.get(name), str)), None)
-    return text if text is not None else json.dumps(value, ensure_ascii=False)
+    return next((value[name] for name in ("text", "content") if isinstance(value.get(name), str)), "")

@@ -17,14 +17,14 @@ import mcp_types as types
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.responses import JSONResponse
 
 from trailnotes import __version__
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.exchange import add_new_tip, find_similar_names
 from trailnotes.memory.scope import Scope, make_tip_filter
-from trailnotes.memory.tips import MAX_CHARS, MAX_KEY_CHARS, MAX_TIP_WORDS, TipMemory, clean_tip
+from trailnotes.memory.tips import MAX_CHARS, MAX_KEY_CHARS, MAX_TIP_WORDS, TipMemory, clean_tip, quoted
 from trailnotes.types import Tip
 from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
 
@@ -51,6 +51,7 @@ Answer = dict[str, Any]
 TaskId = Annotated[str, Field(description="id of the task, as list_tasks gives it", min_length=1, max_length=512)]
 Limit = Annotated[int, Field(description="tips at most", ge=1, le=20)]
 Score = Annotated[float, Field(description="score of your attempt", allow_inf_nan=False)]
+Text = BeforeValidator(lambda value: "" if value is None else value)  # models write null for what they leave out
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ class AccessRules:
 
     write: bool = False  # add tips
     namespace: str | None = None  # the one task that there is for them; None for all
-    enabled: bool = True  # whether what they add is shown at once
+    enabled: bool = True  # whether searches return at once what they add
     capacity: int = 1000  # tips of a task, from which on nothing is added: no client pushes others' tips out
-    plain_share: float = 0.1  # of sessions that are shown no tips, with which readers are compared
+    plain_share: float = 0.1  # of sessions without tips, with which readers are compared
     scope: Scope = "task"  # beyond the task: whose tips share the capacity, as `memory.scope` of the run says
 
 
@@ -123,9 +124,9 @@ class Toolbox:
         if tip is None or not tip.enabled or self.rules.namespace not in {None, tip.namespace}:
             raise ToolError(f"there is no tip {id}: search_tips gives the ids")
         (readers,) = self.memory.store.load_reader_stats(id).values()
-        written = {name: getattr(tip, name) for name in ("action", "model", "run", "created", "imported")}
+        written = {name: quoted(getattr(tip, name)) for name in ("action", "model", "run", "created")}
         read = {"readers": readers.shown, "worth": round(readers.worth, 4)}
-        return {**_summarize_tip(tip), "state": tip.key, **written, **read}
+        return {**_summarize_tip(tip), "state": quoted(tip.key), **written, "imported": tip.imported, **read}
 
     def add_tip(
         self,
@@ -134,8 +135,10 @@ class Toolbox:
         text: Annotated[
             str, Field(description=f"the tip: at most {MAX_TIP_WORDS} words, on one line", max_length=MAX_CHARS)
         ],
-        state: Annotated[
-            str, Field(description="the state that searches match; by default the tip itself", max_length=MAX_KEY_CHARS)
+        query: Annotated[
+            str,
+            Field(description="the state that searches match; by default the tip itself", max_length=MAX_KEY_CHARS),
+            Text,
         ] = "",
         score: Score | None = None,
     ) -> Answer:
@@ -149,12 +152,14 @@ class Toolbox:
         client = context.session.client_params
         author = AUTHOR_PREFIX + (clean_tip(client.client_info.name if client else "")[:MAX_NAME_CHARS] or "unknown")
         self._require_served_task(task)
+        if quoted(task) != task and not self.memory.store.size(task):
+            raise ToolError("a new task needs an id without brackets, quotation marks and double blanks")
         if not (text := clean_tip(text)):
             raise ToolError("a tip needs a letter or digit: write what the agent should know")
         with self._lock:
             self._require_room(task)
             score, most = self._choose_score(task, score)
-            tip = Tip(task, text, state or text, score, most, model=author, enabled=self.rules.enabled)
+            tip = Tip(task, text, query or text, score, most, model=author, enabled=self.rules.enabled)
             try:
                 kept = _summarize_tip(add_new_tip(self.memory, tip))
             except MemoryStoreError as error:
@@ -189,7 +194,8 @@ class Toolbox:
     ) -> Answer:
         """End the attempt of a session, once, with its score: so the memory learns which tips help."""
         try:
-            self.memory.report_attempt(session, score, max_score=max_score, success=success)
+            only = self.rules.namespace
+            self.memory.report_attempt(session, score, max_score=max_score, success=success, task=only)
         except MemoryStoreError as error:
             raise ToolError(f"{error}: memory_open begins one, and each is reported once") from None
         return {"reported": session}
@@ -221,9 +227,10 @@ class Toolbox:
 
 
 def _summarize_tip(tip: Tip) -> Answer:
-    state = tip.key if len(tip.key) <= SHOWN_KEY_CHARS else f"{tip.key[:SHOWN_KEY_CHARS]} ..."
-    names = ("id", "text", "score", "max_score")
-    return {"task": tip.namespace, **{name: getattr(tip, name) for name in names}, "state": state}
+    """Return what clients see of a tip; its words are quoted as in prompts, since they are data."""
+    state = quoted(tip.key[:SHOWN_KEY_CHARS]) + " ..." * (len(tip.key) > SHOWN_KEY_CHARS)
+    scores = {"id": tip.id, "text": quoted(tip.text), "score": tip.score, "max_score": tip.max_score}
+    return {"task": tip.namespace, **scores, "state": state}
 
 
 def make_server(toolbox: Toolbox) -> MCPServer[Any]:

@@ -154,3 +154,17 @@ CREATE TABLE items (
     namespace TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, tip INTEGER, created REAL NOT NULL,
     updated REAL NOT NULL, PRIMARY KEY (namespace, key)
 )
+
+-- version 9
+-- Numbers of numpy that earlier versions stored as their bytes.
+UPDATE tips SET
+    score = decode_number(score),
+    max_score = decode_number(max_score),
+    support = decode_number(support),
+    step = decode_number(step),
+    version = decode_number(version),
+    earned = decode_number(earned),
+    gained = decode_number(gained)
+WHERE 'blob' IN (typeof(score), typeof(max_score), typeof(support), typeof(step), typeof(version), typeof(earned), typeof(gained))
+
+UPDATE attempts SET earned = decode_number(earned) WHERE typeof(earned) = 'blob'

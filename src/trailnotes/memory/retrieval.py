@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.memory_schema import EMBEDDER_KEY_VARIABLE, validate_embedder_name
 from trailnotes.config.model_schema import OPENAI_PREFIX, EndpointConfig
+from trailnotes.config.schema import EMBEDDER_KEY_VARIABLE, validate_embedder_name
 from trailnotes.config.section import require_secret_free_url
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
 from trailnotes.memory.schema import EMBEDDER_NAME, normalize_embedder_name
@@ -387,21 +387,21 @@ def embedder_of(config: Config) -> Embedder:
     return make_embedder(config.memory.embedder, device=device, batch_size=size, endpoint=config.endpoint)
 
 
-def load_file_embedder(held: str, named: str = "") -> Embedder:
+def load_file_embedder(stored: str, named: str = "") -> Embedder:
     """Load the embedder of a memory file for a user who inspects it or adds to it, on the CPU.
 
     The file and its run directory choose neither the model to load, nor the server to ask, nor the key to send: `named`
     does, the user's own setting, or the environment, for a model of a server. Raises as `make_embedder`.
     """
-    held = normalize_embedder_name(held)
-    if normalize_embedder_name(named) == held:
+    stored = normalize_embedder_name(stored)
+    if normalize_embedder_name(named) == stored:
         return make_embedder(named)
-    if held not in BUILT_IN_EMBEDDERS and not held.startswith(OPENAI_PREFIX):
+    if stored not in BUILT_IN_EMBEDDERS and not stored.startswith(OPENAI_PREFIX):
         raise ConfigError(
-            f"the vectors are of {held!r}, a model that the file alone names, so it is not loaded: where you trust it, "
-            f"name it yourself (--embedder {shlex.quote(held)}, or memory.embedder)"
+            f"the vectors are of {stored!r}, a model that the file alone names, so it is not loaded: where you trust "
+            f"it, name it yourself (--embedder {shlex.quote(stored)}, or memory.embedder)"
         )
-    return make_embedder(held)
+    return make_embedder(stored)
 
 
 def _find_minilm() -> str:

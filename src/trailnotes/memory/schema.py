@@ -5,9 +5,11 @@ SQLite's errors leave this module with the name of the file.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sqlite3
+import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -82,6 +84,7 @@ def migrate(connection: sqlite3.Connection) -> None:
     """Migrate the tables to the present version, in one transaction."""
     if read_version(connection) >= len(MIGRATIONS):
         return
+    connection.create_function("decode_number", 1, decode_number, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = read_version(connection)  # again: another process may have migrated while we waited
@@ -92,6 +95,18 @@ def migrate(connection: sqlite3.Connection) -> None:
     except BaseException:
         roll_back(connection)
         raise
+
+
+def decode_number(value: Any) -> Any:
+    """Decode the bytes of a number of numpy, which SQLite took for a BLOB; other values come back as they are."""
+    if not isinstance(value, bytes) or len(value) not in {1, 2, 4, 8}:
+        return value
+    integer = int.from_bytes(value, "little", signed=True)
+    if len(value) in {1, 8}:  # a float64 is a float of Python, too
+        return integer
+    form, least = ("<e", 6e-5) if len(value) == 2 else ("<f", 1e-30)
+    number: float = struct.unpack(form, value)[0]
+    return number if number == 0 or least < abs(number) < math.inf else integer  # as a float it is next to 0, or nan
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
@@ -106,12 +121,12 @@ def read_identity(connection: sqlite3.Connection) -> EmbedderIdentity:
     )
 
 
-def require_identity(held: EmbedderIdentity, wanted: EmbedderIdentity, path: Path | None, fix: str = "") -> None:
+def require_identity(stored: EmbedderIdentity, wanted: EmbedderIdentity, path: Path | None, fix: str = "") -> None:
     """Require that `path` has vectors of the wanted embedder; raises `MemoryStoreError` with the setting and a fix."""
-    if held != wanted:
+    if stored != wanted:
         raise MemoryStoreError(
-            f"{path} holds vectors of {held.name} ({held.dim} dimensions), not of {wanted.name} ({wanted.dim}): "
-            f"set memory.embedder = {held.name!r}{fix}"
+            f"{path} holds vectors of {stored.name} ({stored.dim} dimensions), not of {wanted.name} ({wanted.dim}): "
+            f"set memory.embedder = {stored.name!r}{fix}"
         )
 
 
@@ -219,19 +234,19 @@ def _initialize(connection: sqlite3.Connection, identity: EmbedderIdentity) -> N
 
 
 def _create(path: Path, identity: EmbedderIdentity | None) -> None:
-    """Make the complete file aside, then link it: no other process sees it empty, and the first one wins."""
+    """Make the complete file under another name, then link it: none sees it empty, and the first process wins."""
     if identity is None:
         raise MemoryStoreError(f"there is no memory file {path}: name a run directory or file that has one")
     log = path.with_name(f"{path.name}-wal")
     if log.exists() and not path.exists():
         raise MemoryStoreError(f"{path} is missing but {log.name} is there: put the file back, or move both away")
-    with translate_errors(path), open_aside(path) as aside:
-        with closing(_connect(str(aside))) as connection:
+    with translate_errors(path), open_aside(path) as new:
+        with closing(_connect(str(new))) as connection:
             connection.execute("PRAGMA journal_mode = MEMORY")  # a file of its own would outlive a kill
             _initialize(connection, identity)
-        fsync_path(aside)
+        fsync_path(new)
         try:
-            os.link(aside, path)
+            os.link(new, path)
         except FileExistsError:
             return
         fsync_path(path.parent)

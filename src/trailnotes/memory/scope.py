@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from trailnotes.memory.schema import WORTH_SQL, EmbedderIdentity, MemoryFile
 from trailnotes.types import StrPath, Task, replace_surrogates
 
 Scope = Literal["task", "family", "env", "all"]
+FILTER_FIELDS: Final = ("namespace", "score", "action", "step", "model", "version", "run", "imported")
 DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
 EVICTION_ORDERS: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{WORTH_SQL}, age"}
 RETIREMENT_COLUMNS: Final = ("retired", "retired_at", "retired_on", "retired_by")  # of a `Retirement`
@@ -27,7 +28,7 @@ class TipFilter(NamedTuple):
     """A condition that selects tips, perhaps of several tasks. Equal filters share one cached page."""
 
     condition: str  # on rows of `tips`
-    values: tuple[str, ...]
+    values: tuple[str | float, ...]
 
 
 ALL_TIPS = TipFilter("TRUE", ())
@@ -35,6 +36,15 @@ ALL_TIPS = TipFilter("TRUE", ())
 
 def make_tip_filter(namespace: str | TipFilter) -> TipFilter:
     return namespace if isinstance(namespace, TipFilter) else TipFilter("namespace = ?", (namespace,))
+
+
+def add_filters(namespace: str | TipFilter, filters: Mapping[str, str | float]) -> TipFilter:
+    """Narrow a filter to the tips whose fields have these values."""
+    place, names = make_tip_filter(namespace), sorted(filters)
+    if unknown := [name for name in names if name not in FILTER_FIELDS]:
+        raise ValueError(f"filters may name {', '.join(FILTER_FIELDS)}, not {unknown[0]!r}")
+    condition = " AND ".join([place.condition, *(f"{name} = ?" for name in names)])
+    return TipFilter(condition, (*place.values, *(filters[name] for name in names)))
 
 
 class TaskInfo(NamedTuple):
@@ -156,7 +166,7 @@ class RetiredTips(MemoryFile):
     def select_victims(self, pool: TipFilter, rule: str, count: int, *, spared: int = 0) -> list[int]:
         """Return ids of `count` enabled tips by a rule of `EVICTION_ORDERS`, without the `spared` newest."""
         enabled = f"{pool.condition} AND enabled"
-        where, values = enabled, list[str | int](pool.values)
+        where, values = enabled, list[str | float](pool.values)
         if spared:
             newest = f"SELECT age FROM tips WHERE {enabled} ORDER BY age DESC LIMIT ?"  # noqa: S608 (constants)
             where = f"{where} AND +age < (SELECT MIN(age) FROM ({newest}))"  # noqa: S608 (constants)

@@ -33,6 +33,7 @@ COLUMNS = (
     *("model", "version", "run", "created", "imported", "enabled"),
 )
 SELECT_TIP = f"SELECT id, {', '.join(COLUMNS)} FROM tips"  # noqa: S608 (constants)
+SELECT_ITEM = "SELECT namespace, key, value, tip, created, updated FROM items"
 ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC"}
 # The worth is `mean_gain`.
 LIST_ORDERS = {"recency": "age", "score": "score", "shown": "shown", "worth": "gained / (1.0 + compared)"}
@@ -46,7 +47,7 @@ class TipPage:
     ids: tuple[int, ...]  # best first, in the order of the page
     columns: dict[str, Floats]  # "score", "support", "recency" and those of `READER_COLUMNS`: float64 (n,)
     index: ExactIndex
-    fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were shown before
+    fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were read before
     words: BM25Index | None = None  # of their keys, once they are searched by words
 
 
@@ -232,15 +233,16 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         self._touched.update(namespaces)
 
     def insert_attempt(self, name: str, namespace: str, tips: Sequence[int], kept: int) -> None:
-        """Insert an attempt that was shown `tips`, and delete those before the `kept` newest."""
+        """Insert an attempt that reads `tips`, and delete those before the `kept` newest."""
         values = (name, replace_surrogates(namespace), json.dumps(list(tips)))
         number = self._write("INSERT INTO attempts (id, namespace, tips) VALUES (?, ?, ?)", values).lastrowid or 0
         self._write("DELETE FROM attempts WHERE number <= ?", (number - kept,))
 
-    def finish_attempt(self, name: str, earned: float) -> tuple[str, list[int]] | None:
-        """Record what an attempt earned, 0 to 1; return its task and tips, None if none of that name is open."""
-        sql = "UPDATE attempts SET earned = ? WHERE id = ? AND earned IS NULL RETURNING namespace, tips"
-        return next(((task, json.loads(tips)) for task, tips in self._query(sql, (earned, name))), None)
+    def finish_attempt(self, name: str, earned: float, task: str | None = None) -> tuple[str, list[int]] | None:
+        """Record what an attempt earned, 0 to 1; return its task and tips, None if none such (at `task`) is open."""
+        sql = "UPDATE attempts SET earned = ? WHERE id = ? AND earned IS NULL AND namespace = IFNULL(?, namespace)"
+        rows = self._query(f"{sql} RETURNING namespace, tips", (earned, name, task))
+        return next(((namespace, json.loads(tips)) for namespace, tips in rows), None)
 
     def load_attempts(self, namespace: str, limit: int, *, without: str) -> list[tuple[set[int], float]]:
         """Return the tips and earnings of the newest finished attempts at a task, but for one."""
@@ -250,10 +252,14 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         )
         return [(set(json.loads(tips)), earned) for tips, earned in self._query(sql, (namespace, without, limit))]
 
+    def count_events(self) -> int:
+        """Count writes and attempts: a number that changes from one search to the next, wherever they are reported."""
+        ((attempts,),) = self._query("SELECT COALESCE(MAX(number), 0) FROM attempts")
+        return self.sequence + int(attempts)
+
     def load_items(self, namespace: str | None = None, key: str = "") -> list[ItemRow]:
         where, values = ("WHERE namespace = ? AND key = ?", (namespace, key)) if namespace is not None else ("", ())
-        sql = f"SELECT namespace, key, value, tip, created, updated FROM items {where} ORDER BY rowid"  # noqa: S608
-        return [ItemRow(*row) for row in self._query(sql, values)]
+        return [ItemRow(*row) for row in self._query(f"{SELECT_ITEM} {where} ORDER BY rowid", values)]
 
     def put_item(self, namespace: str, key: str, value: str | None, tip: int | None) -> None:
         """Insert an item, or replace its value and tip; delete it where the value is None."""

@@ -18,7 +18,7 @@ SUCCESS_THRESHOLD: Final = 0.5  # of what an episode can earn: only successful e
 
 
 class TipExposure(NamedTuple):
-    """One episode that was shown one tip."""
+    """One episode that read one tip."""
 
     tip: int
     earned: float  # by the episode, 0 to 1
@@ -26,18 +26,18 @@ class TipExposure(NamedTuple):
 
 
 class TipEffect(NamedTuple):
-    """The change that a tip made in one episode that was shown it."""
+    """The change that a tip made in one episode that read it."""
 
     tip: int
     nats: float  # log p(what was done | with tips) - log p(the same | without any)
 
 
 class ReaderStats(NamedTuple):
-    """The totals over all episodes that were shown a tip."""
+    """The totals over all episodes that read a tip."""
 
     shown: int  # how many
     earned: float  # together, each 0 to 1
-    compared: int  # of how many a member of their group was not shown the tip
+    compared: int  # of how many a member of their group did not read the tip
     gained: float  # by these together, each -1 to 1, over the mean of such members
     used: int  # number of the write that counted the last of them
     measured: int = 0  # of how many, who did well, the actions were scored without tips, too
@@ -56,7 +56,7 @@ class ReaderStats(NamedTuple):
 def compute_exposures(episodes: Iterable[Trajectory]) -> Iterator[TipExposure]:
     """Yield the exposures of one batch, whose episodes without tips are included; episodes of one task are one group.
 
-    A tip counts once in an episode, however often it was shown there.
+    A tip counts once in an episode, however often it appears there.
     """
     groups: dict[str, list[tuple[set[int], float]]] = {}
     for episode in episodes:
@@ -92,7 +92,7 @@ def estimate_tip_effects(
 ) -> list[TipEffect]:
     """Estimate the effect of each tip in each successful episode that read it, in the order of the episodes.
 
-    log p(actions since the tip was shown | with all tips) - log p(the same | without any), in nats: 0 says that the
+    log p(actions since the tip appeared | with all tips) - log p(the same | without any), in nats: 0 says that the
     policy acts the same without them. All tips of an episode share it.
 
     Args:
@@ -145,6 +145,16 @@ def mean_gain(compared: Numbers, gained: Numbers) -> Numbers:
     """
     gains: Numbers = gained / (1.0 + compared)
     return gains
+
+
+def compute_gain_bounds(compared: Numbers, gained: Numbers) -> Numbers:
+    """Compute W_i + 1 / sqrt(n_i), n_i = 1 + compared_i and W_i as `mean_gain`, (n,): the most that is likely.
+
+    A gain varies by about one half, so this is two standard errors above the mean. Below 0 the tip does harm, with a
+    probability of about .975.
+    """
+    bounds: Numbers = mean_gain(compared, gained) + 1.0 / np.sqrt(1.0 + compared)
+    return bounds
 
 
 def compute_ucb_scores(shown: Numbers, earned: Numbers, exploration: float) -> Numbers:

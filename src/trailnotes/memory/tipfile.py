@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, replace
@@ -138,11 +137,9 @@ def parse_tip(record: Any) -> Tip:
         raise ValueError(f"no field {missing[0]!r}")
     for name, value in values.items():
         kind = FIELD_TYPES[name]
-        if kind is float and type(value) is int:
-            values[name] = float(value) if abs(value) < 2**1000 else math.inf
-        elif type(value) is not kind:
+        if type(value) is not kind and (kind, type(value)) != (float, int):
             raise ValueError(f"{name} must be {kind.__name__}, got {type(value).__name__}")
-        if (kind is float and not math.isfinite(values[name])) or (kind is int and abs(value) >= 2**31):
+        if type(value) is int and abs(value) >= (2**100 if kind is float else 2**31):
             raise ValueError(f"{name} is out of range")
     if not clean_tip(values["text"]):
         raise ValueError("its text has no letter or digit")

@@ -1,4 +1,4 @@
-"""EMPO2's memory: which tips are kept, which are found, in which order (arXiv 2602.23008, section 4.1).
+"""EMPO2's memory: which tips are kept, retrieved, and in which order (arXiv 2602.23008, section 4.1).
 
 Every writer cleans a tip (`normalize_tip`); prompts quote all that they show.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import secrets
 import unicodedata
@@ -17,14 +18,16 @@ from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from trailnotes.config.memory_schema import MemoryConfig
+from trailnotes.config.schema import MemoryConfig
+from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import retrieval, tip_stats
 from trailnotes.memory.index import Ints, fuse_reciprocal_ranks, is_faiss_installed
 from trailnotes.memory.retrieval import Embedder, Floats
 from trailnotes.memory.schema import EmbedderIdentity, require_identity
-from trailnotes.memory.scope import DISTILLED, TipFilter
+from trailnotes.memory.scope import DISTILLED, TipFilter, add_filters
 from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
 from trailnotes.memory.tip_stats import Numbers, TipEffect
 from trailnotes.types import StrPath, Task, Tip, Trajectory, replace_surrogates, strip_thinking, to_finite_float
@@ -34,9 +37,17 @@ MAX_ACTION_WORDS = 32
 MAX_CHARS = 2000  # of a tip or action: words may be endless
 MAX_KEY_CHARS = 32_768  # several times what the longest context holds
 MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tokens of chat templates, tags
-COMPUTED_KEYS = {"similarity", "ucb", "worth"}  # orders that depend on the search, so that no page is sorted by them
+COMPUTED_KEYS = {
+    "similarity",
+    "ucb",
+    "worth",
+    "gain",
+}  # orders that depend on the search, so that no page is sorted by them
 PROTECTED_SHARE = 0.25  # share of the capacity: the newest tips, exempt from eviction by use or worth
 COMPARED_ATTEMPTS = 32  # newest attempts at the task that one is compared with
+RETRY_SPACING = 8  # a withheld tip with n readers comes back in one search of so many times n
+SURE_READERS = 2  # first readers of a tip, who are never left without it
+LEAVE_OUT = 0.5  # probability that a session leaves out a new one of its tips; it falls with the readers
 KEPT_ATTEMPTS = 100_000  # attempts in the file
 MAX_TRANSCRIPT_CHARS = 32_768  # the end of a transcript that an author reads
 AUTHOR_REQUEST = (
@@ -48,6 +59,17 @@ Author = Callable[[str], str]
 """Answers a request for one tip: for instance a call of any model."""
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
+
+# One-to-one replacements: nothing is left that closes a quote, opens a tag or imitates a chat template's brackets.
+_ESCAPES = str.maketrans(
+    {**dict.fromkeys('"“”„‟«»`', "'"), "<": "\u2039", ">": "\u203a", "[": "(", "]": ")", "|": "/", "#": " "}
+)
+_SPEAKERS = re.compile(
+    r"\b(system|user|human|assistant|ai|model|tool|developer|notes?|task|instructions?|observation|"
+    r"(?:admissible )?actions?|reply|response)\s*:",
+    re.IGNORECASE,
+)
+_HEADER = re.compile(r"notes from earlier attempts(?: at this task)?(?: \(quoted; they may be wrong\))?", re.IGNORECASE)
 
 
 class SearchHit(NamedTuple):
@@ -61,7 +83,7 @@ class SearchHit(NamedTuple):
 class TipSession:
     """One attempt at a task, by an agent of any kind.
 
-    A reader's gain is what it earned less the mean of the task's newest attempts that were not shown the tip, so let
+    A reader's gain is what it earned less the mean of the task's newest attempts without the tip, so let
     some sessions go without tips (`show_tips=False`): the gateway and MCP do it by a share.
     """
 
@@ -76,7 +98,7 @@ class TipSession:
     @property
     def text(self) -> str:
         """Return the tips as lines for a prompt, "" for none: quoted, since they are data."""
-        lines = [json.dumps(tip.text, ensure_ascii=False) for tip in self.tips]
+        lines = [json.dumps(quoted(tip.text), ensure_ascii=False) for tip in self.tips]
         return "\n".join(["Notes from earlier attempts at this task (they may be wrong):", *lines]) if lines else ""
 
     def report(
@@ -100,7 +122,7 @@ class TipSession:
 
 
 class TipMemory(StoreBackedMemory):
-    """Tips by namespace, in one store, found through one embedder, whose vectors the store must hold.
+    """Tips by namespace, in one store, searched through one embedder, whose vectors the store must hold.
 
     `clock` gives `created` to tips that have none, for information only: age is counted in writes.
     """
@@ -113,13 +135,23 @@ class TipMemory(StoreBackedMemory):
         self.store, self.embedder, self.config = store, embedder, config
         self._clock = clock or utc_now
 
-    def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
+    def search(
+        self, namespace: str, query: str, top_k: int, *, filters: Mapping[str, str | float] | None = None
+    ) -> list[Tip]:
         """Return enabled tips whose key is at least `config.threshold` similar to `query`, the best first.
 
         The order is `config.ranking`, then the newest. Candidates are the tips of `config.scope`; where these are so
         many that the index is asked, the `config.candidates` nearest.
+
+        Args:
+            namespace: the task.
+            query: text that keys are compared with.
+            top_k: tips at most.
+            filters: fields of `Tip` with the value that each must have, such as `{"run": "a", "model": "b"}`.
         """
         place, by_index = self._resolve_place(namespace)
+        if filters:
+            place, by_index = add_filters(place, filters), False
         vector = self._embed([query])[0] if top_k > 0 and self._needs_vector(place, by_index) else None
         return self._search_place(place, by_index, query, vector, top_k)
 
@@ -202,32 +234,44 @@ class TipMemory(StoreBackedMemory):
 
         Args:
             task: the id under which attempts share their tips.
-            query: the state that tips are found for.
+            query: the state that tips are retrieved for.
             top_k: tips at most; None: `config.top_k`.
             show_tips: False for an attempt without tips, which the others are compared with.
             author: writes a tip from the transcript of the report.
         """
         limit = self.config.top_k if top_k is None else top_k
-        tips = tuple(self.search(task, query, limit)) if show_tips else ()
-        return TipSession(self, task, query, self.record_attempt(task, tips), tips, author)
+        tips = self.search(task, query, limit) if show_tips else []
+        if "gain" in self.config.ranking:
+            tips = self._leave_out(task, tips)
+        return TipSession(self, task, query, self.record_attempt(task, tips), tuple(tips), author)
+
+    def _leave_out(self, task: str, tips: Sequence[Tip]) -> list[Tip]:
+        """Leave out each tip now and then, the more often the newer: tips that always come together share one gain."""
+        draw, kept = random.Random(derive_seed("leave out", task, self.store.count_events())), list[Tip]()
+        for tip in tips:
+            readers = self.store.load_reader_stats(tip.id)[tip.id or 0]
+            if readers.shown < SURE_READERS or draw.random() >= LEAVE_OUT / (1 + readers.compared / 16):
+                kept.append(tip)
+        return kept
 
     def record_attempt(self, task: str, tips: Sequence[Tip]) -> str:
-        """Record that an attempt is shown `tips`; return its id."""
+        """Record that an attempt reads `tips`; return its id."""
         name = secrets.token_urlsafe(12)
         with self.store.transaction():
             self.store.insert_attempt(name, task, [tip.id for tip in tips if tip.id is not None], KEPT_ATTEMPTS)
         return name
 
     def report_attempt(
-        self, attempt: str, score: float, *, max_score: float = 1.0, success: bool | None = None
-    ) -> None:
-        """Record what an attempt earned, and what each of its tips gained; see `TipSession.report`."""
+        self, attempt: str, score: float, *,
+        max_score: float = 1.0, success: bool | None = None, task: str | None = None,
+    ) -> None:  # fmt: skip
+        """Record what an attempt (at `task`, if given) earned, and its tips gained; see `TipSession.report`."""
         score, max_score = to_finite_float("score", score), to_finite_float("max_score", max_score)
         if max_score <= 0:
             raise ValueError(f"max_score must be above 0, is {max_score}")
         store, earned = self.store, tip_stats.compute_credit(score, max_score, success=bool(success))
         with store.transaction():
-            finished = store.finish_attempt(attempt, earned)
+            finished = store.finish_attempt(attempt, earned, task)
             if finished is None:
                 raise MemoryStoreError(f"there is no session {attempt[:40]!r} that waits for its report")
             task, tips = finished
@@ -331,9 +375,22 @@ class TipMemory(StoreBackedMemory):
             computed["ucb"] = tip_stats.compute_ucb_scores(columns["shown"], columns["earned"], self.config.ucb)[rows]
         if "worth" in order:
             computed["worth"] = tip_stats.mean_gain(columns["compared"], columns["gained"])[rows]
+        if "gain" in order:
+            computed["gain"] = tip_stats.compute_gain_bounds(columns["compared"], columns["gained"])[rows]
+            kept = self._select_unharmful(page, rows, computed["gain"])
+            rows, computed = rows[kept], {name: numbers[kept] for name, numbers in computed.items()}
         if COMPUTED_KEYS & set(order):  # else the store has sorted the page
             rows = _sort_rows(page, rows, computed, order)
         return self.store.fetch(page, rows[:top_k].tolist())
+
+    def _select_unharmful(self, page: TipPage, rows: Ints, bounds: Numbers) -> npt.NDArray[np.bool_]:
+        """Select rows (n,) whose `bounds` (n,) are not below 0; another is tried again now and then."""
+        kept: npt.NDArray[np.bool_] = bounds >= 0
+        clock = 0 if kept.all() else self.store.count_events()
+        for position in np.flatnonzero(~kept).tolist():
+            readers = 1 + int(page.columns["compared"][rows[position]])
+            kept[position] = not derive_seed("try again", page.ids[rows[position]], clock) % (RETRY_SPACING * readers)
+        return kept
 
     def _embed(self, texts: Sequence[str]) -> Floats:
         return self.embedder.embed([_truncate_for_embedding(text) for text in texts])
@@ -441,6 +498,18 @@ def _clean_once(text: str, max_words: int) -> str:
     while len(text) > 1 and text[0] == text[-1] == "'":
         text = text[1:-1].strip()
     return " ".join(text.split()[:max_words])[:MAX_CHARS].strip()
+
+
+def quoted(text: str) -> str:
+    """Make one line of data fit to stand between double quotes in a prompt.
+
+    It can neither end its quotation nor start a line, a turn or a segment: look-alikes are folded (NFKC), and words
+    that announce a speaker lose their colon.
+    """
+    visible = "".join(" " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
+    plain = unicodedata.normalize("NFKC", visible).translate(_ESCAPES)
+    line = " ".join(plain.split())
+    return _SPEAKERS.sub(r"\1 -", _HEADER.sub("(notes)", line))
 
 
 def utc_now() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
@@ -63,15 +63,19 @@ class TrainedPolicy(OwnedPolicy, Protocol):
     def count_tokens(self, text: str) -> int:
         return self.format.count_tokens(text)
 
-    async def load(self, weights: Any, version: int, said: Sequence[Sequence[float]] = ()) -> float:
+    def describe_tools(self, tools: Sequence[dict[str, Any]]) -> str:
+        """Word functions as the model's template does in the system message; "" where it has no form that is read."""
+        return self.format.describe_tools(tools)
+
+    async def load(self, weights: Any, version: int, logprobs: Sequence[Sequence[float]] = ()) -> float:
         """Take over weights while no completion is under way.
 
         Args:
             weights: tensors by the names of the model's files, of a whole model all, of adapters theirs alone; or the
                 name under which a server keeps them.
             version: of the weights.
-            said: the learner's log-probabilities of the sampled tokens of each probe under these weights, in nats at
-                the sampling temperature of training.
+            logprobs: the learner's, of the sampled tokens of each probe under these weights, in nats at the sampling
+                temperature of training.
 
         Returns the mean absolute difference between policy and learner on the probes, in nats. Raises `PolicyError`
         where the weights are another model's, or the policy scores the probes otherwise.
@@ -88,3 +92,22 @@ class TrainedPolicy(OwnedPolicy, Protocol):
     def report(self) -> dict[str, float]:
         """Return figures about what was sampled since the last call; {} for none."""
         return {}
+
+
+PROBE_TOKENS: Final = 16  # of each probe: enough that a wrong layer shows, and a moment's work
+PROBES: Final = (  # what an episode might hold
+    ("You are in a hall. A door leads north.", "I go north through the door, and look around."),
+    ("You see a key. Your task is to open the chest.", "First I take the key, then I open the chest with it."),
+    ("It is dark here. What do you do next?", "Let me think. I need a lamp, and the lamp is in the kitchen."),
+)
+
+
+def make_probes(chat: ChatFormat, context_length: int) -> list[Completion]:
+    """Encode the probes as conversations of this format, cut to a context."""
+    probes = []
+    for observation, reply in PROBES:
+        messages = [Message("user", observation)]
+        prompt = chat.encode(messages)
+        ids = chat.encode_reply(messages, reply)[: min(PROBE_TOKENS, max(1, context_length - len(prompt)))]
+        probes.append(Completion(prompt, ids, (0.0,) * len(ids), reply))
+    return probes

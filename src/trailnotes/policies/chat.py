@@ -11,6 +11,7 @@ template anew, with marks in place of the words.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from trailnotes.types import THINK, Message, Role, TokenIds, replace_surrogates
 
 logger = logging.getLogger(__name__)
 CACHE_SIZE = 1024  # layouts remembered
-MAX_CACHED_TEXT = 32_768  # characters of a text whose ids are remembered
+MAX_CACHED_TEXT = 65_536  # characters of a text whose ids are remembered
 MAX_CACHED_CHARS = 2**24  # characters of all texts remembered
 WORD_START = "\u2581"  # how tokens of sentencepiece's kind spell one
 TAG = re.compile(f"({'|'.join(THINK)})")
@@ -154,6 +155,15 @@ class Template:
         """Render and cut a conversation with marks as its contents; raises `PolicyError` as `render`."""
         return self.split_rendered(self.render(roles, [make_mark(index) for index in range(len(roles))]), roles)
 
+    def render_tools(self, tools: str) -> str:
+        """Render what the template adds to a system message for `tools` (JSON); "" where calls have another form."""
+        roles, marks = SYSTEM_HEAD + TURN[:1], [make_mark(0), make_mark(1)]
+        before, mark, after = (self._try_render(roles, marks) or "").partition(make_mark(0))
+        text = self._try_render(roles, marks, tools=json.loads(tools)) or ""
+        added = text.removeprefix(before + mark).removesuffix(after)
+        whole = before + mark + added + after == text and not self._folds
+        return added.strip("\n") if whole and "<tool_call>" in added else ""
+
     def learn_rules(self) -> LayoutRules | None:
         """Learn the text between neighbouring roles; None where that depends on more than the two."""
         rules: LayoutRules = {}
@@ -176,13 +186,17 @@ class Template:
     def _render_marks(self, roles: RoleSequence) -> str | None:
         return self._try_render(roles, [make_mark(index) for index in range(len(roles))])
 
-    def _try_render(self, roles: RoleSequence, contents: Sequence[str]) -> str | None:
+    def _try_render(self, roles: RoleSequence, contents: Sequence[str], **options: Any) -> str | None:
         if self._folds and roles[0] == "system":
             roles, contents = roles[1:], ["\n\n".join(contents[:2]), *contents[2:]]
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=roles[-1] != "assistant", **self._options
+                messages,
+                tokenize=False,
+                add_generation_prompt=roles[-1] != "assistant",
+                **self._options,
+                **options,
             )
         except Exception as error:  # noqa: BLE001 (the boundary: a template is a program that may fail in any way)
             self._reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_CHARS]
@@ -280,6 +294,7 @@ class ChatFormat:
         self.append_only = self._template.rules is not None and not self._template.reads_thinking
         self._layout = lru_cache(CACHE_SIZE)(self._find_layout)
         self._marked = lru_cache(CACHE_SIZE)(self._template.render)
+        self._tools = lru_cache(8)(self._template.render_tools)
         self._line_break = self._find_line_break()
         self._piece = cache_ids(self._encode_piece)
         self._content = cache_ids(self._encode_content)
@@ -322,9 +337,13 @@ class ChatFormat:
             text = self.opening + self.decode(message.token_ids)
         except (IndexError, OverflowError, TypeError, ValueError):  # ids that it does not know, in its own words
             return replace(message, token_ids=None)
-        said = message.content  # up to a stop string, which its ids may hold
-        known = text.startswith(said) if said else not text.strip()
+        content = message.content  # up to a stop string, which its ids may hold
+        known = text.startswith(content) if content else not text.strip()
         return message if known else replace(message, token_ids=None)
+
+    def describe_tools(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Word functions as the template does in a system message; "" where it has no form like Hermes's and Qwen's."""
+        return self._tools(json.dumps(tools))
 
     def decode(self, token_ids: TokenIds) -> str:
         """Decode ids without special tokens; tags of thinking stay, which some tokenizers count among them."""

@@ -17,11 +17,10 @@ import tinker
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError, ServerError
-from trailnotes.policies.base import TrainedPolicy
+from trailnotes.policies.base import TrainedPolicy, make_probes
 from trailnotes.policies.chat import ChatFormat, encode_replies
 from trailnotes.policies.hf.engine import StopCondition, require_room
 from trailnotes.policies.hf.policy import load_tokenizer
-from trailnotes.policies.probes import make_probes
 from trailnotes.storage import checkpoint
 from trailnotes.storage.checkpoint import read_json
 from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
@@ -66,7 +65,7 @@ class TinkerPolicy(TrainedPolicy):
         is_off = config.model.template_options.get("enable_thinking") is False
         self._thinks = bool(self.endings.opening) or (THINK[0] in self.tokenizer.get_vocab() and not is_off)
         self._stop_ids: dict[tuple[str, ...], list[int]] = {}
-        self._asked: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request
+        self._requests: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request
         self._num_under_way = self._newest = 0
         self._kept = CompletionCache(directory, config)
         self._reported = (0, 0)
@@ -85,9 +84,9 @@ class TinkerPolicy(TrainedPolicy):
         self._sampler = self._open_sampler(weights)
 
     def open_episode(self, episode: str) -> None:
-        if episode in self._asked:
+        if episode in self._requests:
             raise PolicyError(f"episode {episode!r} is open already: each live episode needs a name of its own")
-        self._asked[episode] = Counter()
+        self._requests[episode] = Counter()
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
         """Sample the next assistant turn, or take the one that is kept of an earlier start.
@@ -96,37 +95,38 @@ class TinkerPolicy(TrainedPolicy):
         """
         prompt_ids = self.encode(messages)
         require_room(prompt_ids, sampling, self.context_length)
-        if episode not in self._asked:
+        if episode not in self._requests:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
         same = self._kept.hash_request(self._state or self.version, prompt_ids, sampling)
-        key = f"{same}.{self._asked[episode][same]}"
-        self._asked[episode][same] += 1
-        found = self._kept.find(key)
-        if found is None:
+        key = f"{same}.{self._requests[episode][same]}"
+        self._requests[episode][same] += 1
+        kept = self._kept.find(key)
+        if kept is None:
             self._num_under_way += 1
             try:
-                found = await self._sample(prompt_ids, sampling)
+                kept = await self._sample(prompt_ids, sampling)
             finally:
                 self._num_under_way -= 1
-            self._kept.store(self._newest, key, found)  # what older weights write is kept as long
-        return self._cut(prompt_ids, found, sampling)
+            self._kept.store(self._newest, key, kept)  # what older weights write is kept as long
+        return self._cut(prompt_ids, kept, sampling)
 
     def close_episode(self, episode: str) -> None:
-        self._asked.pop(episode, None)
+        self._requests.pop(episode, None)
 
     async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
         prompt, rows = encode_replies(self.format, messages, replies, self.context_length)
         scored = await self._score([(prompt, row) for row in rows])
         return [fsum(row) / len(row) for row in scored]
 
-    async def load(self, weights: Any, version: int, said: Sequence[Sequence[float]] = ()) -> float:
+    async def load(self, weights: Any, version: int, logprobs: Sequence[Sequence[float]] = ()) -> float:
         """Sample from the weights of this name from now on, as `TrainedPolicy.load`."""
         if self._num_under_way:
             raise PolicyError(f"the weights changed while {self._num_under_way} completions were under way")
         assert isinstance(weights, str), "they are on the server"
         self._sampler = self._open_sampler(weights)
-        found = await self._score([(probe.prompt_ids, probe.token_ids) for probe in self.probes]) if said else []
-        apart = [abs(a - b) for row, other in zip(found, said, strict=False) for a, b in zip(row, other, strict=True)]
+        probes = [(probe.prompt_ids, probe.token_ids) for probe in self.probes]
+        pairs = zip(await self._score(probes), logprobs, strict=True) if logprobs else ()
+        apart = [abs(a - b) for row, other in pairs for a, b in zip(row, other, strict=True)]
         distance = fsum(apart) / max(1, len(apart))
         if not distance <= self._tolerance:
             raise PolicyError(
@@ -140,10 +140,10 @@ class TinkerPolicy(TrainedPolicy):
 
     def report(self) -> dict[str, float]:
         """Count the completions since the last call, and those that an earlier start had paid for."""
-        now = self._kept.asked, self._kept.reused
-        asked, reused = (a - b for a, b in zip(now, self._reported, strict=True))
+        now = self._kept.requests, self._kept.reused
+        requests, reused = (a - b for a, b in zip(now, self._reported, strict=True))
         self._reported = now
-        return {"completions": float(asked), "reused": float(reused)}
+        return {"completions": float(requests), "reused": float(reused)}
 
     def close(self) -> None:
         """Give the room of an evaluated checkpoint back; the session ends with the process."""
@@ -163,32 +163,33 @@ class TinkerPolicy(TrainedPolicy):
             top_k=sampling.top_k or -1, seed=sampling.seed % 2**31, stop=self._find_stop_ids(sampling.stop),
         )  # fmt: skip
         with self.server.ledger.reserve(len(prompt_ids) + sampling.max_tokens):
-            asked = self._sampler.sample(tinker.ModelInput.from_ints(list(prompt_ids)), 1, params)
-            (said,) = (await self.server.wait_async(asked, "sampling")).sequences
-            self.server.ledger.add(prefilled=len(prompt_ids), sampled=len(said.tokens))
-        if not said.tokens or said.logprobs is None or len(said.logprobs) != len(said.tokens):
-            raise PolicyError(f"{self.server.url} gives {len(said.tokens)} tokens without as many log-probabilities")
-        return SampledTokens([*said.tokens], [*said.logprobs], "length" if said.stop_reason == "length" else "stop")
+            pending = self._sampler.sample(tinker.ModelInput.from_ints(list(prompt_ids)), 1, params)
+            (sequence,) = (await self.server.wait_async(pending, "sampling")).sequences
+            self.server.ledger.add(prefilled=len(prompt_ids), sampled=len(sequence.tokens))
+        tokens, logprobs = sequence.tokens, sequence.logprobs
+        if not tokens or logprobs is None or len(logprobs) != len(tokens):
+            raise PolicyError(f"{self.server.url} gives {len(tokens)} tokens without as many log-probabilities")
+        return SampledTokens([*tokens], [*logprobs], "length" if sequence.stop_reason == "length" else "stop")
 
-    def _cut(self, prompt_ids: TokenIds, found: SampledTokens, sampling: Sampling) -> Completion:
+    def _cut(self, prompt_ids: TokenIds, sampled: SampledTokens, sampling: Sampling) -> Completion:
         """Cut a completion where this package's engines would have ended it."""
-        ids, logprobs = tuple(found.ids), tuple(found.logprobs)
+        ids, logprobs = tuple(sampled.ids), tuple(sampled.logprobs)
         for size in range(1, len(ids) + 1):
             if end := self.endings.find_end(ids[:size], sampling):
                 return Completion(prompt_ids, ids[:size], logprobs[:size], *end)
         text = self.endings.opening + self.format.decode(ids)  # the server ended it by a rule of its own
-        return Completion(prompt_ids, ids, logprobs, sampling.cut_at_stop(text)[0], found.reason)
+        return Completion(prompt_ids, ids, logprobs, sampling.cut_at_stop(text)[0], sampled.reason)
 
     def _find_stop_ids(self, stops: tuple[str, ...]) -> list[int]:
         """Find the tokens that end a completion for sure: the ends of a turn, and blank ones that hold a stop text."""
         if stops not in self._stop_ids:
-            found = list(self.endings.end_ids)
+            ids = list(self.endings.end_ids)
             # Thoughts may hold a stop text.
             for token in range(len(self.tokenizer)) if stops and not self._thinks else ():
                 text = self.format.decode((token,))
                 if not text.strip() and any(stop in text for stop in stops):
-                    found.append(token)
-            self._stop_ids[stops] = found[:MAX_STOP_IDS]
+                    ids.append(token)
+            self._stop_ids[stops] = ids[:MAX_STOP_IDS]
         return self._stop_ids[stops]
 
     async def _score(self, rows: Sequence[tuple[TokenIds, TokenIds]]) -> list[list[float]]:
@@ -196,12 +197,12 @@ class TinkerPolicy(TrainedPolicy):
         tokens = sum(len(prompt) + len(reply) for prompt, reply in rows)
         self.server.ledger.spend(prefilled=tokens, sampled=len(rows))  # the SDK has a token sampled after each row
         inputs = [tinker.ModelInput.from_ints([*prompt, *reply]) for prompt, reply in rows]
-        asked = [self._sampler.compute_logprobs(each) for each in inputs]
-        found = [await self.server.wait_async(each, "scoring") or () for each in asked]
-        if any(len(row) < len(reply) for row, (_, reply) in zip(found, rows, strict=True)):
+        pending = [self._sampler.compute_logprobs(each) for each in inputs]
+        scores = [await self.server.wait_async(each, "scoring") or () for each in pending]
+        if any(len(row) < len(reply) for row, (_, reply) in zip(scores, rows, strict=True)):
             raise ServerError(f"{self.server.url} gives no log-probabilities of prompts, which training here needs")
         # A server may leave out the first token, which has no context, so rows are counted from their ends.
-        return [[float(value) for value in row[-len(reply) :]] for row, (_, reply) in zip(found, rows, strict=True)]
+        return [[float(value) for value in row[-len(reply) :]] for row, (_, reply) in zip(scores, rows, strict=True)]
 
 
 def _find_state(path: Path) -> str:
@@ -221,13 +222,13 @@ class CompletionCache:
 
     A run that was killed plays its iterations since then again, by the same seeds, and finds here what it has paid for.
     Each version of the weights has a file ``completions/VERSION.jsonl`` in the directory of the run, which also holds
-    what older weights, those of an author, said meanwhile.
+    what older weights, those of an author, wrote meanwhile.
     """
 
     def __init__(self, directory: Path | None, config: Config) -> None:
         self._directory = directory
-        self._found: dict[str, SampledTokens] = {}
-        self.asked = self.reused = 0
+        self._completions: dict[str, SampledTokens] = {}
+        self.requests = self.reused = 0
         settings = {name: getattr(config, name).model_dump(mode="json") for name in _FIELDS}
         rest = config.run.seed, config.learner.anchor_by, "auto"
         self._settings = json.dumps([settings, rest], sort_keys=True)
@@ -236,7 +237,7 @@ class CompletionCache:
             for path in sorted((directory / "completions").glob("*.jsonl")):
                 split_after(path)  # a line that was cut short
                 for line in read_jsonl(path):
-                    self._found[str(line["key"])] = SampledTokens(line["ids"], line["logprobs"], line["reason"])
+                    self._completions[str(line["key"])] = SampledTokens(line["ids"], line["logprobs"], line["reason"])
 
     def hash_request(self, version: int | str, prompt_ids: TokenIds, sampling: Sampling) -> str:
         text = json.dumps([self._settings, version, prompt_ids, asdict(sampling)])
@@ -244,15 +245,15 @@ class CompletionCache:
 
     def find(self, key: str) -> SampledTokens | None:
         """Find a completion, and drop it from memory: a start asks for each once."""
-        self.asked += 1
-        found = self._found.pop(key, None)
-        self.reused += found is not None
-        return found
+        self.requests += 1
+        kept = self._completions.pop(key, None)
+        self.reused += kept is not None
+        return kept
 
-    def store(self, version: int, key: str, found: SampledTokens) -> None:
+    def store(self, version: int, key: str, sampled: SampledTokens) -> None:
         if self._directory is not None:
             path = self._directory / "completions" / f"{version:06d}.jsonl"
-            append_jsonl(path, [{"key": key, **found._asdict()}])
+            append_jsonl(path, [{"key": key, **sampled._asdict()}])
 
     def forget_saved(self) -> None:
         """Delete the files of versions before the last two checkpoints, which no start plays again."""

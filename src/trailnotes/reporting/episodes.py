@@ -1,12 +1,24 @@
-"""Episodes as readable text."""
+"""Episodes as readable text, and the tracebacks of those that failed."""
 
 from __future__ import annotations
 
+import logging
 import textwrap
 
 from trailnotes.types import Trajectory
 
+logger = logging.getLogger(__name__)
 WIDTH = 100
+_logged: set[tuple[str, ...]] = set()  # places of errors
+
+
+def log_traceback(trajectory: Trajectory) -> None:
+    """Log the traceback of a failed episode's environment, each place once in this process."""
+    text = str(trajectory.final_observation.info.get("traceback", ""))
+    place = tuple(line for line in text.splitlines() if line.startswith("  File "))
+    if place and place not in _logged:
+        _logged.add(place)
+        logger.error("%s\n%s", trajectory.error, text.rstrip())
 
 
 def render_episode(trajectory: Trajectory) -> str:

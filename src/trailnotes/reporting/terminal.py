@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
@@ -77,14 +78,49 @@ def open_console(stream: IO[str], width: int | None = None) -> Console:
 # -- progress
 
 
+HEARTBEAT = 30.0  # seconds without a line after which one says what a command does
+
+
+class Activity:
+    """A part of a task that takes long, of `total` units (0: unknown)."""
+
+    def __init__(self, name: str, total: int, unit: str) -> None:
+        self.name, self.total, self.unit = name, total, unit
+        self.done = self.tokens = 0
+        self._started = time.monotonic()
+
+    def step(self, tokens: int = 0) -> None:
+        self.done, self.tokens = self.done + 1, self.tokens + tokens
+
+    def __str__(self) -> str:
+        seconds, parts = time.monotonic() - self._started, [self.name]
+        if self.total:
+            parts.append(f"{self.done:,}/{self.total:,} {self.unit}")
+        if self.tokens and seconds:
+            parts.append(f"{self.tokens / seconds:.0f} tokens/s")
+        if 0 < self.done <= self.total:
+            return "  ".join([*parts, f"{format_duration(seconds / self.done * (self.total - self.done))} left"])
+        return "  ".join([*parts, f"for {format_duration(seconds)}"])
+
+
+def begin_activity(
+    progress: ProgressBar | None, name: str, total: int = 0, unit: str = ""
+) -> contextlib.AbstractContextManager[Activity]:
+    """Begin an activity of `progress`, or one that nothing displays."""
+    return progress.activity(name, total, unit) if progress else contextlib.nullcontext(Activity(name, total, unit))
+
+
 class ProgressBar:
     """Progress bar of a task with an end, as a context manager.
 
-    Off a terminal it prints a line at the first update, then at most one every `interval` seconds, and one at the end.
+    Off a terminal it prints a line at the first update, then at most one every `interval` seconds, and one at the end;
+    and a line on the activities of the moment where none was printed for `HEARTBEAT` seconds.
     """
 
     def __init__(self, total: float, title: str, *, stream: IO[str] | None = None, interval: float = 10.0) -> None:
         self.total, self.title, self.interval = total, title, interval
+        self._activities: list[Activity] = []
+        self._noted, self._ended = time.monotonic(), threading.Event()
         self.stream = ignore_write_errors(sys.stderr if stream is None else stream)
         self._first: tuple[float, float] | None = None  # (time, completed) at the first update, for the time left
         self._printed = float("-inf")
@@ -96,9 +132,12 @@ class ProgressBar:
             self._bar = _build_bar(self.stream)
             self._bar.start()
             self._bar.add_task(self.title, total=self.total, facts="", left="")
+        else:
+            threading.Thread(target=self._print_heartbeats, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         if self._pending:
             self.note(self._pending)
         if self._bar is not None:
@@ -120,7 +159,25 @@ class ProgressBar:
             self.note(self._pending)
             self._printed, self._pending = now, ""
 
+    @contextlib.contextmanager
+    def activity(self, name: str, total: int = 0, unit: str = "") -> Iterator[Activity]:
+        """Name what is done in the block, which steps the activity as it goes on."""
+        self._activities.append(activity := Activity(name, total, unit))
+        try:
+            yield activity
+        finally:
+            self._activities.remove(activity)
+
+    def describe_activities(self) -> str:
+        return "; ".join(map(str, list(self._activities)))
+
+    def _print_heartbeats(self) -> None:
+        while not self._ended.wait(HEARTBEAT / 10):
+            if self._activities and time.monotonic() - self._noted >= HEARTBEAT:
+                self.note(f"{self.title}  {self.describe_activities()}")
+
     def note(self, text: str) -> None:
+        self._noted = time.monotonic()
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
@@ -138,9 +195,9 @@ class TrainingProgress(ProgressBar):
     def update_metrics(self, line: Mapping[str, Any]) -> None:
         iterations, steps = self._train.iterations, self._train.max_env_steps
         done, taken = line["iteration"] + 1, line.get("env_steps", 0)
-        share, count = done / iterations, f"iteration {done}/{iterations}"
-        if steps and taken / steps > share:  # the steps end the run first
-            share, count = taken / steps, f"iteration {done}, {taken:,}/{steps:,} steps"
+        share, count = self._train.compute_progress({**line, "iteration": done}), f"iteration {done}/{iterations}"
+        if steps and taken / steps > done / iterations:  # the steps end the run first
+            count = f"iteration {done}, {min(taken, steps):,}/{steps:,} steps"
         modes = [mode for mode in MODES if f"rollout/return/{mode}" in line]
         names = {"return": "rollout/return", "success": "rollout/success"}
         plain = f"rollout/{self._metric}/plain"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import ActionFormat, RolloutConfig
+from trailnotes.config.schema import ActionFormat, MemoryConfig, RolloutConfig
+from trailnotes.memory.tips import quoted as quoted  # noqa: PLC0414 (a public name of this module)
 from trailnotes.types import NO_OP, Message, Observation, Role, Tip, TokenIds, Trajectory, strip_thinking
 
 CountTokens = Callable[[str], int]
@@ -29,18 +29,6 @@ _LABEL: Final = re.compile(
 )
 _QUOTES: Final = ('""', "''", "\u201c\u201d", "\u2018\u2019", "\u00ab\u00bb", "\u300c\u300d", "()", "[]")
 _STOPS: Final = re.compile(r"(?:(?<=[^\W\d_])|(?<=[\"'\u201d\u2019\u00bb]))[.!\u3002]$")
-# One-to-one replacements: nothing is left that closes a quote, opens a tag or imitates a chat template's brackets.
-_ESCAPES: Final = str.maketrans(
-    {**dict.fromkeys('"“”„‟«»`', "'"), "<": "\u2039", ">": "\u203a", "[": "(", "]": ")", "|": "/", "#": " "}
-)
-_SPEAKERS: Final = re.compile(
-    r"\b(system|user|human|assistant|ai|model|tool|developer|notes?|task|instructions?|observation|"
-    r"(?:admissible )?actions?|reply|response)\s*:",
-    re.IGNORECASE,
-)
-_HEADER: Final = re.compile(
-    r"notes from earlier attempts(?: at this task)?(?: \(quoted; they may be wrong\))?", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +101,6 @@ def truncate(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
         low -= 1
     kept = text[:low].rstrip()
     return kept + CUT_MARK if kept else CUT_MARK.strip()
-
-
-def quoted(text: str) -> str:
-    """Make one line of data fit to stand between double quotes in a prompt.
-
-    It can neither end its quotation nor start a line, a turn or a segment: look-alikes are folded (NFKC), and words
-    that announce a speaker lose their colon.
-    """
-    visible = "".join(" " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
-    plain = unicodedata.normalize("NFKC", visible).translate(_ESCAPES)
-    line = " ".join(plain.split())
-    return _SPEAKERS.sub(r"\1 -", _HEADER.sub("(notes)", line))
 
 
 FormatTips = Callable[[Sequence[Tip]], list[str]]  # from tips to the lines of the turn that shows them

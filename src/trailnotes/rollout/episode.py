@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
@@ -50,8 +50,9 @@ class AsyncEnv(Protocol):
 class ForeignAgent(AsyncEnv, Protocol):
     """An agent that asks, as an environment: its requests are observations, and it gets the whole completion."""
 
-    sampling: Sampling  # of its answers, and the longest prompt, both set before `reset`
+    sampling: Sampling  # of its answers; this and the longest prompt are set before `reset`
     max_prompt_tokens: int
+    describe_tools: Any  # words its tools as the model knows them, see `ChatFormat.describe_tools`; None: in our words
 
     async def answer(self, completion: Completion) -> Observation:
         """Answer the agent's request, and wait for its next one or for its report."""
@@ -121,6 +122,8 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
     context = EpisodeContext(policy, task, mode, member, seed, episode or f"{task.id}/{member}", config)
     actor: Actor = make_actor(context) if make_actor else TipsActor(context, memory)
     agent = env if isinstance(env, ForeignAgent) else None
+    if agent is not None and agent.describe_tools is None:
+        agent.describe_tools = getattr(policy, "describe_tools", None)
     steps: list[Step] = []
     observation, context_full, error = Observation(""), False, ""
     attempted = None

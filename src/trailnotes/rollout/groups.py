@@ -9,10 +9,11 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from trailnotes.config.schema import Config
+from trailnotes.config.schema import Config, RolloutConfig
 from trailnotes.config.seeds import derive_seed
 from trailnotes.memory.base import FeedbackMemory, Memory
 from trailnotes.policies.base import Policy
@@ -97,6 +98,9 @@ class GroupRunner:
         # Ahead of the update, timing would decide the order of these counts and of the tips that are stored.
         if not self.config.rollout.max_async_iterations or self.config.memory.is_ranked_by_feedback:
             self._report_results(slots)
+        full = [slot.played.context_full for slot in left if slot.played is not None]
+        if any(full) and 2 * sum(full) >= len(full):
+            _warn_of_full_contexts(self.config.rollout, self.policy.context_length)
         groups = (_build_group(task, row) for task, row in zip(tasks, rows, strict=True))
         return [group for group in groups if group is not None]
 
@@ -216,6 +220,15 @@ def _build_group(task: Task, row: Sequence[EpisodeSlot]) -> TrajectoryGroup | No
         logger.warning("task %s is left out: %d of %d episodes failed: %s", task.id, num, len(row), reason)
         return None
     return TrajectoryGroup(task, members)
+
+
+@cache  # once for each setting, not at each iteration
+def _warn_of_full_contexts(rollout: RolloutConfig, context_length: int) -> None:
+    logger.warning(
+        "half of the episodes or more end where the next turn does not fit rollout.max_context_tokens = %d (the model "
+        "takes %d): raise it, or lower rollout.max_observation_tokens = %d",
+        rollout.max_context_tokens, context_length, rollout.max_observation_tokens,
+    )  # fmt: skip
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

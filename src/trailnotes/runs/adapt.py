@@ -15,7 +15,7 @@ from trailnotes.envs.tasks import describe_training_overlap, validate_splits
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.policies.base import Policy
-from trailnotes.reporting.terminal import ProgressBar
+from trailnotes.reporting.terminal import ProgressBar, begin_activity
 from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow, build_adaptation_config
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import EvaluatedModel, load_endpoint_author, open_evaluated_model, open_policy
@@ -98,7 +98,8 @@ async def _adapt(
     config: Config, directory: RunDir, subject: EvaluatedModel, progress: ProgressBar | None
 ) -> list[ResultRow]:
     with open_pool(config.env) as pool, ExitStack() as opened:
-        policy: Policy = opened.enter_context(open_policy(config, subject, directory.path))
+        with begin_activity(progress, "loading the model"):
+            policy: Policy = opened.enter_context(open_policy(config, subject, directory.path))
         author = policy
         if config.algorithm.name == TIPS_ONLY_METHOD:
             if endpoint := load_endpoint_author(config, directory.path):

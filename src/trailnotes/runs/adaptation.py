@@ -23,7 +23,8 @@ from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
-from trailnotes.reporting.terminal import ProgressBar
+from trailnotes.reporting.episodes import log_traceback
+from trailnotes.reporting.terminal import ProgressBar, begin_activity
 from trailnotes.rollout.episode import MakeActor, Pool
 from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
 from trailnotes.rollout.tips import CompletionRequest, complete_requests
@@ -38,10 +39,13 @@ from trailnotes.runs.panels import (
     write_table,
 )
 from trailnotes.runs.usage import ENDPOINT_COST, USAGE_FIELDS, Usage
-from trailnotes.storage.files import append_jsonl, find_free_path, read_jsonl, split_after
-from trailnotes.storage.records import (
+from trailnotes.storage.files import (
+    append_jsonl,
     completion_from_json,
     completion_to_json,
+    find_free_path,
+    read_jsonl,
+    split_after,
     trajectory_from_json,
     trajectory_to_json,
 )
@@ -147,13 +151,16 @@ class AdaptationRun:
             nonlocal ended
             append_jsonl(journal, [trajectory_to_json(trajectory)], sync=True)
             ended += trajectory.outcome != "error"
+            activity.step(trajectory.num_tokens)
+            log_traceback(trajectory)
             self._update_progress(phase, ended, len(tasks) * num_samples, "episodes")
 
-        groups = await run_groups(
-            policy or self.policy, self.pool, tasks, [[mode] * num_samples for _ in tasks], memory,
-            build_eval_config(self.config), seed=self.seed(phase), progress=keep, on_error=keep, make_actor=make_actor,
-            done=done, once=phase,
-        )  # fmt: skip
+        with begin_activity(self._progress, phase, len(tasks) * num_samples - ended, "episodes") as activity:
+            groups = await run_groups(
+                policy or self.policy, self.pool, tasks, [[mode] * num_samples for _ in tasks], memory,
+                build_eval_config(self.config), seed=self.seed(phase), progress=keep, on_error=keep,
+                make_actor=make_actor, done=done, once=phase,
+            )  # fmt: skip
         records = _read_episodes(journal, tasks)
         if tasks and not groups and not self.spent.episodes + self._pending.episodes:
             journal.replace(find_free_path(journal))

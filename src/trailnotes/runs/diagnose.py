@@ -64,9 +64,9 @@ def diagnose(run_dir: StrPath) -> str:
     run_dir = Path(run_dir)
     config = load_run_config(run_dir)
     lines = list(read_jsonl(run_dir / "metrics.jsonl"))
-    if not lines:
-        return f"{run_dir} has no finished iteration yet\n"
     episodes = list(read_jsonl(run_dir / "trajectories.jsonl"))
+    if not lines:
+        return _describe_failure(episodes) or f"{run_dir} has no finished iteration yet\n"
     with report_damaged_run(run_dir):
         steps = f"{lines[-1]['env_steps']:,} environment steps"
         links = run_checks(lines, episodes, config)
@@ -76,7 +76,15 @@ def diagnose(run_dir: StrPath) -> str:
     legend = [f"numbers are means over the first and the last {WINDOW:.0%} of the iterations; in brackets, of how many"]
     if any(link.holds is None and link.last is not None for link in links):
         legend.append("?: too few, or too noisy, to say")
-    return "\n".join([title, *map(str, links), verdict, *legend, ""])
+    return _describe_failure(episodes) + "\n".join([title, *map(str, links), verdict, *legend, ""])
+
+
+def _describe_failure(episodes: Sequence[JsonRecord]) -> str:
+    """Describe the last iteration if all its episodes failed."""
+    last = [e for e in episodes if e["iteration"] == episodes[-1]["iteration"]]
+    if not last or any(e["outcome"] != "error" for e in last):
+        return ""
+    return f"all {len(last)} episodes of iteration {last[0]['iteration']} failed; the first one: {last[0]['error']}\n"
 
 
 def run_checks(lines: Sequence[JsonRecord], episodes: Sequence[JsonRecord], config: Config) -> list[Check]:
@@ -123,11 +131,22 @@ def _check_threshold(
     """Check that a measure reaches `least`; `counted` is the metric of what it is a mean of, and its unit."""
     name, unit = counted
     known = [(measure, line.get(name, 0)) for line in lines if (measure := value(line)) is not None]
-    if not known:
+    link = _check_ends(question, advice, [measure for measure, _ in known], lambda *ends: max(ends) >= least,
+                       [number for _, number in known], unit)  # fmt: skip
+    return link if link.counts[1] >= MIN_COUNT else replace(link, holds=None)
+
+
+def _check_ends(
+    question: str, advice: str, values: Sequence[float], judge: Callable[[float, float], bool | None],
+    counts: Sequence[float] = (), unit: str = "iterations",
+) -> Check:  # fmt: skip
+    """Judge the means of `values` at both ends of the run; `counts` are what the values are means of."""
+    if not values:
         return Check(question, advice)
-    first, last, counts = _compare_ends(*zip(*known, strict=True))
-    holds = max(first, last) >= least if counts[1] >= MIN_COUNT else None
-    return Check(question, advice, first, last, holds, counts, unit)
+    size, counts = _get_window_size(values), counts or [1] * len(values)
+    first, last = fmean(values[:size]), fmean(values[-size:])
+    numbers = int(sum(counts[:size])), int(sum(counts[-size:]))
+    return Check(question, advice, first, last, judge(first, last), numbers, unit)
 
 
 def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
@@ -181,16 +200,10 @@ def _check_engine_match(lines: Sequence[JsonRecord], config: Config) -> Check:
     values = [line["engine/difference"] for line in lines if "engine/difference" in line]
     rounds, tolerance = config.model.dtype == "bfloat16", config.engine.max_logprob_mismatch
     fix = 'model.dtype = "float32"' if rounds else 'learner.packed = "never" and engine.shared_prompts = false'
-    advice = (
-        "engine and learner differ on the tokens that were sampled by more than "
-        f"{f'bfloat16 rounds (max_logprob_mismatch = {tolerance:g})' if rounds else 'float32 explains'}: set {fix}"
-    )
-    question = "nats between engine and learner, a sampled token"
-    if not values:
-        return Check(question, advice)
-    first, last, counts = _compare_ends(values)
-    holds = max(first, last) <= (tolerance if rounds else MAX_FLOAT32_MISMATCH)
-    return Check(question, advice, first, last, holds, counts, "iterations")
+    why = f"bfloat16 rounds (max_logprob_mismatch = {tolerance:g})" if rounds else "float32 explains"
+    advice = f"engine and learner differ on the tokens that were sampled by more than {why}: set {fix}"
+    question, most = "nats between engine and learner, a sampled token", tolerance if rounds else MAX_FLOAT32_MISMATCH
+    return _check_ends(question, advice, values, lambda *ends: max(ends) <= most)
 
 
 def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
@@ -249,24 +262,20 @@ def _check_reliance(lines: Sequence[JsonRecord], config: Config) -> Check:
     advice = ("what tips make the model do does not become more likely without them: are there off-policy rows that "
               f"win (empo2.q_off_policy = {config.section(Empo2Config).q_off_policy:g})? does loss.kl = "
               f"{config.loss.kl:g} hold the model where it was?")  # fmt: skip
-    if not known:
-        return Check(question, advice)
-    values, tokens = zip(*known, strict=True)
-    first, last, counts = _compare_ends(values, tokens)
-    holds = _is_better(first - last, _estimate_half_width(values))
-    holds = True if holds is False and last < NEGLIGIBLE_RELIANCE else holds
-    return Check(question, advice, first, last, holds, counts, "tokens")
+    values = [nats for nats, _ in known]
+
+    def judge(first: float, last: float) -> bool | None:
+        holds = _is_better(first - last, _estimate_half_width(values))
+        return True if holds is False and last < NEGLIGIBLE_RELIANCE else holds
+
+    return _check_ends(question, advice, values, judge, [tokens for _, tokens in known], "tokens")
 
 
 def _check_improvement(lines: Sequence[JsonRecord]) -> Check:
     values = [line["rollout/return/plain"] for line in lines if "rollout/return/plain" in line]
     advice = "nothing reaches the tip-free policy: look at the links above, then at optim.lr and optim.epochs"
-    question = "return without tips"
-    if not values:
-        return Check(question, advice)
-    first, last, counts = _compare_ends(values)
-    holds = _is_better(last - first, _estimate_half_width(values))
-    return Check(question, advice, first, last, holds, counts, "iterations")
+    width = _estimate_half_width(values)
+    return _check_ends("return without tips", advice, values, lambda first, last: _is_better(last - first, width))
 
 
 def _is_better(gain: float, width: float) -> bool | None:
@@ -295,12 +304,6 @@ def _get_reliance(line: JsonRecord, config: Config) -> float | None:
     acting = config.section(Empo2Config).old_logprobs == "acting"
     nats: float | None = line.get("tips/reliance", line.get("update/kl_to_behavior_off_policy") if acting else None)
     return nats
-
-
-def _compare_ends(values: Sequence[float], counts: Sequence[float] = ()) -> tuple[float, float, tuple[int, int]]:
-    """Return the means at the start and at the end, and what they are means of: `counts`, or iterations."""
-    size, counts = _get_window_size(values), counts or [1] * len(values)
-    return fmean(values[:size]), fmean(values[-size:]), (int(sum(counts[:size])), int(sum(counts[-size:])))
 
 
 def _get_window_size(values: Sequence[object]) -> int:

@@ -45,8 +45,14 @@ from trailnotes.envs.base import format_error
 from trailnotes.envs.tasks import load_identity
 from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError, format_sibling_command
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after, write_text_atomic
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import (
+    append_jsonl,
+    parse_json,
+    read_jsonl,
+    split_after,
+    trajectory_to_json,
+    write_text_atomic,
+)
 from trailnotes.types import StrPath, Trajectory
 
 TRACKERS_GROUP = "trailnotes.trackers"  # group under which another package offers to show runs

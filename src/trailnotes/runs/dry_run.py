@@ -204,7 +204,7 @@ def report_hosted(config: Config) -> str:
 
     played = run_to_end(play())
     if not played:
-        raise ConfigError("no episode could be played; see the log for the reason")
+        raise ConfigError("no episode could be played")
     count, episodes = count_tokens(config, played), config.rollout.num_tasks * config.rollout.group_size
     steps = fmean(len(each.steps) for each in played)
     first = {"env_steps": steps * episodes, "episodes": episodes, "tokens_generated": count.sampled}

@@ -20,7 +20,8 @@ from trailnotes.errors import ConfigError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.memory import TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
-from trailnotes.reporting.terminal import ProgressBar
+from trailnotes.reporting.episodes import log_traceback
+from trailnotes.reporting.terminal import Activity, ProgressBar, begin_activity
 from trailnotes.runs.directory import RunLock
 from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
@@ -35,8 +36,15 @@ from trailnotes.runs.panels import (
 )
 from trailnotes.runs.preflight import require_dependencies
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import append_jsonl, encode_line, find_free_path, read_jsonl, split_after
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.storage.files import (
+    append_jsonl,
+    encode_line,
+    find_free_path,
+    read_jsonl,
+    split_after,
+    trajectory_from_json,
+    trajectory_to_json,
+)
 from trailnotes.types import StrPath, Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -74,7 +82,8 @@ def evaluate(
         if warning := describe_training_overlap(subject.trained, config):
             logger.warning("%s", warning)
         episodes, remark = evaluate_model(config, subject, use_memory=memory, directory=directory, progress=progress)
-    result = replace(build_panel_result(episodes, config, subject, memory=memory), remark=remark)
+    result = build_panel_result(episodes, config, subject, memory=memory)
+    result = replace(result, remark=". ".join(filter(None, (remark, result.remark))))
     if directory is not None:
         write_evaluation(directory, config, subject, episodes, result)
     return result
@@ -85,8 +94,6 @@ def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath
     panel = config.eval.model_copy(update={"split": config.train.split, "num_tasks": config.rollout.num_tasks})
     with open_evaluated_model(model_or_run or config.model.path) as subject:
         episodes, _ = evaluate_model(config.model_copy(update={"eval": panel}), subject)
-    if not episodes:
-        raise ConfigError("no episode could be played; see the log for the reason")
     if out is not None:
         write_episodes(episodes, Path(out))
     return episodes
@@ -114,27 +121,37 @@ def evaluate_model(
     journal = EpisodeJournal(directory, len(tasks) * config.eval.num_samples, progress)
     with ExitStack() as opened:
         opened.enter_context(journal.resume(_build_fingerprint(config, subject, use_memory)))
-        policy = opened.enter_context(open_policy(config, subject, directory))
-        memory: TipMemory | None = None
-        view = None
-        if use_memory and subject.memory is not None:
-            memory = opened.enter_context(closing(open_memory(None, config.memory, embedder=embedder_of(config))))
-            memory.restore(subject.memory)
-            view = make_prompt_memory(memory, config.eval.show_tips)
-            if subject.trained is not None:  # a training with scope = task has kept nothing of its games
-                view.register_tasks(tasks_of(subject.trained, subject.trained.train.split))
-            if warning := describe_tip_overlap({tip.namespace for tip in memory.store.load_tips()}, config):
-                logger.warning("%s", warning)
+        with begin_activity(progress, "loading the model"):
+            policy = opened.enter_context(open_policy(config, subject, directory))
+        memory = opened.enter_context(_open_memory(config, subject)) if use_memory else None
+        view = make_prompt_memory(memory, config.eval.show_tips) if memory else None
+        if view and subject.trained is not None:  # a training with scope = task has kept nothing of its games
+            view.register_tasks(tasks_of(subject.trained, subject.trained.train.split))
 
         async def play() -> list[Trajectory]:
             with open_pool(config.env) as pool:
                 return await play_panel(
                     policy, pool, tasks, config, memory=view, seed=config.run.seed,
                     done=tuple(journal.episodes), progress=journal.append_episode,
+                    on_error=journal.record_error,
                 )  # fmt: skip
 
         episodes = run_to_end(play())
+        if journal.first_error and not episodes:
+            raise ConfigError(
+                f"no episode of split {config.eval.split!r} could be played; the first one: {journal.first_error}"
+            )
         return episodes, describe_tip_use(episodes, tasks, memory, config) if memory else ""
+
+
+@contextmanager
+def _open_memory(config: Config, subject: EvaluatedModel) -> Iterator[TipMemory]:
+    assert subject.memory is not None
+    with closing(open_memory(None, config.memory, embedder=embedder_of(config))) as memory:
+        memory.restore(subject.memory)
+        if warning := describe_tip_overlap({tip.namespace for tip in memory.store.load_tips()}, config):
+            logger.warning("%s", warning)
+        yield memory
 
 
 # -- stopped and resumed
@@ -146,7 +163,9 @@ class EpisodeJournal:
     def __init__(self, directory: Path | None, total: int, progress: ProgressBar | None) -> None:
         self.episodes: list[Trajectory] = []  # in the order in which they ended
         self.path = directory and directory / JOURNAL_FILE
+        self.first_error = ""
         self._total, self._progress = total, progress
+        self._activity = Activity("playing", total, "episodes")
 
     @contextmanager
     def resume(self, about: dict[str, Any]) -> Iterator[None]:
@@ -156,7 +175,9 @@ class EpisodeJournal:
                 self._read(self.path, json.loads(encode_line(about)))
             self._update_progress()
             try:
-                yield
+                with begin_activity(self._progress, "playing", self._total, "episodes") as self._activity:
+                    self._activity.done = len(self.episodes)
+                    yield
             except BaseException as stop:
                 begun = self.episodes or (self.path and not isinstance(stop, ConfigError))
                 if not isinstance(stop, Exception) or begun:
@@ -169,7 +190,12 @@ class EpisodeJournal:
         if self.path:
             append_jsonl(self.path, [trajectory_to_json(episode)], sync=True)
         self.episodes.append(episode)
+        self._activity.step(episode.num_tokens)
         self._update_progress()
+
+    def record_error(self, episode: Trajectory) -> None:
+        self.first_error = self.first_error or episode.error
+        log_traceback(episode)
 
     def _read(self, path: Path, about: dict[str, Any]) -> None:
         torn = split_after(path)

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,11 +19,14 @@ from numpy.typing import ArrayLike, NDArray
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.tasks import load_validation_tasks, select_batch
-from trailnotes.errors import RunError
+from trailnotes.errors import NonFiniteError, RunError
 from trailnotes.learner.credit.episodes import Scores, compute_valid_share, score_group
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
 from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
+from trailnotes.reporting.episodes import log_traceback
+from trailnotes.reporting.terminal import Activity
 from trailnotes.rollout.groups import (
+    OnTrajectory,
     SelectMemory,
     compute_rollout_metrics,
     replace_equal_groups,
@@ -39,7 +43,8 @@ from trailnotes.runs.training import TrainingRun, save_checkpoint
 from trailnotes.runs.usage import TRAINING_FIELDS
 from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
 
-MAX_EMPTY_ITERATIONS = 3  # without any episode, after which the environment counts as broken
+MAX_NAMED_TASKS = 5  # of a batch that cannot be learned from
+MAX_EMPTY_ITERATIONS = 3  # without any group, after which the environment counts as broken
 
 
 class Iteration:
@@ -60,14 +65,17 @@ class Iteration:
         self._metrics: dict[str, float] = {}
         self._errors: list[Trajectory] = []
         self._left_out: list[Trajectory] = []  # ended well, but too few others of their group did
+        self._tasks: list[str] = []  # of the trajectories that rows were built from
         self._tokens_written = 0
         self._version = 0  # of the weights that play
+        self._tasks_with_tips: frozenset[str] = frozenset()  # before this iteration
         self._learning = False
 
     async def begin(self) -> None:
         """Wait for the policy's turn, and load the newest weights into it."""
         await self.run.weights.acquire()
         self._version = self.run.policy.version
+        self._tasks_with_tips = frozenset(self.run.tasks_with_tips)
         self._metrics |= self.run.weights.pop_metrics()
         self.policy.report()  # drops the figures of earlier play
 
@@ -103,31 +111,42 @@ class Iteration:
         """
         run, ids = self.run, [task.id for task in tasks]
         ended: list[Trajectory] = []
+        total = len(tasks) * self.config.rollout.group_size
         rows = modes or [["plain"] * self.config.rollout.group_size] * len(tasks)
 
         async def play_further(number: int, num: int) -> list[TrajectoryGroup]:
             further = sample_further_tasks(run.tasks, ids, num, self.rng(f"further-{number}"))
             ids.extend(task.id for task in further)
-            return await self._play(further, rows, f"{purpose}-{number}", memory_of, ended)
+            return await self._play(further, rows, f"{purpose}-{number}", memory_of, record)
 
-        with self._time_section("rollout"):
-            groups = await self._play(tasks, rows, purpose, memory_of, ended)
+        with self._time_section("rollout", total, "episodes") as activity:
+
+            def record(trajectory: Trajectory) -> None:
+                ended.append(trajectory)
+                activity.step(trajectory.num_tokens)
+
+            groups = await self._play(tasks, rows, purpose, memory_of, record)
             if rounds := self.config.algorithm.dynamic_sampling:
                 groups, replaced = await replace_equal_groups(groups, rounds, play_further)
                 success = sum(t.success for t in ended) / max(1, len(ended))
                 self.add_metrics("dynamic", {"groups_replaced": float(replaced), "success": success})
         kept = {id(trajectory) for group in groups for trajectory in group.trajectories}
         self._left_out += sorted((t for t in ended if id(t) not in kept), key=lambda t: (t.task.id, t.member))
+        if not ended:
+            run.directory.append_trajectories(self.number, self._errors)
+            raise RunError(
+                f"no episode of iteration {self.number} could be played; the first one: {self._errors[0].error}"
+            )
         run.empty = 0 if groups else run.empty + 1
         if run.empty == MAX_EMPTY_ITERATIONS:
             raise RunError(
-                f"no episode could be played in {run.empty} iterations; the last error was: {self._errors[-1].error}"
+                f"no group could be played in {run.empty} iterations; the last error was: {self._errors[-1].error}"
             )
         return groups
 
     async def _play(
         self, tasks: Sequence[Task], rows: Sequence[Sequence[Mode]], phase: str, memory_of: SelectMemory | None,
-        ended: list[Trajectory],
+        record: OnTrajectory,
     ) -> list[TrajectoryGroup]:  # fmt: skip
         pool, archive, modes = self.run.pool, self.run.archive, rows[: len(tasks)]
         if archive is not None:
@@ -135,9 +154,13 @@ class Iteration:
             pool = ReturningPool(pool, archive)
         groups = await run_groups(
             self.policy, pool, tasks, modes, self.prompt_memory, self.config, seed=self.seed(phase),
-            progress=ended.append, on_error=self._errors.append, memory_of=memory_of,
+            progress=record, on_error=self._record_error, memory_of=memory_of,
         )  # fmt: skip
         return archive.regroup(groups) if archive else groups
+
+    def _record_error(self, trajectory: Trajectory) -> None:
+        self._errors.append(trajectory)
+        log_traceback(trajectory)
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup], purpose: str = "tips") -> list[WrittenTip]:
         """Have the policy write about every episode; the memory of the run gets what it wrote when learning begins.
@@ -174,6 +197,7 @@ class Iteration:
         if self.run.memory is not None and self._tips:
             with self._time_section("store_tips"):
                 self.run.memory.add(self._tips)
+            self.run.tasks_with_tips |= {tip.namespace for tip in self._tips}
         self._learning = True
         yield
 
@@ -183,6 +207,7 @@ class Iteration:
         """Build the rows of all episodes; tokens of older weights are weighed by the ratio of their probabilities."""
         rows, stale = self.config.optim.rows, self.run.weights.version - self._version
         samples = build_samples(groups, advantages, rows=rows)
+        self._tasks = [group.task.id for group in groups for _ in group.trajectories]  # by `Sample.trajectory`
         if self.config.rollout.max_async_iterations:
             self.add_metrics("stale", {"versions": float(stale)})
         loss = self.config.loss
@@ -248,12 +273,16 @@ class Iteration:
         """Update the learner once on the samples and on rehearsed ones; return its metrics."""
         if not self._learning:
             raise RunError("a method updates inside `async with iteration.learning():` alone: put the call there")
-        with self._time_section("update"):
+        with self._time_section("update", unit="mini-batches") as activity:
             if self.config.loss.observations:
                 samples = [*samples, *build_observation_samples(samples, self.config.loss.observations)]
             if self.run.rehearsal is not None:
                 samples = [*samples, *self.run.rehearsal.sample_rows(self.rng("rehearsal"))]
-            metrics = await self.run.learn(samples, self.seed("update"))
+            try:
+                metrics = await self.run.learn(samples, self.seed("update"), activity)
+            except NonFiniteError as error:
+                tasks = dict.fromkeys(self._tasks[i] for i in error.trajectories if i < len(self._tasks))
+                raise NonFiniteError(f"{error}; its tasks: {', '.join(islice(tasks, MAX_NAMED_TASKS))}") from error
         names = "difference", "ratio"
         fresh = {name: metrics.pop(name) for name in names if name in metrics}
         # Corrected rows hold the learner's own log-probabilities, see `staleness`.
@@ -292,11 +321,25 @@ class Iteration:
         line |= self._metrics
         run.directory.append_metrics(line | {f"seconds/{name}": took for name, took in self._timings.items()})
         run.progress.update_metrics(line)
+        self._warn_of_unread_tips(trajectories)
         is_best = count.best_iteration == count.iteration
         if is_best or count.iteration % self.config.train.save_every == 0 or run.is_finished:
             save_checkpoint(run)
         self.is_last = run.is_finished
         self.ended.set()
+
+    def _warn_of_unread_tips(self, trajectories: Sequence[Trajectory]) -> None:
+        """Warn once if the first episodes that could read tips about their task got none."""
+        readers = [t for t in trajectories if t.mode != "plain" and t.task.id in self._tasks_with_tips]
+        if self.run.checked_readers or not readers or not self.config.memory.top_k:
+            return
+        self.run.checked_readers = True
+        if not any(step.tips for t in readers for step in t.steps):
+            self.run.progress.note(
+                f"warning: the memory has tips about their tasks, and none was displayed in {len(readers)} episodes: "
+                f"lower memory.threshold = {self.config.memory.threshold:g} (`trailnotes memory search` prints "
+                "similarities), or leave room for tips (rollout.max_context_tokens)"
+            )
 
     async def _validate(self) -> None:
         run, config, count = self.run, self.config, self.run.count
@@ -315,10 +358,13 @@ class Iteration:
             count.best_validation, count.best_iteration = score, count.iteration
 
     @contextlib.contextmanager
-    def _time_section(self, name: str) -> Iterator[None]:
+    def _time_section(self, name: str, total: int = 0, unit: str = "") -> Iterator[Activity]:
         started = time.monotonic()
         try:
-            yield
+            with self.run.progress.activity(
+                f"iteration {self.number + 1}: {name.replace('_', ' ')}", total, unit
+            ) as activity:
+                yield activity
         finally:
             self._timings[name] = self._timings.get(name, 0.0) + time.monotonic() - started
 

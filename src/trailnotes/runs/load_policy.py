@@ -79,7 +79,7 @@ def load_policy(config: Config, subject: EvaluatedModel, directory: Path | None 
     if subject.model == RANDOM:
         return build_random_policy(config)
     if subject.model.startswith(OPENAI_PREFIX):
-        from trailnotes.policies.openai.policy import OpenAIPolicy
+        from trailnotes.policies.openai import OpenAIPolicy
 
         answers = directory / "answers.jsonl" if directory else None
         return OpenAIPolicy(config, subject.model.removeprefix(OPENAI_PREFIX), answers=answers)

@@ -19,15 +19,20 @@ from trailnotes.envs.tasks import has_other_env_code, load_identity, load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.base import Policy
-from trailnotes.reporting.crossed import CONFIDENCE, MIN_FAMILIES, estimate
-from trailnotes.reporting.intervals import RATE_BOUNDS, Interval, compute_sample_interval
+from trailnotes.reporting.intervals import (
+    CONFIDENCE,
+    MIN_FAMILIES,
+    RATE_BOUNDS,
+    Interval,
+    compute_sample_interval,
+    estimate,
+)
 from trailnotes.reporting.tables import Table
 from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import OnTrajectory, run_groups
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.usage import TABLE_FIELDS
-from trailnotes.storage.files import encode_line, write_bytes_atomic, write_text_atomic
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import encode_line, trajectory_to_json, write_bytes_atomic, write_text_atomic
 from trailnotes.types import Mode, Task, Trajectory
 
 JOURNAL_FILE = "episodes.part.jsonl"  # of an unfinished evaluation
@@ -109,8 +114,9 @@ def build_panel_result(
     episodes: Sequence[Trajectory], config: Config, subject: EvaluatedModel, *, memory: bool
 ) -> PanelResult:
     if not episodes:
-        raise ConfigError(f"no episode of split {config.eval.split!r} could be played; see the log for the reason")
+        raise ConfigError(f"no episode of split {config.eval.split!r} could be played")
     mean, interval, method = estimate_interval(episodes, config)
+    no_success = config.eval.metric == "success" and not any(t.success for t in episodes)
     usage: dict[str, Any] = {name: round(subject.spent.get(name, 0)) for name in TABLE_FIELDS}
     usage["seconds"] = float(subject.spent.get("seconds", 0.0))
     return PanelResult(
@@ -118,6 +124,7 @@ def build_panel_result(
         ci_low=interval.low if interval else None, ci_high=interval.high if interval else None, seeds=1,
         num_tasks=len({t.task.id for t in episodes}), num_episodes=len(episodes), interval=method,
         episodes_with_tips=sum(any(step.tips for step in t.steps) for t in episodes),
+        remark="No episode reported success (`Observation.success`)" if no_success else "",
         **usage,
     )  # fmt: skip
 
@@ -140,15 +147,16 @@ async def play_panel(  # noqa: PLR0913 (see `run_episode`)
     seed: int = 0,
     done: Iterable[Trajectory] = (),
     progress: OnTrajectory | None = None,
+    on_error: OnTrajectory | None = None,
 ) -> list[Trajectory]:
     """Play each task `eval.num_samples` times at the evaluation temperature, with or without memory.
 
-    Returns the episodes in task order without failed ones. `done` and `progress` are as for `run_groups`.
+    Returns the episodes in task order without failed ones. `done`, `progress` and `on_error` are as for `run_groups`.
     """
     mode: Mode = "plain" if memory is None else "on_policy_tips"
     groups = await run_groups(
         policy, pool, tasks, [[mode] * config.eval.num_samples for _ in tasks], memory, build_eval_config(config),
-        seed=derive_seed(seed, "panel"), progress=progress, done=done,
+        seed=derive_seed(seed, "panel"), progress=progress, on_error=on_error, done=done,
     )  # fmt: skip
     return [trajectory for group in groups for trajectory in group.trajectories]
 
@@ -226,5 +234,5 @@ def build_panel_table(rows: Sequence[PanelResult], figures: Sequence[str] | None
 def write_episodes(episodes: Sequence[Trajectory], path: Path) -> None:
     """Write whole episodes, one JSON object a line, as in `trajectories.jsonl` of a run."""
     if not episodes:
-        raise ConfigError(f"no episode could be played, so {path} was not written; see the log for the reason")
+        raise ConfigError(f"no episode could be played, so {path} was not written")
     write_bytes_atomic(path, b"".join(encode_line(trajectory_to_json(t)) for t in episodes))

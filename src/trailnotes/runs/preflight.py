@@ -24,16 +24,15 @@ ADAPTERS_LR = 1e-5  # a rate below is hardly of adapters
 def _validate_hosted(config: Config) -> None:
     lora = config.model.lora
     by_distribution = config.has_anchor_rows and config.learner.anchor_by == "distribution"
-    rows = "rows are anchored to the start model (algorithm.anchor_*, rehearsal.hold), and the API gives no whole"
-    holds_adapters = (Path(config.model.path) / "adapter_config.json").is_file()
-    refused = {  # setting -> whether it cannot be followed, why, and what to set
-        "model.path": (holds_adapters, "it holds adapters, and a server begins with a base model: name one"),
+    has_adapters = (Path(config.model.path) / "adapter_config.json").is_file()
+    refused = {  # setting -> whether the server cannot follow it, and what to set
+        "model.path": (has_adapters, "name a base model, which a server begins with, not adapters"),
         "rollout.temperature": (config.rollout.temperature != 1.0, "the API scores at temperature 1: set it to 1.0"),
         "model.lora.alpha": (lora.alpha != 32.0, "the API's adapters have alpha 32: set it to 32"),
         "model.lora.target_modules": (lora.target_modules is not None, "it adapts all linear layers: leave it out"),
         "engine.name": (config.engine.name != "hf", "the server samples: leave it out"),
         "cluster.address": (config.cluster.address != "", "the server computes: leave it out"),
-        "learner.anchor_by": (by_distribution, f'{rows} distributions: set it to "samples", or these to 0'),
+        "learner.anchor_by": (by_distribution, 'the API gives no distributions: set it to "samples"'),
     }
     if not lora.enabled and config.optim.lr < ADAPTERS_LR:
         logger.warning("optim.lr = %g is a rate for all weights, and the server trains adapters: they want about ten "
@@ -105,7 +104,7 @@ def require_dependencies(
         raise MissingExtraError(f"{'; '.join(missing.values())}: {format_install_command(*missing)}")
     elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # Ray tells
     if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI_PREFIX) and not elsewhere:
-        from trailnotes.policies.vllm.building import validate_engine_settings
+        from trailnotes.policies.vllm.server import validate_engine_settings
 
         validate_engine_settings(config.engine)
 

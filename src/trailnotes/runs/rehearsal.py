@@ -34,8 +34,7 @@ from trailnotes.storage.demonstrations import (
     read_demonstrations,
     write_demonstrations,
 )
-from trailnotes.storage.files import read_jsonl
-from trailnotes.storage.records import completion_from_json, trajectory_from_json
+from trailnotes.storage.files import completion_from_json, read_jsonl, trajectory_from_json
 from trailnotes.types import Message, Sample, Trajectory
 
 REHEARSAL_DIR, REHEARSAL_FILE = "rehearsal", "rehearsal.jsonl"

@@ -22,8 +22,7 @@ from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import compute_prompt_limit, run_episode
 from trailnotes.rollout.tips import write_tips
 from trailnotes.runs.signals import wait_for_signal
-from trailnotes.storage.files import append_jsonl
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import append_jsonl, trajectory_to_json
 from trailnotes.types import Task, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -76,6 +75,7 @@ class OpenGateway:
         session = self._sessions[key] = Session(key, self._config.env.timeout)
         session.task, session.kept = Task(task, "gateway"), session.loop.create_future()
         session.max_prompt_tokens = compute_prompt_limit(self._policy, self._config)
+        session.describe_tools = getattr(self._policy, "describe_tools", None)
         self._count += 1
         playing = asyncio.create_task(self._play(session, self._count))
         self._playing[playing] = session

@@ -12,9 +12,9 @@ from trailnotes.errors import Interrupted
 
 
 @contextlib.contextmanager
-def interrupt_on_signals() -> Iterator[None]:
-    """Interrupt this process on SIGTERM and SIGHUP as on Ctrl-C, so that it cleans up."""
-    with _install_handlers((signal.SIGTERM, signal.SIGHUP), _raise_interrupted):
+def interrupt_on_signals(numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGHUP)) -> Iterator[None]:
+    """Interrupt this process on these signals as on Ctrl-C, so that it cleans up."""
+    with _install_handlers(numbers, _raise_interrupted):
         yield
 
 

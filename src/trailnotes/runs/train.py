@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
@@ -19,7 +20,7 @@ from trailnotes.runs.directory import RunDir
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.preflight import run_preflight
 from trailnotes.runs.rehearsal import prepare_rehearsal
-from trailnotes.runs.signals import request_stop_on_signals
+from trailnotes.runs.signals import interrupt_on_signals, request_stop_on_signals
 from trailnotes.storage import checkpoint
 from trailnotes.types import StrPath, Tip
 
@@ -77,7 +78,9 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
 async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster: Cluster | None) -> Path:
     from trailnotes.runs.training import delete_optimizer_state, open_run, save_checkpoint
 
-    with open_run(config, directory, tips, cluster) as run:
+    with ExitStack() as opened:
+        with interrupt_on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):  # at once: nothing has begun
+            run = opened.enter_context(open_run(config, directory, tips, cluster))
         try:
             with request_stop_on_signals(partial(_request_stop, run)) as received:
                 await run_method(resolve_method(config.algorithm.name).load(), run)
@@ -106,7 +109,8 @@ async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster
 def _request_stop(run: TrainingRun) -> None:
     run.stop_requested = True
     with suppress(RuntimeError):  # the signal came in the middle of a line that is being printed
-        run.progress.note("stopping after this iteration; once more to stop at once")
+        activities = run.progress.describe_activities()
+        run.progress.note(f"stopping after this iteration ({activities}); a second signal stops at once")
 
 
 # -- loops

@@ -24,7 +24,8 @@ from trailnotes.envs.tasks import load_training_tasks
 from trailnotes.errors import RunError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.learner.base import ModelLearner
-from trailnotes.learner.credit.novelty import Novelty
+from trailnotes.learner.credit.steps import Novelty
+from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_sample
 from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.states import REST, STATE
@@ -33,7 +34,7 @@ from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import discard_empty_start, reconcile
 from trailnotes.policies.base import Policy, TrainedPolicy
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.reporting.terminal import TrainingProgress
+from trailnotes.reporting.terminal import Activity, TrainingProgress
 from trailnotes.rollout.episode import Pool
 from trailnotes.runs.authors import AuthorRegistry
 from trailnotes.runs.directory import RunDir, has_begun
@@ -195,7 +196,9 @@ class TrainingRun:
     count: Counters = field(default_factory=Counters)
     stop_requested: bool = False
     saved: Path | None = None  # the newest checkpoint of this run
-    empty: int = 0  # iterations in a row without any episode
+    empty: int = 0  # iterations in a row without any group
+    tasks_with_tips: set[str] = field(default_factory=set)  # that this process has stored
+    checked_readers: bool = False  # whether tips reach the episodes that could read them
     ended_at: float = field(default_factory=time.monotonic)  # when the last iteration ended
 
     @property
@@ -214,8 +217,10 @@ class TrainingRun:
         left = max(0.0, 1.0 - self.config.train.compute_progress(asdict(self.count)))
         return min(1.0, left / decay) if decay else 1.0
 
-    async def learn(self, samples: Sequence[Sample], seed: int) -> dict[str, float]:
+    async def learn(self, samples: Sequence[Sample], seed: int, activity: Activity | None = None) -> dict[str, float]:
         """Update the learner once, in a thread where `rollout.max_async_iterations` plays meanwhile."""
+        if activity is not None and isinstance(self.learner, Learner):
+            self.learner.activity = activity
         version = self.weights.version + 1
 
         def update() -> tuple[dict[str, float], WeightSnapshot | None]:
@@ -254,10 +259,11 @@ def open_run(
             discard_empty_start(directory.memory_path, directory.path / "memory.start.db")
         embedder = cache(partial(embedder_of, config))
         novelty = make_novelty(config, derive_seed(config.run.seed, "novelty"), embedder)
-        policy = opened.enter_context(closing(_make_policy(config, directory, progress, cluster)))
         needs_initial = _needs_reference(config) or config.has_separate_author
-        initial = load_model(config.model)[0] if needs_initial else None
-        learner = opened.enter_context(closing(_make_learner(config, directory, policy, initial, cluster)))
+        with progress.activity("loading the model"):
+            policy = opened.enter_context(closing(_make_policy(config, directory, progress, cluster)))
+            initial = load_model(config.model)[0] if needs_initial else None
+            learner = opened.enter_context(closing(_make_learner(config, directory, policy, initial, cluster)))
         author = _make_author(config, directory, initial)
         rehearsed = find_rehearsal(config, directory.path)
         rehearsal = Rehearsal(config, rehearsed, policy.format) if rehearsed else None

@@ -1,7 +1,7 @@
 """Checkpoints that are either whole or absent.
 
-``root/step-000010/`` is written aside, hashed, flushed to disk and then renamed, so a killed process leaves the last
-good one. ``manifest.json`` holds size and SHA-256 of every file, so later damage is found on reading.
+``root/step-000010/`` is written under another name, hashed, flushed to disk and then renamed, so a killed process
+leaves the last good one. ``manifest.json`` holds size and SHA-256 of every file, so a reader notices later damage.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[st
     path = root / f"step-{step:06d}"
     for leftover in root.glob(f"{_TEMP_PREFIX}*"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
-    with atomic_directory(path) as aside:
-        writer(aside)
-        write_json(aside / META, dict(meta or {}))
+    with atomic_directory(path) as draft:
+        writer(draft)
+        write_json(draft / META, dict(meta or {}))
         files = {
-            file.relative_to(aside).as_posix(): {"size": file.stat().st_size, "sha256": _hash_file(file)}
-            for file in sorted(aside.rglob("*")) if file.is_file()
+            file.relative_to(draft).as_posix(): {"size": file.stat().st_size, "sha256": _hash_file(file)}
+            for file in sorted(draft.rglob("*")) if file.is_file()
         }  # fmt: skip
-        write_json(aside / MANIFEST, {"format": FORMAT, "step": step, "files": files})
+        write_json(draft / MANIFEST, {"format": FORMAT, "step": step, "files": files})
     return path
 
 
@@ -120,8 +120,8 @@ def verify(path: Path, contents: bool = True) -> list[str]:
     problems = []
     for name, (size, sha256) in expected.items():
         try:
-            if (found := (path / name).stat().st_size) != size:
-                problems.append(f"{name} has {found} bytes instead of {size}")
+            if (actual := (path / name).stat().st_size) != size:
+                problems.append(f"{name} has {actual} bytes instead of {size}")
             elif contents and _hash_file(path / name) != sha256:
                 problems.append(f"{name} differs from what was saved")
         except FileNotFoundError:
@@ -146,7 +146,7 @@ def load_best(root: Path) -> tuple[Path, float] | None:
 
 
 def prune(root: Path, keep_last: int) -> list[Path]:
-    """Delete all but the newest `keep_last` checkpoints and the best one; damaged and held ones stay, uncounted."""
+    """Delete all but the newest `keep_last` checkpoints and the best one; damaged and locked ones stay, uncounted."""
     marked = load_best(root)
     whole = [c.path for c in scan(root, contents=False) if not c.problems]
     old = [path for path in whole[:-keep_last] if not (marked and path == marked[0]) and not verify(path)]
@@ -162,7 +162,7 @@ def prune(root: Path, keep_last: int) -> list[Path]:
 def strip(path: Path, names: Sequence[str]) -> bool:
     """Delete files and directories of a checkpoint, in order, after its manifest has forgotten them.
 
-    So it is whole at any moment, and a later call deletes what a kill left. Returns False if it is held, and stays.
+    So it is whole at any moment, and a later call deletes what a kill left. Returns False if a reader locks it.
     """
     with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
         if free:
@@ -183,20 +183,20 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f"{_TEMP_PREFIX}*-{path.name}"):
         shutil.rmtree(leftover, ignore_errors=True)
-    aside = path.parent / f"{_TEMP_PREFIX}new-{path.name}"
-    aside.mkdir()
+    draft = path.parent / f"{_TEMP_PREFIX}new-{path.name}"
+    draft.mkdir()
     try:
-        yield aside
-        for child in sorted(aside.rglob("*"), reverse=True):
+        yield draft
+        for child in sorted(draft.rglob("*"), reverse=True):
             fsync_path(child)
-        fsync_path(aside)
+        fsync_path(draft)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
         raise
     if path.exists():
-        _remove(path, then=lambda: aside.rename(path))
+        _remove(path, then=lambda: draft.rename(path))
     else:
-        aside.rename(path)
+        draft.rename(path)
     fsync_path(path.parent)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import encode_line, parse_json, write_bytes_atomic
-from trailnotes.storage.records import task_to_json
+from trailnotes.storage.files import encode_line, read_user_lines, task_to_json, write_bytes_atomic
 from trailnotes.types import Message, Task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +41,17 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
     the game, or a task as in trajectories.jsonl, which must not be evaluated. ``"token_ids"`` of an assistant turn are
     those sampled; a model whose tokenizer reads other text in them uses the text. `setting` named the file.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other line ends
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{setting} = {str(path)!r} cannot be read ({error})") from error
     demonstrations = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, record in read_user_lines(path):
         try:
-            demonstrations.append(_parse_record(parse_json(line)))
+            demonstrations.append(_parse_record(record))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{path}:{number} is not a demonstration ({error}); "
+                f"{setting} = {path}, line {number}: is not a demonstration ({error}); "
                 'a line is {"messages": [{"role": "user", "content": "..."}, ...]}'
             ) from error
     if not demonstrations:
-        raise ConfigError(f"{path} holds no demonstrations")
+        raise ConfigError(f"{setting} = {path} holds no demonstrations")
     return demonstrations
 
 
@@ -73,17 +68,39 @@ def demonstration_to_json(demonstration: Demonstration) -> Mapping[str, Any]:
 
 
 def _parse_record(record: Any) -> Demonstration:
-    rows, task = record["messages"], record.get("task")
-    messages = tuple(Message(row["role"], row["content"], tuple(row.get("token_ids", ())) or None) for row in rows)
+    rows, task = _require_type(list, "messages", _require_type(dict, "a line", record)["messages"]), record.get("task")
+    messages = tuple(_parse_message(_require_type(dict, "a message", row)) for row in rows)
     roles = [message.role for message in messages]
     turns = roles[1:] if roles[:1] == ["system"] else roles
     if any(role != ("user", "assistant")[i % 2] for i, role in enumerate(turns)):
         raise ValueError(f"user and assistant must take turns, the user first: {', '.join(roles)}")
-    if not all(isinstance(message.content, str) for message in messages):
-        raise TypeError("the content of each turn must be text")
-    taught = frozenset(record.get("taught", list_assistant_turns(messages)))
-    if not taught or not taught <= list_assistant_turns(messages):
-        raise ValueError(f"taught = {sorted(taught)} must name turns of the assistant")
+    listed = _parse_numbers("taught", record.get("taught", sorted(list_assistant_turns(messages))))
+    taught = frozenset(listed)
+    if not taught or len(taught) < len(listed) or not taught <= list_assistant_turns(messages):
+        raise ValueError(f"taught = {sorted(listed)} must name turns of the assistant, each once")
     if task is not None:
-        task = Task(**task) if isinstance(task, dict) else Task(str(task), "unknown")  # an id alone tells games apart
-    return Demonstration(messages, taught, task, str(record.get("kind", "")), bool(record.get("helped", True)))
+        task = _parse_task(task) if isinstance(task, dict) else Task(_require_type(str, "task", task), "unknown")
+    kind = _require_type(str, "kind", record.get("kind", ""))
+    return Demonstration(messages, taught, task, kind, _require_type(bool, "helped", record.get("helped", True)))
+
+
+def _parse_message(row: Mapping[str, Any]) -> Message:
+    role, content = (_require_type(str, name, row[name]) for name in ("role", "content"))
+    return Message(role, content, _parse_numbers("token_ids", row.get("token_ids", [])) or None)  # type: ignore[arg-type]
+
+
+def _parse_task(record: Mapping[str, Any]) -> Task:
+    kinds = {"id": str, "env": str, "seed": int, "split": str, "options": dict, "family": str}
+    for name in kinds.keys() & record.keys():
+        _require_type(kinds[name], f"task.{name}", record[name])
+    return Task(**record)
+
+
+def _parse_numbers(name: str, listed: Any) -> tuple[int, ...]:
+    return tuple(_require_type(int, f"each of {name}", number) for number in _require_type(list, name, listed))
+
+
+def _require_type(kind: type[T], name: str, value: Any) -> T:
+    if type(value) is not kind:  # true is no number
+        raise TypeError(f"{name} must be of type {kind.__name__}, is {value!r:.40}")
+    return value

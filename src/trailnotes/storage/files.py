@@ -1,4 +1,8 @@
-"""Atomic files (written aside and renamed, or appended line by line), and the reader of JSON."""
+"""Atomic files (written under another name and renamed, or appended line by line); JSON, and trajectories in it.
+
+A trajectory's record is the whole episode, nothing cut. It omits defaults, prompt token ids (only their number comes
+back, as `Completion.usage`) and retrieval keys of tips.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,23 @@ import re
 import secrets
 import shutil
 import stat
+import tomllib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 from trailnotes.errors import ConfigError, RunError
+from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
 Nonfinite = Literal["keep", "drop", "refuse"]
 T = TypeVar("T")
 _FIX_HINT = "free space or fix the permissions, then run the same command again"
+_FIELDS = ("mode", "member", "outcome", "success", "score", "max_score", "error", "context_full")
+_STEP_FIELDS = ("action", "reward", "reward_intrinsic", "policy_version", "other_tokens")
 _ITERATION_PATTERN = re.compile(rb'\{"iteration": (\d+)[,}]')
 
 
@@ -83,29 +92,24 @@ def open_or_make(folder: Path, make: Callable[[], T], open_made: Callable[[], T]
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
-    """Write aside, flush to disk, rename: `path` holds the old content or the new one, never a part."""
+    """Write another file, flush to disk, rename: `path` holds the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_aside(path) as aside:
-        with aside.open("wb") as file:
+    with open_aside(path) as draft:
+        with draft.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        draft.replace(path)
 
 
 @contextmanager
 def open_aside(path: Path) -> Iterator[Path]:
     """Yield a free name beside `path`, for a file to be written and renamed; it is removed if it was not renamed."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        yield aside
+        yield draft
     finally:
-        aside.unlink(missing_ok=True)
-
-
-def open_no_follow(path: Path) -> int:
-    """Open or make a file to read and write, as a descriptor, without following a symbolic link."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        draft.unlink(missing_ok=True)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -126,7 +130,8 @@ def fsync_path(path: Path) -> None:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    write_bytes_atomic(path, text.encode())
+    """Write text as UTF-8; what it cannot hold, such as a byte of a path, is escaped as JSON does."""
+    write_bytes_atomic(path, text.encode(errors="backslashreplace"))
 
 
 def find_free_path(path: Path) -> Path:
@@ -160,6 +165,35 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         if record is None:
             raise RunError(f"{path}: line {number} is damaged: delete it, or restore the file")
         yield record
+
+
+def read_user_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of each line of a file of JSON lines that a person wrote.
+
+    Blank lines and a byte order mark are skipped, and the last line may lack its end.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is no JSON.
+    """
+    number = 0
+    try:
+        for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).split(b"\n"), 1):
+            if line.strip():
+                yield number, parse_json(line)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}, line {number}: is no JSON ({error})") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file of the user, which may begin with a byte order mark.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no TOML.
+    """
+    return tomllib.loads(path.read_bytes().removeprefix(BOM_UTF8).decode())
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
@@ -199,19 +233,19 @@ def split_after(path: Path, iterations: int | None = None) -> Path | None:
     if offset == path.stat().st_size:
         return None
     name = "half" if iterations is None else f"after-{iterations:06d}"
-    aside = find_free_path(path.with_name(f"{path.stem}.{name}.jsonl"))
-    temporary = aside.with_name(f".{aside.name}")
+    moved = find_free_path(path.with_name(f"{path.stem}.{name}.jsonl"))
+    temporary = moved.with_name(f".{moved.name}")
     try:
         with path.open("rb") as file, temporary.open("wb") as copy:
             file.seek(offset)
             shutil.copyfileobj(file, copy)
             copy.flush()
             os.fsync(copy.fileno())
-        temporary.replace(aside)
+        temporary.replace(moved)
         os.truncate(path, offset)
     except OSError as error:
         raise RunError(f"cannot move lines from {path} ({error.strerror}): all are still there; {_FIX_HINT}") from error
-    return aside
+    return moved
 
 
 def encode_line(record: Mapping[str, Any]) -> bytes:
@@ -225,3 +259,73 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
         return text.encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair from an environment: escaped, so that it comes back the same
         return json.dumps(json.loads(text), ensure_ascii=True).encode() + b"\n"
+
+
+def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
+    """Convert an episode to JSON values; the intrinsic reward is before its coefficient."""
+    return {
+        "task": task_to_json(trajectory.task), **{name: getattr(trajectory, name) for name in _FIELDS},
+        "return": trajectory.episode_return, "steps": [_step_to_json(step) for step in trajectory.steps],
+        "final_observation": _collect_non_defaults(trajectory.final_observation),
+    }  # fmt: skip
+
+
+def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
+    """Rebuild an episode; prompt ids and keys of tips are empty."""
+    return Trajectory(
+        task=Task(**record["task"]), steps=tuple(map(_step_from_json, record["steps"])),
+        final_observation=_observation_from_json(record["final_observation"]),
+        **{name: record[name] for name in _FIELDS},
+    )  # fmt: skip
+
+
+def task_to_json(task: Task) -> dict[str, Any]:
+    """Convert a task to a record that ``Task(**record)`` accepts."""
+    return _collect_non_defaults(task)
+
+
+def completion_to_json(completion: Completion) -> dict[str, Any]:
+    """Convert a completion to JSON values, with the tokens read and sampled for it."""
+    stored = _collect_non_defaults(completion, leave_out=("prompt_ids", "usage"))
+    return {"completion": stored, "tokens": completion.num_tokens, "prompt_tokens": completion.num_prompt_tokens}
+
+
+def completion_from_json(record: Mapping[str, Any]) -> Completion:
+    """Rebuild a completion without prompt ids; `usage` holds their number."""
+    stored = record["completion"]
+    ids = {name: tuple(stored.get(name, ())) for name in ("token_ids", "logprobs")}
+    usage = (record["prompt_tokens"], record["tokens"])
+    return Completion(**{**stored, **ids, "prompt_ids": (), "usage": usage})
+
+
+def _step_to_json(step: Step) -> dict[str, Any]:
+    return {
+        "observation": _collect_non_defaults(step.observation),
+        "tips": [_collect_non_defaults(tip, leave_out=("key", "created")) for tip in step.tips],
+        **{name: getattr(step, name) for name in _STEP_FIELDS}, **completion_to_json(step.completion),
+        "plain_prompt_tokens": len(step.plain_prompt_ids) or step.num_plain_tokens,  # null: not known
+    }  # fmt: skip
+
+
+def _step_from_json(record: Mapping[str, Any]) -> Step:
+    return Step(
+        observation=_observation_from_json(record["observation"]),
+        tips=tuple(Tip(key="", **tip) for tip in record["tips"]), completion=completion_from_json(record),
+        plain_prompt_ids=(), num_plain_tokens=record.get("plain_prompt_tokens"),
+        **{name: record[name] for name in _STEP_FIELDS if name in record},
+    )  # fmt: skip
+
+
+def _observation_from_json(record: Mapping[str, Any]) -> Observation:
+    actions = record.get("actions")
+    return Observation(**{**record, "actions": None if actions is None else tuple(actions)})
+
+
+def _collect_non_defaults(value: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    result = {}
+    for field in fields(value):
+        item = getattr(value, field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.name not in leave_out and item != default:
+            result[field.name] = dict(item) if isinstance(item, Mapping) else item
+    return result

@@ -98,14 +98,13 @@ def initialize_copy_heads(model: Any) -> None:
             rows = slice(head * width, (head + 1) * width)
             compared = torch.zeros(width, width)
             compared[torch.cat([slow, slow + width // 2])] = _draw_projection(2 * len(slow), width)
-            second.q_proj.weight[rows] = _MATCH * compared @ read  # the token that was said
+            second.q_proj.weight[rows] = _MATCH * compared @ read  # the present token
             second.k_proj.weight[rows] = _MATCH * compared @ place  # the one before each
-            said = _draw_projection(width, embeddings.shape[1])
-            second.v_proj.weight[rows] = said
-            second.o_proj.weight[:, rows] = _COPY_SCALE * said.T
+            copied = _draw_projection(width, embeddings.shape[1])
+            second.v_proj.weight[rows] = copied
+            second.o_proj.weight[:, rows] = _COPY_SCALE * copied.T
 
 
 def _draw_projection(rows: int, columns: int) -> torch.Tensor:
-    """Draw random orthonormal rows, (rows, columns)."""
     drawn: torch.Tensor = torch.nn.init.orthogonal_(torch.empty(rows, columns))
     return drawn

@@ -72,7 +72,8 @@ def warmstart(
         Interrupted: asked to stop before the end.
     """
     out = Path(out)
-    require_free_output(out)
+    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {UNFINISHED}):
+        raise ConfigError(f"{out} already exists; choose another --out, or remove it")
     if config.rollout.example_turns:
         raise ConfigError("warmstart would teach the answers of rollout.example_turns: set it to []")
     if config.model.lora.enabled and not config.model.path:
@@ -96,12 +97,6 @@ def warmstart(
     record = {"steps": imitation.step, "final_loss": imitation.recent_loss, "seed": config.run.seed}
     write_text_atomic(out / "warmstart.json", json.dumps(record, indent=1) + "\n")
     return out
-
-
-def require_free_output(out: Path) -> None:
-    """Refuse to write a model over anything but an unfinished one, by `ConfigError`."""
-    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {UNFINISHED}):
-        raise ConfigError(f"{out} already exists; choose another --out, or remove it")
 
 
 @contextlib.contextmanager
@@ -243,7 +238,6 @@ class SupervisedTrainer:
             raise RunError(f"cannot save step {self.step} in {root} ({error}): free space, and resume") from error
 
     def load(self, path: Path) -> None:
-        """Restore a checkpoint of `save`, from which training continues exactly."""
         meta = checkpoint.load_meta(path)
         self._optimizer.load_state_dict(load_file(path / "learner.safetensors"))
         self.step = int(meta["step"])

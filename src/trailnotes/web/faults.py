@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
+import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 MIN_WAIT = 0.5  # seconds before the first retry; doubles with each
@@ -37,11 +40,13 @@ def is_retryable(status: int, body: object) -> bool:
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Parse the seconds that a server asks to wait; None if it names none."""
-    try:
-        return max(0.0, float(headers.get("retry-after", "")))
-    except ValueError:
-        return None
+    """Parse the seconds that a server asks to wait, or the time until when; None if it names none."""
+    text = headers.get("retry-after", "")
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(text))
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    return None
 
 
 def compute_wait(tries: int, asked: float | None) -> float:

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Final
 
 from trailnotes.config.model_schema import TINKER_KEY_VARIABLE, LearnerConfig
 from trailnotes.errors import ConfigError, MissingExtraError, ServerError, TrailnotesError, format_install_command
+from trailnotes.storage.files import parse_json
 from trailnotes.web.faults import compute_wait, extract_error_text, is_context_overflow, is_retryable, parse_retry_after
 from trailnotes.web.ledger import TokenLedger
 from trailnotes.web.wire import redact_key
@@ -86,7 +87,8 @@ class TinkerServer:
 
     def list_models(self) -> dict[str, int | None]:
         """Map the names of the base models that the server has to their context length, None where it tells none."""
-        listed = self._get("/api/v1/get_server_capabilities", "listing its models").json()["supported_models"]
+        answer = self._get("/api/v1/get_server_capabilities", "listing its models")
+        listed = parse_json(redact_key(self._key, answer.text))["supported_models"]
         return {str(each["model_name"]): each.get("max_context_length") for each in listed}
 
     def require_model(self, name: str, num_tokens: int) -> None:

@@ -17,7 +17,6 @@ from trailnotes.algorithms.rememberer.table import (
     ExperienceRecord,
     ExperienceTable,
     RemembererConfig,
-    SituationIndex,
     compare_texts,
     prepare_text,
 )
@@ -74,10 +73,10 @@ def test_values_are_those_of_the_reference(keys, times, expected) -> None:
     assert [value(taught, f"s{i}", f"a{i}") for i in range(3)] == pytest.approx(expected)
 
 
-# -- the defects of the original, section 1.9
+# -- the defects of the original code
 
 
-def test_defect_1_n_step_and_monte_carlo_are_named_and_differ() -> None:
+def test_n_step_bootstraps_and_monte_carlo_does_not() -> None:
     once = [teach(table(n_step=n, gamma=0.5), episode(0, 0, 8.0)) for n in (0, 1, 2, 3)]
     assert [value(taught, "s0", "a0") for taught in once] == [2.0, 0.0, 0.0, 2.0]
     assert [value(taught, "s1", "a1") for taught in once] == [4.0, 0.0, 4.0, 4.0]
@@ -85,13 +84,13 @@ def test_defect_1_n_step_and_monte_carlo_are_named_and_differ() -> None:
     assert value(twice, "s1", "a1") == (0 + 0.5 * 8) / 2
 
 
-def test_defect_2_the_stored_reward_is_that_of_the_action_the_last_one_included() -> None:
+def test_stored_rewards_are_means_over_visits() -> None:
     taught = teach(table(), episode(0.5, 0, 1.0), episode(0.25, 0, 1.0))
     rewards = [taught.find("g", f"s{i}").values[f"a{i}"].reward for i in range(3)]
     assert rewards == [0.375, 0.0, 1.0]
 
 
-def test_defect_2_the_action_that_goes_has_the_smallest_value_not_the_smallest_reward() -> None:
+def test_the_action_of_smallest_value_is_dropped() -> None:
     late = [Experience("g", "s", "patient", 0.0), Experience("g", "t", "then", 1.0)]
     early = [Experience("g", "s", "greedy", 0.2)]
     middle = [Experience("g", "s", "middle", 0.5)]
@@ -99,38 +98,7 @@ def test_defect_2_the_action_that_goes_has_the_smallest_value_not_the_smallest_r
     assert set(taught.find("g", "s").values) == {"patient", "middle"}
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"n_step": 1},
-        {"gamma": 0.5},
-        {"action_capacity": 1},
-        {"record_capacity": 2},
-        {"task_weight": 1.0},
-        {"task_weight": 1.0, "task_similarity": "equal"},
-        {"task_weight": 1.0, "task_similarity": "words"},
-        {"observation_similarity": "embedding"},
-        {"observation_similarity": "lines"},
-    ],
-)
-def test_defect_3_no_setting_of_the_table_is_without_effect(changed) -> None:
-    def outcome(keys: dict[str, Any]) -> list[Any]:
-        taught = table(**keys)
-        for goal in ("find the cup", "find the big cup", "hide"):
-            teach(taught, episode(0, 0.25, 1.0, goal=goal, states="see a{}\nand b"))
-            teach(taught, episode(0, 1.0, 0.0, goal=goal, states="see a{}\nand b"))
-            teach(taught, episode(1, 0.0, 0.5, goal=goal, states="see a{}\nand b", actions="b{}"))
-        texts = ("find a cup", "see b\nand a1 and more of a1")
-        known = {
-            (r.task, r.observation): {a: v.value for a, v in r.values.items()} for r in taught.iter_nearest(*texts)
-        }
-        return [known, taught._load_situations().compare_to_all(texts, taught._embed(texts)).tolist()]
-
-    *others, _ = changed.items()  # the last one is examined
-    assert outcome(dict(others)) != outcome(changed)
-
-
-def test_defect_4_a_full_table_takes_in_what_is_new() -> None:
+def test_a_full_table_stores_new_situations() -> None:
     taught = table(record_capacity=3)
     for number in range(5):  # as in the specification: capacity 3, five disjoint episodes
         teach(taught, episode(0, 1.0, states=f"room {number} place {{}}"))
@@ -139,21 +107,18 @@ def test_defect_4_a_full_table_takes_in_what_is_new() -> None:
     assert any("room 4" in record.observation for record in all_records(taught))
 
 
-def test_defect_5_similarity_compares_the_query_with_each_record() -> None:
+def test_nearest_records_are_compared_with_the_query() -> None:
     taught = teach(table(), episode(1.0, states="a red door"), episode(1.0, states="a blue lake"))
     assert next(taught.iter_nearest("g", "the red door")).observation == "a red door"
     assert next(taught.iter_nearest("g", "the blue lake")).observation == "a blue lake"
 
 
-def test_defect_8_an_unknown_state_is_not_valued_by_the_record_that_is_updated() -> None:
+def test_a_record_does_not_bootstrap_from_itself() -> None:
     known, unknown = Experience("g", "a red door", "go", 0.0), Experience("g", "a red door ajar", "push", 0.0)
     taught = teach(table(n_step=1), [replace(known, reward=4.0)], episode(0.5, states="a blue lake"))
     teach(taught, [known, unknown])
     # The nearest record of "a red door ajar" is "a red door" itself, whose value 4.0 must not feed itself: 0.5 does.
     assert value(taught, "a red door", "go") == (4.0 + 0.5) / 2
-
-
-# -- learning
 
 
 # -- ranking
@@ -194,29 +159,6 @@ def test_lines_are_compared_by_their_longest_common_subsequence(texts: list[str]
         for text in texts
     ]
     assert compare("lines", query, texts) == pytest.approx(expected)
-
-
-# -- capacity
-
-
-def situations(capacity: int, *observations: str, samples: Sequence[int] = ()) -> SituationIndex:
-    """Records compared by the words of their observations alone, updated in the order given."""
-    config = make_settings(record_capacity=capacity, task_weight=0.0)
-    made = SituationIndex(config)
-    for row, text in enumerate(observations):
-        (record,) = all_records(teach(table(), *[episode(1.0, states=text)] * (samples[row] if samples else 1)))
-        made.put(row, replace(record, age=row + 1), VECTOR)
-    return made
-
-
-def test_similarities_of_pairs_follow_each_replacement() -> None:
-    kept = situations(3, "a b c", "a b d", "x y z")
-    (record,) = all_records(teach(table(), episode(1.0, states="x y w")))
-    row = kept.choose_row((record.task, record.observation), VECTOR)
-    kept.put(row, replace(record, age=9), VECTOR)
-    fresh = situations(3, *(record.observation for record in kept.records))
-    assert np.array_equal(kept._get_pairwise(), fresh._get_pairwise())
-    assert ("g", "a b c") not in kept.rows
 
 
 # -- the file

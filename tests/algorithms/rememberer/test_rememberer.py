@@ -67,7 +67,7 @@ def successes(lines: Sequence[dict[str, Any]], capacity: int) -> list[float]:
     return [line["rollout/success"] for line in lines if line["table/records"] == capacity]
 
 
-def test_defect_4_success_keeps_rising_when_the_table_is_full(tmp_path: Path, monkeypatch) -> None:
+def test_success_rises_with_a_full_table(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(RemembererConfig, "record_capacity", 40)
     curve = successes(run(tmp_path, monkeypatch, epochs=8), 40)
     assert len(curve) == 8  # full after the first epoch, with the first falls into fog
@@ -95,7 +95,7 @@ def test_a_transition_knows_what_led_to_it() -> None:
     assert second == Experience("the goal", "room", "take", 1.0, ("go",), ("go", "take"), 0.5, 0.5)
 
 
-def test_defect_6_an_unreadable_answer_is_no_transition_and_no_reward_counts_twice() -> None:
+def test_an_unreadable_answer_is_no_experience() -> None:
     read = extract_experiences(
         episode(("hall", NO_OP, 0.0), ("hall", "go", 0.5), ("room", NO_OP, 0.25), ("room", "go", 1.0))
     )
@@ -123,13 +123,13 @@ def test_the_best_action_is_encouraged_and_worthless_ones_are_discouraged() -> N
     assert advice(record(a=0.5, b=1.0, c=0.0)) == ((ValuedAction("b", 1.0),), (ValuedAction("c", 0.0),))
 
 
-def test_defect_7_negative_values_are_seen_the_worst_first() -> None:
+def test_discouraged_actions_are_listed_worst_first() -> None:
     of = record(a=-1.0, b=-100.0, c=0.0, d=-5.0)
     bad = (ValuedAction("b", -100.0), ValuedAction("d", -5.0), ValuedAction("a", -1.0), ValuedAction("c", 0.0))
     assert advice(of) == (NONE, bad)
 
 
-def test_where_nothing_is_good_an_untried_action_is_encouraged_never_a_discouraged_one() -> None:
+def test_an_untried_action_is_encouraged_where_none_is_good() -> None:
     of = record(("a", "b", "c"), a=0.0)
     drawn = {advice(of, seed)[0][0].action for seed in range(30)}
     assert drawn == {"b", "c"}
@@ -142,7 +142,7 @@ def test_where_nothing_is_good_an_untried_action_is_encouraged_never_a_discourag
 # -- the actor
 
 
-class Listener(ScriptedPolicy):
+class RecordingPolicy(ScriptedPolicy):
     """Keeps what it is asked; answers always the same."""
 
     def __init__(self, *answers: str, ids: bool = True, **options: Any) -> None:
@@ -162,7 +162,7 @@ def open_experience(config: Config) -> ExperienceTable:
     return ExperienceTable(None, embedder_of(config), config.section(RemembererConfig))
 
 
-def decide(policy: Listener, taught: ExperienceTable, config: Config, *seen: Observation) -> list[Any]:
+def decide(policy: RecordingPolicy, taught: ExperienceTable, config: Config, *seen: Observation) -> list[Any]:
     async def episode() -> list[Any]:
         actor = AdvisedActor(EpisodeContext(policy, TASK, "on_policy_tips", 0, 5, "e", config), taught)
         actor.start(seen[0])
@@ -183,9 +183,9 @@ def table_of(config: Config, *texts: str, action: str = "go", reward: float = 1.
     return made
 
 
-def test_the_answers_most_valued_action_is_done_and_an_unreadable_one_is_the_no_op() -> None:
+def test_the_most_valued_action_is_taken() -> None:
     config = cave_config()
-    policy = Listener("wait -> 0.1\ntake cup -> 0.9\ngo -> 0.5", "no idea", "go -> 1")
+    policy = RecordingPolicy("wait -> 0.1\ntake cup -> 0.9\ngo -> 0.5", "no idea", "go -> 1")
     seen = (hall(), hall(reward=0.5), hall())
     decisions = decide(policy, open_experience(config), config, *seen)
     assert [decision.action for decision in decisions] == ["take cup", NO_OP, "go"]
@@ -195,7 +195,7 @@ def test_the_answers_most_valued_action_is_done_and_an_unreadable_one_is_the_no_
 
 def test_the_most_similar_example_stands_nearest_to_the_question() -> None:
     config = cave_config()
-    policy = Listener("go -> 1")
+    policy = RecordingPolicy("go -> 1")
     decide(policy, table_of(config, "a hall with a door", "a lake", "a hall"), config, hall())
     prompt = policy.asked[0][0]
     assert prompt.index("a hall with a door") < prompt.index("\na hall\n")
@@ -207,17 +207,17 @@ def test_an_example_that_does_not_fit_gives_way_to_one_that_does() -> None:
     config = cave_config(max_write_tokens=20)
     long, short = "a hall " + "very long " * 40, "a hut"
     taught = table_of(config, long, short)
-    policy = Listener("go -> 1", context_length=300)
+    policy = RecordingPolicy("go -> 1", context_length=300)
     decide(policy, taught, config, hall("a hall very long"))
     assert "a hut" in policy.asked[0][0]
     assert "very long very" not in policy.asked[0][0]
-    assert decide(Listener("go -> 1", context_length=30), taught, config, hall()) == [None]
+    assert decide(RecordingPolicy("go -> 1", context_length=30), taught, config, hall()) == [None]
 
 
 # -- the whole method
 
 
-def test_epochs_act_on_what_earlier_ones_have_learned_and_the_panel_changes_nothing(tmp_path, monkeypatch) -> None:
+def test_epochs_learn_and_the_panel_does_not(tmp_path, monkeypatch) -> None:
     lines = run(tmp_path, monkeypatch, epochs=4)
     assert [line["phase"] for line in lines] == ["epoch-0", "epoch-1", "epoch-2", "epoch-3", "panel"]
     assert lines[0]["table/records"] == lines[0]["known"] == 0
@@ -230,8 +230,8 @@ def test_epochs_act_on_what_earlier_ones_have_learned_and_the_panel_changes_noth
     assert json.loads((tmp_path / "eval" / "table.json").read_text())["rows"][0]["memory"] is True
 
 
-def test_a_stopped_run_goes_on_to_the_same_table_and_asks_nothing_when_it_has_ended(tmp_path, monkeypatch) -> None:
-    class Limited(Listener):
+def test_resume_after_budget_stops_and_a_crash(tmp_path, monkeypatch) -> None:
+    class Limited(RecordingPolicy):
         allowed = 10**9
 
         async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:

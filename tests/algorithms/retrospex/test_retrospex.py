@@ -32,8 +32,7 @@ from trailnotes.memory.retrieval import Floats, HashingEmbedder
 from trailnotes.policies.scripted import END_ID, ScriptedPolicy
 from trailnotes.rollout.groups import run_groups
 from trailnotes.runs.adapt import adapt
-from trailnotes.storage.files import read_jsonl
-from trailnotes.storage.records import trajectory_from_json
+from trailnotes.storage.files import read_jsonl, trajectory_from_json
 from trailnotes.types import Completion, Message, Observation, Sampling, Task, TokenIds, Trajectory
 
 
@@ -76,7 +75,7 @@ class Words:
         return counts / np.sqrt((counts**2).sum(axis=1, keepdims=True))
 
 
-def test_predictions_that_are_admissible_come_first_and_likeness_to_all_fills_up() -> None:
+def test_admissible_predictions_come_first() -> None:
     admissible = ["look", "take key", "open red door", "open door", "wait"]
     predicted = ["open the door", "take key", "door", "take key"]
     # Likeness of "open door": 2 / sqrt(6) + 1 / sqrt(2) = 1.52; of "open red door": 2 / sqrt(9) + 1 / sqrt(3) = 1.24
@@ -91,7 +90,7 @@ actions = st.lists(st.sampled_from(["look", "go north", "go south", "take key", 
 
 
 @given(actions, actions, st.integers(1, 5))
-def test_what_is_mapped_is_admissible_and_complete(predicted: list[str], admissible: list[str], num: int) -> None:
+def test_mapped_actions_are_admissible(predicted: list[str], admissible: list[str], num: int) -> None:
     found = map_to_admissible(predicted, admissible, num, EMBEDDER)
     assert len(found) == len(set(found)) == min(num, len(set(admissible)))
     assert set(found) <= set(admissible)
@@ -102,7 +101,7 @@ def test_what_is_mapped_is_admissible_and_complete(predicted: list[str], admissi
 # -- the actor
 
 
-class Talker(ScriptedPolicy):
+class CyclingPolicy(ScriptedPolicy):
     """Says one of `sayings`, by the seed; finds a reply likely that it says early in the list."""
 
     def __init__(self, *sayings: str) -> None:
@@ -123,7 +122,7 @@ class Talker(ScriptedPolicy):
         return [math.log(0.5) * (1 + self.sayings.index(t)) if t in self.sayings else -9.0 for t in texts]
 
 
-class Taste:
+class FixedCritic:
     """A critic that thinks what it is told."""
 
     def __init__(self, worth: Mapping[str, float]) -> None:
@@ -151,7 +150,7 @@ class Door:
 
 
 def play(
-    policy: Talker, taste: Taste, actions: tuple[str, ...] | None = None, **retrospex: Any
+    policy: CyclingPolicy, taste: FixedCritic, actions: tuple[str, ...] | None = None, **retrospex: Any
 ) -> tuple[Trajectory, list[dict[str, Any]]]:
     """One episode of two turns, and the journal."""
     journal: list[dict[str, Any]] = []
@@ -179,8 +178,8 @@ def _three_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 CRITIC_ALONE = {"first_step": 1, "decay": 1e-9, "floor": 0.0}
 
 
-def test_the_policy_decides_the_first_step_alone_and_the_critic_may_have_the_rest() -> None:
-    policy, taste = Talker("north", "south", "west"), Taste({"south": 1.0})
+def test_weight_of_the_policy_by_step() -> None:
+    policy, taste = CyclingPolicy("north", "south", "west"), FixedCritic({"south": 1.0})
     for keys, weights in (
         ({"decay": 0.97, "floor": 0.6}, [1.0, 0.97]),
         ({"decay": 0.5, "floor": 0.6, "first_step": 1}, [0.6, 0.6]),
@@ -196,9 +195,9 @@ def test_the_policy_decides_the_first_step_alone_and_the_critic_may_have_the_res
     assert taste.asked[0] == ("leave", "a door ?")
 
 
-def test_an_admissible_action_that_nobody_said_has_no_ids_and_is_said_in_the_next_prompt() -> None:
-    policy = Talker("open a door", "open the door", "door")
-    episode, (first, _) = play(policy, Taste({"kick door": 1.0}), ("open door", "kick door"), **CRITIC_ALONE)
+def test_an_action_that_was_not_sampled_has_no_token_ids() -> None:
+    policy = CyclingPolicy("open a door", "open the door", "door")
+    episode, (first, _) = play(policy, FixedCritic({"kick door": 1.0}), ("open door", "kick door"), **CRITIC_ALONE)
     step = episode.steps[0]
     assert (step.action, step.completion.text, step.completion.token_ids) == ("kick door", "kick door", ())
     assert step.other_tokens == sum(len(saying) + 1 for saying in policy.sayings)
@@ -209,8 +208,8 @@ def test_an_admissible_action_that_nobody_said_has_no_ids_and_is_said_in_the_nex
 
 
 def test_sampled_answers_are_scored_by_their_ids_and_others_as_texts() -> None:
-    policy = Talker("open door", "Action: kick door", "door")
-    play(policy, Taste({}), ("kick door", "open door", "wait"))
+    policy = CyclingPolicy("open door", "Action: kick door", "door")
+    play(policy, FixedCritic({}), ("kick door", "open door", "wait"))
     assert policy.scored[0] == ((*b"open door", END_ID), "kick door", "wait")
 
 
@@ -266,9 +265,7 @@ def test_a_run_trains_its_critic_plays_both_ways_and_examines_both(
     assert (out / "decisions.jsonl").read_bytes() == before
 
 
-def test_a_critic_that_learned_from_the_panel_is_refused_before_a_model_is_loaded(
-    start_model: Path, played: Path, tmp_path: Path
-) -> None:
+def test_a_critic_that_learned_from_the_panel_is_refused(start_model: Path, played: Path, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     adapt(config_of(start_model), start_model, method="naive", out=seen)  # the panel itself
     missing, out = tmp_path / "no model", tmp_path / "run"
@@ -278,10 +275,4 @@ def test_a_critic_that_learned_from_the_panel_is_refused_before_a_model_is_loade
     assert critic.about["episodes"] == 4
     with pytest.raises(ConfigError, match="what Retrospex learns from: 4 of the 4 games of the panel"):
         adapt(config_of(missing, critic=str(tmp_path / "critic")), missing, method="retrospex", out=out)
-    file = tmp_path / "critic" / "critic.json"
-    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "games"}))
-    with pytest.raises(ConfigError, match=r"critic\.json .* games"):
-        adapt(config_of(missing, critic=str(file.parent)), missing, method="retrospex", out=out)
-    with pytest.raises(ConfigError, match="nowhere"):
-        adapt(config_of(missing, critic="nowhere"), missing, method="retrospex", out=out)
     assert not out.exists()

@@ -110,14 +110,6 @@ def test_generated_tasks_are_disjoint_over_splits_and_never_change() -> None:
     assert not {task.seed for task in moved} & set(seeds)
 
 
-def test_defaults_of_a_generator_are_filled_in() -> None:
-    task = TextWorldEnv.tasks("test", generator="cooking", recipe=2, take=1)[0]
-    assert task.options["settings"] == {
-        "recipe": 2, "take": 1, "go": 1, "open": False, "cook": False, "cut": False, "drop": False, "recipe_seed": 0,
-    }  # fmt: skip
-    assert set(GENERATORS) == {"treasure_hunter", "coin_collector", "cooking", "simple"}
-
-
 def test_a_folder_may_hold_splits_or_plain_games(game: Path, tmp_path: Path) -> None:
     for name in ("train/a", "train/b", "test/c"):
         target = tmp_path / f"{name}.z8"

@@ -64,25 +64,12 @@ def test_splits_have_their_sizes_and_share_no_game() -> None:
     assert len({(s.kind, s.family, s.rooms, s.furniture, s.listing) for s in specs}) == 1440
 
 
-def test_variations_share_the_rule_of_their_family_and_nothing_tells_families_apart_but_rule_and_name() -> None:
-    for name in ALL_FAMILIES:
-        specs = [wm.parse_spec(t) for split in SPLITS for t in wm.make_tasks(split, [name])]
-        assert len({spec.rule for spec in specs}) == 1
-        assert len({spec.listing for spec in specs}) > 5
-
-
 def test_tasks_never_change() -> None:
     tasks = [task for split in SPLITS for task in wm.WaymarksEnv.tasks(split)]
     words = json.dumps([[t.id, t.env, t.seed, t.split, dict(t.options)] for t in tasks])
     assert tasks[0].id == "waymarks/route/amber/train-0"
     assert hashlib.sha256(words.encode()).hexdigest()[:16] == "09bf84119b81e956"
     assert list_env_tasks("waymarks", "test", {"actions": True}) == wm.make_tasks("test")
-
-
-def test_families_may_be_a_number_half_of_either_kind() -> None:
-    names = {task.id.split("/", 1)[1].rpartition("/")[0] for task in wm.make_tasks("train", 4)}
-    assert names == set(wm.FEW_FAMILIES)
-    assert wm.make_tasks("test", 48) == wm.make_tasks("test", ALL_FAMILIES)
 
 
 def test_new_families_are_never_trained_and_share_no_family_with_any_other_side() -> None:
@@ -108,22 +95,10 @@ def test_spare_games_share_no_rule_with_a_panel_nor_with_their_own_family() -> N
     assert games == wm.make_tasks("spare", 12, new_families=12, new_validation=4)
 
 
-def test_named_new_families_leave_the_numbered_ones_to_the_others() -> None:
-    sides = wm.select_families(4, ["route/amber", "keys/kelp"], 2)
-    assert sides["train"] == ["route/birch", "route/cobalt", "keys/granite", "keys/hazel"]
-    assert sides["new-validation"] == ["route/dusk", "keys/ivory"]
-
-
 @pytest.mark.parametrize("dataset_seed", range(20))
 def test_families_of_a_kind_have_different_rules(dataset_seed: int) -> None:
     rules = wm.list_panel_rules(ALL_FAMILIES, dataset_seed)
     assert len(rules) == len({(kind, rule) for kind, _, rule in rules}) == len(ALL_FAMILIES)
-
-
-@pytest.mark.parametrize("sizes", [{}, {"route/birch": 3, "keys/hazel": 2}])
-def test_panel_rules_are_those_of_the_tasks(sizes: dict[str, int]) -> None:
-    specs = [wm.parse_spec(task) for split in SPLITS for task in wm.make_tasks(split, sizes=sizes)]
-    assert wm.list_panel_rules(sizes=sizes) == {(spec.kind, spec.family, spec.rule) for spec in specs}
 
 
 @pytest.mark.parametrize(
@@ -182,19 +157,8 @@ def test_a_size_changes_its_family_alone() -> None:
             assert new.id == f"{old.id}:{SMALL[name]}"
             assert len(new.options["rule"]) == wm.parse_spec(new).size == SMALL[name]
     assert {task.id for task in wm.make_tasks("test", SMALL, 3, SMALL)}.isdisjoint(task.id for task in sized)
-
-
-def test_rules_of_a_size_are_pure_functions_of_seed_family_and_size() -> None:
-    rules = {
-        (kind, size): [ws.draw_family_rule.__wrapped__(kind, name, 0, size) for name in ws.FAMILY_NAMES[kind]]
-        for kind, size in EVERY_SIZE
-    }
-    for (kind, size), found in rules.items():  # different wherever there are enough of them, else each as often
-        assert len(set(found)) == min(len(found), ws.count_rules(kind, size))
-    assert Counter(Counter(rules["route", 2]).values()) == {3: 6, 2: 3}  # 24 families, 9 routes
-    assert all(len(rule) == size for (_, size), found in rules.items() for rule in found)
-    assert rules["route", 3][1] == ws.draw_family_rule("route", "birch", 0, 3) == ("east", "south", "west")
-    assert rules["keys", 2][1] == ws.draw_family_rule("keys", "hazel", 0, 2) == ("opal", "beryl")
+    assert ws.draw_family_rule("route", "birch", 0, 3) == ("east", "south", "west"), "rules never change"
+    assert ws.draw_family_rule("keys", "hazel", 0, 2) == ("opal", "beryl")
 
 
 @pytest.mark.parametrize(("kind", "size"), EVERY_SIZE)
@@ -427,14 +391,6 @@ def test_the_budget_ends_an_episode_and_no_step_follows(kind: ws.Kind) -> None:
     env.close()
     env.close()
     assert is_over()
-
-
-def test_a_vault_allows_no_wrong_attempt_and_winning_with_the_last_step_is_no_truncation() -> None:
-    task = tiny_tasks()[1]
-    gold = ws.gold_actions(wm.parse_spec(task))
-    last = play(wm.WaymarksSimulator(max_steps=len(ws.BOXES)), task, gold)[-1]
-    assert (last.terminated, last.truncated, last.actions) == (True, False, None)
-    assert not play(wm.WaymarksSimulator(), task, ["unlock chest with beryl", *gold])[-1].success
 
 
 def test_compile_all_compiles_once_and_reports(games: Path) -> None:

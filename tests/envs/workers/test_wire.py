@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
+from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Self
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from odd_envs import Puppet
-from trailnotes.envs.workers.main import HEARTBEAT, decode_frames, encode, serve, unpack_error, unpack_observation
+from trailnotes.envs.workers.main import (
+    HEARTBEAT,
+    EnvServer,
+    Slots,
+    decode_frames,
+    encode,
+    serve,
+    unpack_error,
+    unpack_observation,
+)
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
-from trailnotes.types import Observation, Task
+from trailnotes.storage.files import trajectory_to_json
+from trailnotes.types import Observation, Task, Trajectory
 
 texts = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
@@ -30,6 +44,46 @@ def across(value: object) -> Any:
 def test_observations_survive(text: str, number: float, actions: tuple[str, ...] | None, info: dict[str, Any]) -> None:
     observation = Observation(text, number, actions=actions, instruction=text, success=True, score=number, info=info)
     assert unpack_observation(across(observation)) == observation
+
+
+class Garbage:
+    """Answers with whatever fields it is given."""
+
+    fields: Mapping[str, Any] = MappingProxyType({})
+
+    def step(self, action: str) -> Observation:
+        return Observation(**self.fields)
+
+    def close(self) -> None: ...
+
+
+anything = st.recursive(
+    scalars | st.floats() | st.binary() | st.builds(object) | st.builds(np.float32) | st.just(np.arange(2)),
+    lambda inner: st.lists(inner, max_size=2) | st.tuples(inner) | st.dictionaries(texts | st.integers(), inner),
+    max_leaves=4,
+)  # fmt: skip
+garbage = st.fixed_dictionaries(
+    {"text": anything | texts},
+    optional={field.name: anything for field in fields(Observation) if field.name not in {"text", "request"}},
+)
+
+
+@given(garbage)
+def test_any_observation_is_taken_or_refused_alike_with_and_without_a_worker(values: dict[str, Any]) -> None:
+    Garbage.fields = values
+    local, remote = Slots("test_wire:Garbage", {}), EnvServer()
+    local.run("open", 0)
+    for request in (["start", "test_wire:Garbage", {}], ["open", 0, None]):
+        remote.answer(request)
+    [(status, *answer)] = decode_frames(bytearray(remote.answer(["step", 0, ""])))
+    if status == "error":
+        with pytest.raises(EnvError) as caught:
+            local.run("step", 0, "")
+        assert str(caught.value) == answer[1]
+        return
+    taken = local.run("step", 0, "")
+    assert taken == unpack_observation(answer[0])
+    json.dumps(trajectory_to_json(Trajectory(Task("t", "x"), (), taken, "truncated", False, 0.0)), allow_nan=False)
 
 
 @given(texts.filter(bool), st.integers(), infos)
@@ -96,7 +150,7 @@ def test_a_worker_answers_each_request() -> None:
         status, values = worker.ask("reset", 4, task)
         assert (status, unpack_observation(values).text) == ("ok", "hi t 1 {}")
         assert unpack_observation(worker.ask("step", 4, "look")[1]).text == "look"
-        assert worker.ask("step", 4, "object")[2] == "an observation does not fit JSON: object is not JSON"
+        assert "info" in worker.ask("step", 4, "object")[2]
         assert worker.ask("drop", 4, None) == worker.ask("drop", 5, None) == ["ok", None]
 
 

@@ -31,7 +31,7 @@ def credit(*groups: list[Trajectory], normalize_std: bool = False) -> dict[tuple
     )
 
 
-def test_a_tip_earns_its_readers_return_less_that_of_members_without_tips() -> None:
+def test_credit_is_the_gain_over_members_without_tips() -> None:
     assert credit([played(1, RIGHT), played(0), played(0), played(1)]) == {("task", RIGHT): pytest.approx(2 / 3)}
     assert credit([played(0, LIE), played(1), played(1), played(0)]) == {("task", LIE): pytest.approx(-2 / 3)}
 
@@ -68,7 +68,7 @@ def test_without_members_of_both_kinds_there_is_no_comparison(group: list[Trajec
     assert credit(group) == {}
 
 
-def test_a_member_that_may_read_but_was_shown_nothing_acted_without_tips() -> None:
+def test_a_reader_without_tips_counts_as_plain() -> None:
     shown_none = Trajectory(TASK, played(1).steps, Observation("end"), "terminated", True, 1.0, mode="on_policy_tips")
     assert credit([played(0, LIE), shown_none]) == {("task", LIE): -1.0}
 
@@ -90,7 +90,7 @@ def test_a_tip_that_repeats_another_does_not_earn_twice() -> None:
     assert split_by_use(gains, 50.0) == {RIGHT: pytest.approx(0.5), again: pytest.approx(0.5)}
 
 
-def test_a_lie_beside_a_right_tip_earns_nothing_when_the_right_one_was_followed() -> None:
+def test_only_the_tip_that_was_followed_earns() -> None:
     followed_right = split_by_use({EMPTY: 0.0, RIGHT: 6.0, LIE: -2.0}, 6.0)
     assert followed_right == {EMPTY: 0.0, RIGHT: pytest.approx(1 - math.exp(-6)), LIE: 0.0}
     group = TrajectoryGroup(TASK, (played(1, EMPTY, RIGHT, LIE), played(0)))

@@ -153,3 +153,16 @@ def test_a_mean_divides_in_the_place_of_the_deviation() -> None:
     assert not any(row.any() for row in group_advantages(replace(four, returns=np.zeros(4)), by_mean))
     with pytest.raises(ValueError, match="one is negative"):
         group_advantages(replace(four, returns=np.array([1.0, 0.0, 0.0, -1.0])), by_mean)
+
+
+@given(st.lists(st.sampled_from([0.1, 0.2, 0.3, -0.1, -0.3]), min_size=2, max_size=6), st.randoms())
+def test_a_mean_of_rounding_alone_divides_nothing(rewards: list[float], random: object) -> None:
+    """Rewards of 0.1, 0.2 and -0.3 sum to 0 or to 5e-17, by their order: neither is a success."""
+    rows = [rewards[:] for _ in range(3)]
+    for row in rows:
+        random.shuffle(row)  # type: ignore[attr-defined]
+    returns = np.array([sum(row) for row in rows])
+    if returns.max() > -1e-9:
+        blank = tuple(np.zeros(len(row)) for row in rows)
+        scores = Scores(returns, tuple(map(np.array, rows)), tuple(tuple(row) for row in rows), blank)
+        assert not any(row.any() for row in group_advantages(scores, AlgorithmConfig(normalize_mean=True)))

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from tiny import step, trajectory
 from trailnotes.config.schema import Config
 from trailnotes.learner.credit.episodes import episode_return, group_relative
-from trailnotes.learner.credit.novelty import Novelty, StateCounter
+from trailnotes.learner.credit.steps import Novelty, StateCounter
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes.runs.exploration import RandomNetworkDistillation, VisitCounter, make_novelty
 from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup
@@ -84,7 +84,7 @@ def test_visits_by_hand() -> None:
 
 @pytest.mark.parametrize("counter", [VisitCounter, lambda: StateCounter(HashingEmbedder())])
 @given(rows=st.lists(st.lists(st.sampled_from("abc"), max_size=4), min_size=1, max_size=5), rng=st.randoms())
-def test_whoever_comes_first_earns_no_more(counter: Any, rows: list[list[str]], rng: Any) -> None:
+def test_novelty_does_not_depend_on_the_order(counter: Any, rows: list[list[str]], rng: Any) -> None:
     order = rng.sample(range(len(rows)), len(rows))
     first, second = counter(), counter()
     straight = first.rate([episode(*row) for row in rows])

@@ -75,7 +75,7 @@ def test_later_turns_compute_only_what_is_new(model, tokenizer, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
-def test_what_the_prompts_of_a_group_begin_with_is_computed_once(model_of, tokenizer, monkeypatch, kind):
+def test_common_prompt_of_a_group_is_computed_once(model_of, tokenizer, monkeypatch, kind):
     """Four members with one prompt, two with another end, one with another beginning; then all go on."""
     model = model_of(kind)
     policy = HFPolicy(model, tokenizer, deterministic=True)
@@ -232,7 +232,7 @@ def test_an_engine_that_fails_tells_everybody_and_goes_on(model, tokenizer, monk
     assert one(policy, max_tokens=4) == before
 
 
-def test_weights_that_are_not_finite_are_an_error_and_leave_no_trace(model_of, tokenizer):
+def test_weights_that_are_not_finite_are_an_error(model_of, tokenizer):
     model = model_of()
     policy = HFPolicy(model, tokenizer)
     before = one(policy, max_tokens=4)
@@ -293,9 +293,7 @@ DYNAMIC = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
 @pytest.mark.parametrize(
     ("kind", "positions", "options"), [("phi3", 256, LONGROPE), ("llama", 64, DYNAMIC)], ids=["longrope", "dynamic"]
 )
-def test_positions_turn_by_one_set_of_factors_up_to_the_end_of_the_context(
-    model_of, tokenizer, kind, positions, options
-):
+def test_rope_uses_one_set_of_factors_in_the_context(model_of, tokenizer, kind, positions, options):
     """Whatever is cached and whatever stands beside a row: other factors would take over behind token 64."""
     model = model_of(kind, positions, **options)
     policy = HFPolicy(model, tokenizer)
@@ -313,7 +311,7 @@ def test_positions_turn_by_one_set_of_factors_up_to_the_end_of_the_context(
         one(policy, "go north", max_tokens=65 - len(ids))
 
 
-def test_a_context_beyond_the_first_factors_of_longrope_is_refused_at_the_start(model_of, tmp_path):
+def test_context_beyond_longrope_s_first_factors_is_refused(model_of, tmp_path):
     model_of("phi3", **LONGROPE).config.save_pretrained(tmp_path)
     config = ModelConfig(path=str(tmp_path), device="cpu")
     require_context_length(config, 64)

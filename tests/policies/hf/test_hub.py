@@ -41,7 +41,7 @@ def cached(monkeypatch: pytest.MonkeyPatch, path: Path | None) -> None:
     monkeypatch.setattr("trailnotes.policies.hf.policy.try_to_load_from_cache", lambda *_: str(path) if path else None)
 
 
-def test_a_hub_out_of_reach_is_asked_once_and_the_cache_needs_none(
+def test_hub_out_of_reach_falls_back_to_the_cache(
     monkeypatch: pytest.MonkeyPatch, asked: list[str], tmp_path: Path
 ) -> None:
     cached(monkeypatch, None)

@@ -32,9 +32,7 @@ def scored(score: TokenScorer, completion: Completion) -> list[float]:
 
 
 @pytest.mark.parametrize(("kind", "alone"), [("qwen2", True), ("gemma2", False)])  # Gemma 2 caps its logits at 30
-def test_policy_and_learner_agree_on_a_fresh_model_and_on_what_becomes_of_it(
-    kind: str, alone: bool, model_of: Any, tokenizer: Any
-) -> None:
+def test_policy_and_learner_agree(kind: str, alone: bool, model_of: Any, tokenizer: Any) -> None:
     model = model_of(kind, initializer_range=0.02, tie_word_embeddings=False)  # logits far too small for the cap
     model.train()
     assert (split_model(model) is not None, model.training) == (alone, True), "the probe leaves the mode alone"

@@ -40,7 +40,7 @@ def test_a_base_in_4_bits_trains_resumes_and_gives_its_adapters_away(
     assert 0 < (unrounded - acted).abs().max() < acted.abs().max() / 4, "4 bits round the base, and nothing else"
 
 
-def test_each_linear_layer_but_the_head_is_in_4_bits_and_adapters_compute_as_it_does(start_model: Path) -> None:
+def test_linear_layers_but_the_head_are_in_4_bits(start_model: Path) -> None:
     path, lora = str(start_model), LoraConfig(**LORA)
     config = ModelConfig(path=path, device="cpu", dtype="bfloat16", load_in_4bit=True, lora=lora)
     model, _ = load_model(config)

@@ -10,18 +10,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy import Fault, Proxy, changed, cut_body, cut_quietly, refusal
+from proxy import Fault, Proxy, changed, cut_body, cut_quietly, hang, refusal
 from served import MODEL
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, ConfigError, PolicyError
-from trailnotes.policies.openai.endpoint import AnswerCache, PaidAnswer, TokenUsage
-from trailnotes.policies.openai.policy import OpenAIPolicy
+from trailnotes.policies import openai
+from trailnotes.policies.openai import AnswerCache, OpenAIPolicy, PaidAnswer, TokenUsage
 from trailnotes.types import Completion, Message, Sampling
 from trailnotes.web import faults
 
@@ -160,13 +162,26 @@ def test_a_fault_that_passes_is_tried_again_and_counted(name: str, proxy: Proxy,
     assert [line["retries"] for line in lines(tmp_path / "a.jsonl") if line["key"]] == [2, 0]
 
 
-def test_a_server_that_is_not_there_is_told_from_one_that_fails(proxy: Proxy) -> None:
-    endpoint = policy("http://127.0.0.1:9/v1", max_retries=2)
-    with pytest.raises(PolicyError, match=r"127.0.0.1:9/v1 failed 3 times, at last with no connection "):
+def test_an_endpoint_that_never_answered_ends_the_run_at_once(proxy: Proxy, caplog, monkeypatch) -> None:
+    endpoint = policy("http://127.0.0.1:9/v1")
+    with pytest.raises(PolicyError, match=r"127.0.0.1:9/v1 has never answered: no connection .*endpoint.base_url"):
         ask(endpoint, sampling())
     assert not endpoint.metrics()["endpoint/lost"]  # nothing was sent
-    proxy.always = refusal(500, "out of order")
-    with pytest.raises(PolicyError, match=r"failed 2 times, at last with 500: out of order"):
+    monkeypatch.setattr(openai, "LONG_WAIT", 0.1)
+    proxy.always = hang
+    with pytest.raises(PolicyError, match=r"has never answered: .*endpoint.timeout = 0.5 s"):
+        ask(policy(proxy.url, timeout=0.5), sampling())
+    assert "has not answered for 0.1 s yet" in caplog.text
+    assert len(proxy.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(500, "failed 2 times, at last with 500: too much"), (429, "rate limit, 2 times .*429: too much")],
+)
+def test_an_endpoint_that_fails_too_often(proxy: Proxy, status: int, words: str) -> None:
+    proxy.always = refusal(status, "too much")
+    with pytest.raises(PolicyError, match=words):
         ask(policy(proxy.url, max_retries=1), sampling())
     assert len(proxy.asked) == 2
 
@@ -176,6 +191,9 @@ def test_retry_after_is_honoured(proxy: Proxy) -> None:
     ask(policy(proxy.url), sampling())
     first, second = (asked.time for asked in proxy.asked)
     assert second - first >= 0.6
+    in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+    assert 50 < (faults.parse_retry_after({"retry-after": in_a_minute}) or 0) <= 60
+    assert faults.parse_retry_after({"retry-after": "soon"}) is None
 
 
 def test_what_may_have_been_billed_counts_at_its_most(proxy: Proxy, tmp_path: Path) -> None:
@@ -204,9 +222,7 @@ FATAL: dict[str, tuple[Fault, str]] = {
 
 
 @pytest.mark.parametrize("name", FATAL)
-def test_a_fault_that_does_not_pass_ends_the_run_at_once_and_what_was_paid_is_kept(
-    name: str, proxy: Proxy, tmp_path: Path
-) -> None:
+def test_fatal_fault_ends_the_run_and_keeps_answers(name: str, proxy: Proxy, tmp_path: Path) -> None:
     fault, fix = FATAL[name]
     proxy.faults = [None, fault]
     with pytest.raises(PolicyError) as caught:
@@ -218,7 +234,7 @@ def test_a_fault_that_does_not_pass_ends_the_run_at_once_and_what_was_paid_is_ke
     assert sorted(proxy.counts.values()) == [1, 2]
 
 
-def test_the_key_is_in_nothing_that_is_written_said_or_shown(
+def test_key_is_redacted_everywhere(
     proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
@@ -257,7 +273,7 @@ def test_the_key_is_in_nothing_that_is_written_said_or_shown(
         ),
     ],
 )
-def test_impossible_settings_name_the_key_and_show_no_secret(
+def test_impossible_settings_name_the_key(
     endpoint: dict[str, Any], key: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if key:
@@ -287,7 +303,7 @@ def test_no_more_requests_are_under_way_than_allowed(proxy: Proxy) -> None:
     assert len(proxy.asked) == 12
 
 
-def test_equal_requests_of_several_episodes_share_an_answer_and_repeats_within_one_do_not(proxy: Proxy) -> None:
+def test_equal_requests_share_answers_across_episodes(proxy: Proxy) -> None:
     endpoint = policy(proxy.url)
 
     async def play(episode: str) -> list[Completion]:
@@ -304,7 +320,7 @@ def test_equal_requests_of_several_episodes_share_an_answer_and_repeats_within_o
     assert list(proxy.counts.values()) == [3]
 
 
-def test_a_cancelled_episode_waits_for_the_answer_that_is_under_way_and_it_is_kept(proxy: Proxy) -> None:
+def test_cancelled_episode_keeps_its_answer(proxy: Proxy) -> None:
     proxy.delay = 0.3
     endpoint = policy(proxy.url)
 
@@ -371,7 +387,7 @@ def test_max_cost_counts_what_is_under_way() -> None:
 # -- the file
 
 
-def test_a_run_that_is_begun_again_pays_for_nothing_twice_whatever_the_order(proxy: Proxy, tmp_path: Path) -> None:
+def test_restart_pays_for_nothing_twice(proxy: Proxy, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     first = ask(policy(proxy.url, path), *map(sampling, (0, 1, 2, 2)))
     again = policy(proxy.url, path)
@@ -398,9 +414,8 @@ import asyncio, sys
 from pathlib import Path
 from small import small_config
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.policies.openai.policy import OpenAIPolicy
-from trailnotes.storage.records import trajectory_to_json
-from trailnotes.storage.files import encode_line
+from trailnotes.policies.openai import OpenAIPolicy
+from trailnotes.storage.files import encode_line, trajectory_to_json
 from trailnotes.rollout.groups import run_groups
 from trailnotes.envs.tasks import tasks_of
 
@@ -432,9 +447,8 @@ def finish(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def test_a_run_killed_in_the_middle_of_its_episodes_goes_on_and_asks_nothing_that_is_answered(
-    proxy: Proxy, tmp_path: Path
-) -> None:
+@pytest.mark.long
+def test_resume_after_kill_asks_nothing_twice(proxy: Proxy, tmp_path: Path) -> None:
     finish(start(proxy, tmp_path / "whole"))
     once = proxy.counts
     assert set(once.values()) == {1}

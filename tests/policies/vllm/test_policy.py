@@ -25,7 +25,7 @@ HALL = [Message("user", "A hall.")]
 
 
 def pid_of(policy: VLLMPolicy, index: int = 0) -> int:
-    served = policy.replicas[index].server
+    served = policy.replicas[index].client.server
     assert served is not None
     assert served.process is not None
     return served.process.pid
@@ -33,7 +33,7 @@ def pid_of(policy: VLLMPolicy, index: int = 0) -> int:
 
 def kill(policy: VLLMPolicy, index: int = 0) -> None:
     os.kill(pid_of(policy, index), signal.SIGKILL)
-    wait_for(lambda: policy.replicas[index].server.has_ended)
+    wait_for(lambda: policy.replicas[index].client.server.has_ended)
 
 
 def ask(policy: VLLMPolicy, *samplings: Sampling) -> list[Completion]:
@@ -77,7 +77,7 @@ def test_tokens_come_with_their_logprobs_of_the_newest_weights(policy_of, learne
             assert list(completion.logprobs) == pytest.approx(wanted, abs=1e-4)
 
 
-def test_stop_texts_and_end_tokens_end_a_completion_as_with_the_embedded_engine(policy_of) -> None:
+def test_stop_texts_and_end_tokens_end_a_completion(policy_of) -> None:
     policy = policy_of()
     (free,) = ask(policy, Sampling(max_tokens=30, seed=5))
     texts = [policy.format.decode((token,)) for token in free.token_ids]
@@ -94,7 +94,7 @@ def test_stop_texts_and_end_tokens_end_a_completion_as_with_the_embedded_engine(
     assert (ended.text, ended.finish_reason) == (policy.format.decode(free.token_ids[:size]), "stop")
 
 
-def test_a_score_is_the_mean_over_a_reply_at_temperature_1_even_while_others_speak(policy_of, learner, faults) -> None:
+def test_score_is_the_mean_logprob_at_temperature_1(policy_of, learner, faults) -> None:
     policy = policy_of(temperature=0.5)
     load(policy, learner, 1, 0.5)
     (faults / "slow").touch()
@@ -195,7 +195,7 @@ def test_episodes_go_to_the_engine_that_has_the_fewest_and_stay(policy_of) -> No
 
 
 @pytest.mark.parametrize("fault", ["die-once", "hang-once", "stop-once"])
-def test_an_engine_lost_in_mid_generation_is_replaced_and_asked_again(policy_of, learner, faults, fault) -> None:
+def test_lost_engine_is_replaced_and_asked_again(policy_of, learner, faults, fault) -> None:
     policy = policy_of(timeout=3.0)
     load(policy, learner, 1)
     before, pid = ask(policy, *seeded(3)), pid_of(policy)
@@ -205,7 +205,7 @@ def test_an_engine_lost_in_mid_generation_is_replaced_and_asked_again(policy_of,
     wait_for(lambda: not alive(pid))
 
 
-def test_an_engine_that_dies_each_time_is_given_up_with_its_last_words(policy_of, faults: Path) -> None:
+def test_engine_that_dies_each_time_is_given_up(policy_of, faults: Path) -> None:
     policy = policy_of()
     (faults / "die-always").touch()
     with pytest.raises(PolicyError) as raised:
@@ -243,11 +243,12 @@ PARENT = """
     config = Config(model={"path": sys.argv[1], "device": "cpu"}, engine={"python": sys.executable})
     server.PROGRAM = Path(sys.argv[2])
     policy = make_vllm_policy(config)
-    print(policy.replicas[0].server.process.pid, policy._folder, flush=True)
+    print(policy.replicas[0].client.server.process.pid, policy._folder, flush=True)
     time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_engines_end_with_a_parent_that_is_killed(model_path: Path, faults: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(PARENT), str(model_path), str(server.PROGRAM)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:

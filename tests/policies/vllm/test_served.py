@@ -24,9 +24,8 @@ from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.policies.vllm import make_vllm_policy
-from trailnotes.policies.vllm.building import start_engine
-from trailnotes.policies.vllm.client import EngineClient, EngineLostError
-from trailnotes.policies.vllm.server import EngineServer
+from trailnotes.policies.vllm.engine import EngineClient, EngineLostError
+from trailnotes.policies.vllm.server import EngineServer, start_engine
 from trailnotes.types import Completion, Message, Sampling
 
 PROGRAM = Path(__file__).parents[2] / "causal.py"
@@ -101,9 +100,8 @@ def test_weights_for_other_machines_are_in_the_run_directory(config_of, learner,
     assert not (run / "engine-weights").exists()
 
 
-def test_nobody_plays_with_the_weights_that_an_engine_was_started_with(
-    config_of, model_of, tokenizer_of, tmp_path: Path
-) -> None:
+@pytest.mark.long
+def test_initial_weights_replace_those_of_the_server(config_of, model_of, tokenizer_of, tmp_path: Path) -> None:
     other = model_of()
     with torch.no_grad():
         other.model.norm.weight.mul_(3.0)
@@ -118,6 +116,7 @@ def test_nobody_plays_with_the_weights_that_an_engine_was_started_with(
     assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_request_that_waits_while_others_are_served_is_repeated(config_of, faults: Path, tmp_path: Path) -> None:
     """An engine hangs only where no request at all makes progress."""
     port = find_port()

@@ -20,7 +20,7 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.adapters import save_adapters
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.policies.vllm import VLLMPolicy, building, make_vllm_policy
+from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy, server
 from trailnotes.policies.vllm.server import EngineServer
 from trailnotes.types import Completion, Message, Sampling
 
@@ -111,7 +111,7 @@ def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, learner, 
     assert scored == [pytest.approx(sum(wanted) / len(wanted), abs=1e-4)] * 2
     if not tied:
         return
-    pid = policy.replicas[0].server.process.pid
+    pid = policy.replicas[0].client.server.process.pid
     os.kill(pid, signal.SIGSTOP)  # or it would be done before it is killed
     killer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
     killer.start()
@@ -158,7 +158,7 @@ def test_an_engine_behind_an_address(saved, policy_of, learner, tmp_path: Path) 
     folder.mkdir()
 
     def serve() -> EngineServer:
-        return building.start_engine(config_of(path), 0, folder, host="127.0.0.1", port=port)
+        return server.start_engine(config_of(path), 0, folder, host="127.0.0.1", port=port)
 
     served = serve()
     try:

@@ -20,8 +20,8 @@ from children import alive, wait_for
 from small import small_config
 from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.hf.policy import load_model, load_tokenizer
-from trailnotes.policies.vllm.replica import Replica
-from trailnotes.policies.vllm.weights import write_weights
+from trailnotes.policies.vllm.engine import Replica
+from trailnotes.policies.vllm.policy import write_weights
 from trailnotes.runs.cluster.connection import connect_cluster
 from trailnotes.runs.cluster.engines import place_engines
 from trailnotes.types import Completion, Sampling
@@ -85,25 +85,25 @@ def ask(replica: Replica) -> Completion:
 
 def ask_and_lose(replica: Replica, faults: Path, lose: Callable[[], object]) -> Completion:
     """What it answers where `lose` is called in the middle of a step."""
-    found: list[Completion] = []
+    result: list[Completion] = []
     (faults / "hang-once").touch()
-    asking = threading.Thread(target=lambda: found.append(ask(replica)), daemon=True)
+    asking = threading.Thread(target=lambda: result.append(ask(replica)), daemon=True)
     asking.start()
     wait_for(lambda: not (faults / "hang-once").exists())
     lose()
     asking.join(600)  # an engine may be started anew three times
-    assert found, "the lost engine was not replaced"
-    return found[0]
+    assert result, "the lost engine was not replaced"
+    return result[0]
 
 
 def find_engine(faults: Path) -> int:
     """The process of the engine that has this folder of faults."""
     program = str(faults.with_name("program.py")).encode()
-    found = []
+    result = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            found += [int(path.parent.name)] * (program in path.read_bytes())
-    (pid,) = found
+            result += [int(path.parent.name)] * (program in path.read_bytes())
+    (pid,) = result
     return pid
 
 
@@ -117,8 +117,8 @@ def test_killed_engine_restarts_with_its_weights(
     here = ray.util.get_node_ip_address()
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.254")  # the run is on another machine
     with closing(start()) as replica:
-        assert replica.server is not None
-        assert replica.server.url.startswith(f"http://{here}:")
+        assert replica.client is not None
+        assert replica.client.server.url.startswith(f"http://{here}:")
         before = ask(replica)
         assert len(before.token_ids) == TOKENS
         assert ask_and_lose(replica, faults, kill(find_engine(faults))) == before

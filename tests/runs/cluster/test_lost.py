@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
@@ -12,12 +11,10 @@ from pathlib import Path
 import pytest
 from test_cluster import alone, at_find, spread, tasks
 
-from nodes import QUIET, TwoNodes, get_pid, refused
-from tinyrun import SAME, differences, episodes, metrics, run_command
+from nodes import QUIET, TwoNodes
+from tinyrun import SAME, differences, episodes, run_command
 from trailnotes.config.toml import to_toml
-from trailnotes.runs.cluster.memory import ServedMemory
 from trailnotes.runs.train import train
-from trailnotes.storage import checkpoint
 
 pytestmark = pytest.mark.ray
 
@@ -46,23 +43,6 @@ def test_a_killed_driver_resumes(
     assert run_command(words, tmp_path / "run", moment) == -signal.SIGKILL
     assert run_command(words, tmp_path / "run") == 0
     assert differences(untroubled, tmp_path / "run") == SAME
-
-
-def test_stopped_memory_service_stops_the_run(
-    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
-) -> None:
-    def stop(memory: ServedMemory) -> None:
-        os.kill(get_pid(memory.actor), signal.SIGSTOP)
-        memory.limit = 2.0
-
-    said = "the memory service on node .* did not answer within cluster.timeout = 2 s"
-    with at_find(15, stop), refused(said):
-        train(spread(two_nodes, start_model), tmp_path)
-    saved = checkpoint.find_latest(tmp_path / "checkpoints")
-    assert saved is not None
-    assert len(metrics(tmp_path)) == checkpoint.load_meta(saved)["iteration"]
-    train(spread(two_nodes, start_model), tmp_path)
-    assert differences(untroubled, tmp_path) == SAME
 
 
 @pytest.mark.filterwarnings(  # Ray opens the log of that server, and leaves it to the collector

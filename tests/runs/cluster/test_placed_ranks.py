@@ -49,9 +49,9 @@ def cluster_at(two_nodes: TwoNodes, start_model: Path) -> Iterator[Callable[...,
 
 
 def rank_1(learner: ShardedLearner) -> RankActorHandle:
-    found = learner._monitor.ranks[1]
-    assert isinstance(found, RankActorHandle)
-    return found
+    result = learner._monitor.ranks[1]
+    assert isinstance(result, RankActorHandle)
+    return result
 
 
 def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNodes, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNo
 def test_gpu_is_reserved(cluster_at: Any, two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     config, _ = cluster_at()
     two_nodes._cluster.add_node(num_cpus=1, num_gpus=2, object_store_memory=100 << 20)
-    (node,) = (found["NodeID"] for found in ray.nodes() if found["Resources"].get("GPU"))
+    (node,) = (result["NodeID"] for result in ray.nodes() if result["Resources"].get("GPU"))
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -39,7 +39,6 @@ LORA = {"lora": {"enabled": True, "rank": 4}}
 def cluster(cluster_of_module: TwoNodes) -> Iterator[Cluster]:
     """This process has joined it, for all tests of the file."""
     with connect_cluster(small_config(cluster={"address": cluster_of_module.address})) as cluster:
-        assert cluster is not None
         yield cluster
 
 

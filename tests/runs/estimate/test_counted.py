@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import Config
-from trailnotes.learner.building import build_single
+from trailnotes.learner.sharded import build_single
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.runs.estimate.footprint import estimate_for_shape, estimate_weight_copies
 from trailnotes.runs.estimate.model_shape import infer_model_shape
@@ -44,12 +44,12 @@ class Peak(TorchDispatchMode):
         self._seen: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves((args, kwargs, found)):
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, result)):
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf.untyped_storage())
         self.most = max(self.most, self._now)
-        return found
+        return result
 
     def _see(self, storage: Any) -> None:
         place, size = storage._cdata, storage.nbytes()
@@ -61,16 +61,16 @@ class Peak(TorchDispatchMode):
         self._now -= self._seen.pop(place)[1]
 
 
-def rows(vocabulary: int, held: bool) -> list[Sample]:
-    rng, found = random.Random(0), []
+def rows(vocabulary: int, kept: bool) -> list[Sample]:
+    rng, result = random.Random(0), []
     mask = (0, *(1 - i % 2 for i in range(1, TOKENS)))
     for row in range(3):
         ids = tuple(rng.randrange(vocabulary) for _ in range(TOKENS))
         behavior, advantages = (tuple(m * value for m in mask) for value in (-7.0, (-1.0) ** row))
-        found.append(Sample(ids, mask, behavior, advantages, trajectory=row))
-        if held:
-            found.append(Sample(ids, mask, behavior, (0.0,) * TOKENS, role="rehearsal", hold=1.0))
-    return found
+        result.append(Sample(ids, mask, behavior, advantages, trajectory=row))
+        if kept:
+            result.append(Sample(ids, mask, behavior, (0.0,) * TOKENS, role="rehearsal", hold=1.0))
+    return result
 
 
 @pytest.mark.long
@@ -115,7 +115,6 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
         counted.most = 0
         learner.update(rows(architecture.vocab_size, config.has_anchor_rows))
     shape = infer_model_shape(config.model)
-    assert shape is not None
     (device,) = estimate_for_shape(config, shape).devices
     for_acting = sum(estimate_weight_copies(config, shape).values())  # nobody acts here
     assert device.peak_without_overhead - for_acting == pytest.approx(counted.most, rel=0.15)
@@ -125,5 +124,5 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
 def test_resident_memory_is_what_was_foretold(tmp_path: Path) -> None:
     figures, benchmark = tmp_path / "footprint.json", Path(__file__).parents[3] / "benchmarks" / "footprint.py"
     subprocess.run([sys.executable, str(benchmark), "--quick", "--json", str(figures)], check=True, capture_output=True)
-    found = json.loads(figures.read_text())
-    assert found["largest_error"] <= found["floor"]
+    result = json.loads(figures.read_text())
+    assert result["largest_error"] <= result["floor"]

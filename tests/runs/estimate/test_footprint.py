@@ -29,13 +29,11 @@ FULL = {"dtype": "bfloat16", "gradient_checkpointing": True}
 
 def settings(path: str = SEVEN, **sections: dict[str, Any]) -> Config:
     model = {"path": path, "dtype": "bfloat16", "device": "auto"} | sections.pop("model", {})
-    return Config(**{"model": model, **sections})  # type: ignore[arg-type]
+    return Config(**{"model": model, **sections})
 
 
 def estimated(config: Config) -> Footprint:
-    found = estimate_footprint(config)
-    assert found is not None
-    return found
+    return estimate_footprint(config)
 
 
 def alone(config: Config) -> DeviceMemory:
@@ -45,15 +43,13 @@ def alone(config: Config) -> DeviceMemory:
 
 
 def seven() -> ModelShape:
-    found = infer_model_shape(settings().model)
-    assert found is not None
-    return found
+    return infer_model_shape(settings().model)
 
 
 @pytest.mark.parametrize(("size", "billions"), [("0.5", 0.494), ("1.5", 1.544), ("3", 3.086), ("7", 7.616)])
 def test_parameter_counts_of_known_names(size: str, billions: float) -> None:
-    found = alone(settings(f"Qwen/Qwen2.5-{size}B-Instruct"))
-    assert found.static["weights, bfloat16"] / 2e9 == pytest.approx(billions, abs=0.001)
+    result = alone(settings(f"Qwen/Qwen2.5-{size}B-Instruct"))
+    assert result.static["weights, bfloat16"] / 2e9 == pytest.approx(billions, abs=0.001)
 
 
 def test_4_bit_base_quantizes_linear_layers_only() -> None:
@@ -61,22 +57,22 @@ def test_4_bit_base_quantizes_linear_layers_only() -> None:
     linear = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944)
     assert shape.linear == linear
     lora = {"load_in_4bit": True, "lora": {"enabled": True}}
-    held = alone(settings(model=lora)).static
+    kept = alone(settings(model=lora)).static
     scales = linear / 64 + 4 * linear / (64 * 256)  # in 8 bits; and 32 bits for 256 of these
-    assert held["weights, 4 bits"] == pytest.approx(linear / 2 + scales + 2 * (shape.whole - linear))
+    assert kept["weights, 4 bits"] == pytest.approx(linear / 2 + scales + 2 * (shape.whole - linear))
     assert (
-        held["weights, 4 bits"] < alone(settings(model=lora | {"load_in_4bit": False})).static["weights, bfloat16"] / 2
+        kept["weights, 4 bits"] < alone(settings(model=lora | {"load_in_4bit": False})).static["weights, bfloat16"] / 2
     )
 
 
 def test_seven_billion_in_full_by_hand() -> None:
     """bfloat16 weights, 2 bytes; a float32 copy, its gradients and two moments, 16: 18 each, and 2 of gradients."""
     config = settings(loss={"kl": 0.01}, model=FULL)
-    found = alone(config)
-    count = found.static["weights, bfloat16"] / 2
-    assert found.static["reference: the weights of the start"] == 2 * count
-    assert sum(found.static.values()) == pytest.approx(20 * count)
-    (gradients,) = found.phases["learning"].values()
+    result = alone(config)
+    count = result.static["weights, bfloat16"] / 2
+    assert result.static["reference: the weights of the start"] == 2 * count
+    assert sum(result.static.values()) == pytest.approx(20 * count)
+    (gradients,) = result.phases["learning"].values()
     assert gradients == 2 * count + 4 * seven().head, "of a whole pass, and the largest as it is added to the others"
     assert not estimated(config).fits
     assert not torch.cuda.is_available()
@@ -85,7 +81,7 @@ def test_seven_billion_in_full_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "held"),
+    ("sections", "kept"),
     [
         ({}, False),
         ({"algorithm": {"anchor_tips": 0.25}}, True),
@@ -95,38 +91,38 @@ def test_seven_billion_in_full_by_hand() -> None:
         ({"rehearsal": {"split": "spare"}, "algorithm": {"name": "grpo"}}, False),
     ],
 )
-def test_reference_model_in_memory_where_needed(sections: dict[str, Any], held: bool) -> None:
-    assert ("reference: the weights of the start" in alone(settings(**sections)).static) == held
+def test_reference_model_in_memory_where_needed(sections: dict[str, Any], kept: bool) -> None:
+    assert ("reference: the weights of the start" in alone(settings(**sections)).static) == kept
 
 
 def test_adapters_of_seven_billion_fit() -> None:
     config = settings(model={"lora": {"enabled": True}, "gradient_checkpointing": True}, env={"max_envs": 32})
-    found = alone(config)
+    result = alone(config)
     # rank 16 on q, k, v, o (3584 to 3584, 512, 512, 3584) and gate, up, down (3584 to 18944) of 28 layers
     width = (3584 + 3584) + 2 * (3584 + 512) + (3584 + 3584) + 3 * (3584 + 18944)
-    _, adapters, gradients, moments, start = found.static.values()
+    _, adapters, gradients, moments, start = result.static.values()
     assert adapters == gradients == start == moments / 2 == 28 * 16 * width * 4
     # keys and values of 4 heads of 128, 2 bytes each: 57,344 bytes a token
-    cache, _ = found.phases["acting"].values()
+    cache, _ = result.phases["acting"].values()
     assert 57_344 * 32 * 4500 <= cache <= 57_344 * 32 * 8192 + 2**31
     assert "it fits a GPU of 80 GB (74.5 GiB)" in estimated(config).report()
 
 
 def test_the_config_of_a_directory_is_counted(start_model: Path) -> None:
     config = small_config(model={"path": str(start_model)})
-    found = estimated(config)
+    result = estimated(config)
     real = AutoModelForCausalLM.from_pretrained(start_model)
-    assert found.devices[0].static["weights, float32"] == 4 * sum(p.numel() for p in real.parameters())
-    assert "by its config.json" in found.report()
-    assert "this machine's memory" in found.device
-    assert found.fits
-    assert [*found.host] == ["Python and its libraries"], "the device is the host"
+    assert result.devices[0].static["weights, float32"] == 4 * sum(p.numel() for p in real.parameters())
+    assert "by its config.json" in result.report()
+    assert "this machine's memory" in result.device
+    assert result.fits
+    assert [*result.host] == ["Python and its libraries"], "the device is the host"
 
 
 def test_model_shape_guessed_from_name() -> None:
     assert estimate_footprint(settings("somebody/model")) is None
-    found = estimated(settings("somebody/thing-8B-it"))
-    assert "8.00 billion parameters; guessed from its name" in found.model
+    result = estimated(settings("somebody/thing-8B-it"))
+    assert "8.00 billion parameters; guessed from its name" in result.model
     assert "0.13 billion" in estimated(settings("somebody/thing-135M")).model.replace("135.0 million", "0.13 billion")
 
 
@@ -195,8 +191,6 @@ def test_weight_copies_on_the_host(sections: dict[str, Any], copies: int) -> Non
 def test_the_table_of_what_fits_is_current() -> None:
     root = Path(__file__).parents[3]
     spec = importlib.util.spec_from_file_location("memory_table", root / "docs" / "memory.py")
-    assert spec is not None
-    assert spec.loader is not None
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
     *head, last = page.table(sizes=(0.5, 7)).splitlines()
@@ -209,9 +203,9 @@ def test_cpu_memory_counts_process_and_environments(monkeypatch: pytest.MonkeyPa
     config = settings(model=FULL | {"device": "cpu"}, rollout=rollout, env=env)
     assert "20 environments" not in estimated(config).host
     monkeypatch.setattr("trailnotes.envs.waymarks.env.WaymarksEnv.memory_bytes", 5e6, raising=False)
-    found = estimated(config)
-    assert found.host == {"Python and its libraries": PROCESS_BYTES, "20 environments": 20 * 5e6}
-    assert found.peak == pytest.approx(found.devices[0].peak + PROCESS_BYTES + 1e8)
+    result = estimated(config)
+    assert result.host == {"Python and its libraries": PROCESS_BYTES, "20 environments": 20 * 5e6}
+    assert result.peak == pytest.approx(result.devices[0].peak + PROCESS_BYTES + 1e8)
 
 
 def test_warning_of_too_little_free_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -128,7 +128,7 @@ def all_that_is_said(demo: Demonstration) -> Iterator[tuple[str, ws.Rule]]:
 
 
 @pytest.mark.parametrize("shares", [{}, {"sizes": 1.0, "wrong_notes": 0.5}])
-def test_no_rule_of_any_panel_is_told_or_played_not_even_as_a_beginning(shares: dict[str, float]) -> None:
+def test_no_demonstration_reveals_a_panel_rule(shares: dict[str, float]) -> None:
     for spec, tips, actions, _, demos in episodes(800, **shares):
         assert not tells_a_panel(spec.family, spec.rule)
         assert not any(tells_a_panel(family_of(tip.text), told(tip.text)) for tip in tips)
@@ -142,7 +142,7 @@ def test_no_rule_of_any_panel_is_told_or_played_not_even_as_a_beginning(shares: 
 # -- what follows from tips
 
 
-def test_the_right_tip_is_obeyed_and_leads_those_of_its_family_or_the_others_are_refuted() -> None:
+def test_the_right_tip_is_followed() -> None:
     seen: Counter[str] = Counter()
     for spec, tips, actions, trajectory, _ in episodes(600, p_follow_tip=1.0):
         assert 1 <= len(tips) <= 4

@@ -10,7 +10,7 @@ from trailnotes.reporting.episodes import WIDTH
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-Record = dict[str, Any]  # an episode as JSON (storage/records.py)
+Record = dict[str, Any]  # an episode as JSON (storage/files.py)
 OBSERVATION_WIDTH, ACTION_WIDTH = 62, 30  # columns of an observation and of an action
 
 

@@ -26,8 +26,7 @@ from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.reporting.crossed import Values
-from trailnotes.reporting.intervals import Estimate, Interval
+from trailnotes.reporting.intervals import Estimate, Interval, Values
 from trailnotes.runs.adapt import adapt
 from trailnotes.runs.directory import load_run_config
 from trailnotes.runs.evaluate import evaluate
@@ -78,7 +77,7 @@ def planned(path: Path, out: Path = Path("out")) -> dict[str, Config]:
 
 
 def test_runs_are_methods_times_seeds(tmp_path: Path) -> None:
-    runs = planned(write_plan(tmp_path / "plan.toml"))
+    runs = planned(write_plan(tmp_path / "plan.toml", "\ufeff" + PLAN))  # as some editors begin a file
     assert list(runs) == ["naive-0", "grpo-0", "half-of-them-0", "naive-1", "grpo-1", "half-of-them-1"]
     assert diff_configs(runs["grpo-0"], runs["grpo-1"]) == ["run.name", "run.seed"]
     assert diff_configs(runs["grpo-0"], runs["half-of-them-0"]) == ["run.name", "algorithm.name", "empo2.p_memory"]
@@ -191,6 +190,18 @@ def test_finished_runs_are_not_run_again(
     assert "Sample efficiency" in said
     assert f"written to {out}" in said
     assert (out / "story.txt").read_text().startswith(("BEFORE. The start model", "No unseen game was won"))
+    assert main(["compare", "run", str(path), "--out", str(out), "--dry-run"]) == 0
+    assert "naive-0: done" in capsys.readouterr().out
+
+
+def test_a_table_of_runs_without_a_comparison(finished: tuple[Path, Path], tmp_path: Path) -> None:
+    _, out = finished
+    runs = [f"{out}/runs/{name}" for name in ("grpo-0=GRPO", "grpo-1=GRPO", "naive-0=as it is")]
+    assert main(["compare", "table", *runs, "--baseline", "GRPO", "--out", str(tmp_path)]) == 0
+    assert lines_of(tmp_path)["GRPO"]["one"] == lines_of(out)["GRPO"]["one"]
+    assert lines_of(tmp_path)["as it is"]["seeds"] == [0]
+    assert main(["compare", "table", str(out), "--out", str(tmp_path)]) == 0
+    assert table_of(tmp_path) == table_of(out)
 
 
 def test_costs_are_those_of_the_runs(finished: tuple[Path, Path]) -> None:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from odd_trackers import calls, damage
 from trailnotes.config.toml import load_config
 from trailnotes.runs.directory import RunDir
-from trailnotes.storage.files import append_jsonl, split_after
-from trailnotes.storage.records import trajectory_to_json
+from trailnotes.storage.files import append_jsonl, split_after, trajectory_to_json
 from trailnotes_lab.tracking.base import REDACTED, redact_secrets
 from trailnotes_lab.tracking.reporter import TrackerReporter
 from viewed import HOSTILE, episode, make_run

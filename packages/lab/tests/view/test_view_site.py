@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from trailnotes.config.schema import Config
 from trailnotes.errors import RunError
+from trailnotes.runs.directory import RunDir
 from trailnotes_lab.view.app import NO_TOKEN, make_app
 from trailnotes_lab.view.curves import make_chart, make_sparkline
 from trailnotes_lab.view.lines import DAMAGED, EpisodeFilter, EpisodeRow, LineReader, parse_episode_row, read_episode
 from trailnotes_lab.view.window import Window
-from viewed import HOSTILE, WORDS, Seen, make_run
+from viewed import HOSTILE, WORDS, Seen, episode, make_run
 
 HERE, TOKEN = "http://127.0.0.1:8765", "open-sesame"
 PAGES = ("/", "/run/first", "/run/first/episodes", "/run/first/episodes/4", "/run/first/tips")
@@ -55,16 +58,34 @@ def person(root: Path) -> Person:
 
 
 def test_the_table_of_runs(root: Path, person: Person) -> None:
-    make_run(root / "second", run={"seed": 3}, optim={"lr": 0.5})
+    make_run(root / "second", optim={"lr": 0.5})
     page = person.look("/")
     assert "2 runs in runs" in page.text
     assert "optim.lr 0.5" in page.text, "what differs"
     assert "memory.threshold" not in page.text, "what is the same in all"
+    assert "run.seed" not in page.text
     assert "75 %" in page.text
-    assert "seed 3" in page.text
     assert page.values("polyline", "points"), "curves"
     laid = person.look("/?run=second&metric=memory/tips")
     assert len([tag for tag, values in laid.tags if "data-series" in values]) == 1
+
+
+def test_runs_alone_in_their_folders_are_compared_with_each_other(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_run(tmp_path / f"job-{seed}/run", run={"seed": seed})
+    page = Person(tmp_path).look("/")
+    assert "run.seed 1" in page.text
+    assert "run.seed 2" in page.text
+
+
+def test_a_run_whose_episodes_all_failed_says_so_first(tmp_path: Path) -> None:
+    with RunDir.open(tmp_path / "bad", Config()) as run:
+        failed = [replace(episode(won=False), outcome="error", error="ValueError: reset returned a tuple", score=0.0)]
+        run.append_trajectories(0, failed * 4)
+        run.append_metrics({"iteration": 0, "rollout/errors": 4.0})
+    table, page = (Person(tmp_path).look(path).text for path in ("/", "/run/bad"))
+    assert "reset returned a tuple" in table
+    assert page.index("reset returned a tuple") < page.index("State"), "before anything else"
 
 
 def test_episodes_are_narrowed(person: Person) -> None:

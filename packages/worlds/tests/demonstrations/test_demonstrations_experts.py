@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small import small_config
-from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
-from trailnotes.config.schema import Config, EnvConfig, EvalConfig, RolloutConfig, WarmstartConfig
+from trailnotes.config.schema import Config, EnvConfig, EvalConfig, MemoryConfig, RolloutConfig, WarmstartConfig
 from trailnotes.errors import ConfigError
 from trailnotes.types import Observation, Task, Trajectory
 from trailnotes.warmstart.demonstrations import iter_held_out_demonstrations

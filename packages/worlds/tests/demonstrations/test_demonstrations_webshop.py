@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.config.memory_schema import MemoryConfig
 from trailnotes.config.methods_schema import RehearsalConfig
-from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
+from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig, WarmstartConfig
 from trailnotes.envs import list_env_tasks
 from trailnotes.rollout.conversation import quoted
 from trailnotes.warmstart.demonstrations import load_demonstrator

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from trailnotes.config.memory_schema import MemoryConfig
-from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
+from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig, WarmstartConfig
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes.warmstart.demonstrations.recorded import RecordedGame

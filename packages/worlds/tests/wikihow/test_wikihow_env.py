@@ -223,7 +223,7 @@ HOST = "mUrl is: https://www.wikihow.com"
 def file(tmp_path: Path) -> Path:
     pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
     path = tmp_path / "boil-4.textproto"
-    path.write_text(small_wikihow.TASK)
+    path.write_text("\ufeff" + small_wikihow.TASK, encoding="utf-8")
     return path
 
 

@@ -45,7 +45,7 @@ def dumps(tmp_path: Path) -> Path:
 
 
 def test_recorded_pages_become_a_library(dumps: Path, tmp_path: Path) -> None:
-    (tmp_path / "meta.csv").write_text(META)
+    (tmp_path / "meta.csv").write_text("\ufeff" + META)
     library = import_library(tmp_path / "pages", dumps, tmp_path / "meta.csv")
     assert library.meta["counts"] == {"article": 2, "author": 1, "category": 1}
     assert library["Boil-an-Egg"] == Article(

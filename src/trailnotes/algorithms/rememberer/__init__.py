@@ -1,4 +1,4 @@
-"""REMEMBERER: a frozen policy and a table of (goal, observation, action) -> Q, shown as examples with advice.
+"""REMEMBERER: a frozen policy and a table of (goal, observation, action) -> Q, read as examples with advice.
 
 Source: "Large Language Models Are Semi-Parametric Reinforcement Learning Agents" (arXiv 2306.07929, RLEM). See
 docs/algorithms/rememberer.md for every metric, each settled choice, and departures from the paper and its release.

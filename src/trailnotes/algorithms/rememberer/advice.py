@@ -44,13 +44,13 @@ _OPENING: Final = re.compile(r"^\s*(?:encouraged|do)\s*:\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The common fields of an example and the present input; texts as shown, already cut to their caps."""
+    """The common fields of an example and the present input; texts as in the prompt, already cut to their caps."""
 
     task: str
     observation: str
     history: tuple[str, ...] = ()  # the last actions, oldest first
     actions: str = ""  # admissible ones, see `join_actions`; "" in an example
-    last_reward: float = 0.0  # rewards are shown in full style only, as the release shows them in WikiHow
+    last_reward: float = 0.0  # rewards are in the full style only, as the release has them in WikiHow
     total_reward: float = 0.0
     facts: tuple[str, ...] = ()  # of the environment's briefing, in words; () in an example
 
@@ -105,25 +105,25 @@ def parse_advice(text: str) -> list[ValuedAction]:
     A line is ``ACTION -> VALUE reason``; thinking, and all from "Discouraged:" on, is skipped. The reason is no part of
     the action.
     """
-    found = []
+    advice = []
     for line in strip_thinking(text).splitlines():
         if _STOP.match(line):
             break
         if match := _LINE.match(_OPENING.sub("", line)):
             action = parse_action(match["action"].strip(" \"'"), "line", "terse")
             if action.ok:
-                found.append(ValuedAction(action.action, float("".join(match["value"].split()))))
-    return found
+                advice.append(ValuedAction(action.action, float("".join(match["value"].split()))))
+    return advice
 
 
 def _format_situation(situation: Situation, style: Style, *, quote: bool) -> list[str]:
     words = WORDS[style]
-    shown = quoted if quote else str
+    as_text = quoted if quote else str
     did = join_actions(situation.history, style) or words["nothing"]
-    lines = [words["task"].format(shown(situation.task)), *situation.facts, words["did"].format(shown(did))]
+    lines = [words["task"].format(as_text(situation.task)), *situation.facts, words["did"].format(as_text(did))]
     if words["earned"]:
         lines.append(words["earned"].format(situation.last_reward, situation.total_reward))
-    lines.append(words["saw"].format(shown(situation.observation)))
+    lines.append(words["saw"].format(as_text(situation.observation)))
     if situation.actions:
-        lines.append(words["actions"].format(shown(situation.actions)))
+        lines.append(words["actions"].format(as_text(situation.actions)))
     return lines

@@ -33,8 +33,8 @@ class RemembererConfig(Section):
     task_weight: ClassVar[float] = 0.5  # lambda, weight of the task in the similarity
     record_capacity: ClassVar[int] = 500  # records (task, observation)
     action_capacity: ClassVar[int] = 20  # actions of a record
-    examples: ClassVar[int] = 2  # records shown
-    history: ClassVar[int] = 5  # last actions shown
+    examples: ClassVar[int] = 2  # records in a prompt
+    history: ClassVar[int] = 5  # last actions in a prompt
     n_step: ClassVar[int] = 0  # rewards before the bootstrap; 0 = Monte Carlo
     gamma: ClassVar[float] = 1.0  # discount
 
@@ -102,7 +102,6 @@ class ExperienceRecord:
 
 
 def update_mean(old: float, new: float, number: int) -> float:
-    """Return the mean of `number` values of mean `old`, and a new one."""
     return old + 1 / (number + 1) * (new - old)
 
 
@@ -156,7 +155,6 @@ class SituationIndex:
             yield self.records[row]
 
     def put(self, row: int, record: ExperienceRecord, vectors: Floats) -> None:
-        """Store `record` in `row`, in place of its earlier record."""
         if row < len(self.records):
             del self.rows[self.records[row].situation]
         self.rows[record.situation] = row
@@ -195,7 +193,6 @@ class SituationIndex:
         return [prepare_text(kind, text, vector) for (_, kind), text, vector in parts]
 
     def _compare(self, features: Sequence[Any]) -> Floats:
-        """Compare to every record, rounded, so that equal situations tie."""
         total = np.zeros(len(self.records), np.float32)
         for part, (weight, kind) in enumerate(self._measures):
             if weight and self.records:
@@ -283,7 +280,6 @@ class ExperienceTable(MemoryFile):
         return situations.iter_nearest(texts, self._embed(texts, situations.needs))
 
     async def prefetch_embeddings(self, task: str, observation: str) -> None:
-        """Embed the texts that `iter_nearest` needs, off the event loop."""
         texts = zip(_make_situation(task, observation), self._load_situations().needs, strict=True)
         await embed_async(self.embedder, [text[:MAX_KEY_CHARS] for text, need in texts if need])
 
@@ -361,7 +357,6 @@ class ExperienceTable(MemoryFile):
         return next((record.max_value for record in others if record.values), 0.0)
 
     def _embed(self, texts: SituationKey, needs: Sequence[bool] = (True, True)) -> Floats:
-        """(2, dim); zeros for a text whose embedding is not needed."""
         vectors = np.zeros((2, self.embedder.dim), np.float32)
         wanted = [index for index, need in enumerate(needs) if need]
         vectors[wanted] = self.embedder.embed([texts[index][:MAX_KEY_CHARS] for index in wanted])
@@ -380,10 +375,10 @@ class ExperienceTable(MemoryFile):
                     number, blob, task, observation, history, admissible, last, total, visits, age = record
                     done, offered = (tuple(parse_json(texts)) for texts in (history, admissible))
                     vectors = np.frombuffer(blob, "<f4").reshape(2, -1).astype(np.float32, copy=False)
-                    found = ExperienceRecord(
+                    whole = ExperienceRecord(
                         number, task, observation, done, offered, last, total, visits, age, values.get(number, {})
                     )
-                    self._situations.put(row, found, vectors)
+                    self._situations.put(row, whole, vectors)
                 self._data_version = version
             return self._situations
 

@@ -75,7 +75,6 @@ async def retrospex(run: AdaptationRun) -> None:
 
 
 def override_sampling(context: EpisodeContext) -> EpisodeContext:
-    """Return the context of an actor that samples by `TEMPERATURE` and `TOP_P`."""
     config = context.config
     rollout = config.rollout.model_copy(update={"temperature": TEMPERATURE, "top_p": TOP_P})
     return replace(context, config=config.model_copy(update={"rollout": rollout}))
@@ -103,23 +102,25 @@ class RescoringActor:
         limit, step = compute_prompt_limit(policy, config), self.num_steps
         if observe_within_limit(limit, policy, self.conversation, observation, ()) is None:
             return None
-        said: list[Completion] = []
+        completions: list[Completion] = []
         for number in range(config.section(RetrospexConfig).candidates):
             seed = derive_seed(context.seed, context.task.id, context.member, f"{step}.{number}")
             sampling = replace(context.build_sampling(step), seed=seed)
-            said.append(await policy.generate(tuple(self.conversation.acting), sampling, context.episode))
-        read = [parse_action(c.text, config.rollout.action_format, config.rollout.style).action for c in said]
+            completions.append(await policy.generate(tuple(self.conversation.acting), sampling, context.episode))
+        read = [parse_action(c.text, config.rollout.action_format, config.rollout.style).action for c in completions]
         readable = [action for action in read if action != NO_OP]
         if observation.actions:
             num = config.section(RetrospexConfig).candidates
             actions = map_to_admissible(readable, observation.actions, num, self.embedder)
         else:
             actions = list(dict.fromkeys(readable)) or [NO_OP]
-        speakers = [next((c for c, each in zip(said, read, strict=True) if each == action), None) for action in actions]
+        speakers = [
+            next((c for c, each in zip(completions, read, strict=True) if each == action), None) for action in actions
+        ]
         chosen = await self._choose(actions, speakers, observation)
 
-        completion = speakers[chosen] or Completion(said[0].prompt_ids, (), (), actions[chosen])
-        others = sum(each.num_tokens for each in said) - completion.num_tokens
+        completion = speakers[chosen] or Completion(completions[0].prompt_ids, (), (), actions[chosen])
+        others = sum(each.num_tokens for each in completions) - completion.num_tokens
         self.conversation.act(completion.text, completion.token_ids)
         self.num_steps += 1
         return Decision(actions[chosen], completion, completion.prompt_ids, other_tokens=others)
@@ -127,7 +128,6 @@ class RescoringActor:
     async def _choose(
         self, actions: Sequence[str], speakers: Sequence[Completion | None], observation: Observation
     ) -> int:
-        """Index of the action to take; the decision goes to the journal."""
         context, settings, step = self.context, self.context.config.section(RetrospexConfig), self.num_steps
         weight = max(settings.floor, settings.decay ** (settings.first_step + step))
         likelihoods, advantages = [1.0], [0.0]
@@ -150,7 +150,7 @@ def decision_metrics(records: Sequence[dict[str, Any]], groups: Sequence[Traject
     """Measure rescoring in the episodes that count; a decision repeated after a restart counts once.
 
     ``changed``: share of decisions that went another way than the policy's favourite among the candidates;
-    ``candidates``: mean number of different ones; ``not_sampled``: share of actions that the policy had not said.
+    ``candidates``: mean number of different ones; ``not_sampled``: share of actions that the policy had not proposed.
     """
     lengths = {(group.task.id, t.member): len(t.steps) for group in groups for t in group.trajectories}
     latest = {(record["task"], record["member"], record["step"]): record for record in records}

@@ -42,8 +42,7 @@ from trailnotes.learner.states import MasterAdamW
 from trailnotes.reporting.intervals import Interval, compute_percentile_interval
 from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.storage import checkpoint
-from trailnotes.storage.files import parse_json
-from trailnotes.storage.records import task_to_json
+from trailnotes.storage.files import parse_json, task_to_json
 
 LEARNING_SETTINGS = ("reward", "failure", "epochs")  # a critic depends on these; the others configure its use
 EXPECTILE = 0.7  # tau of the value loss (Retrospex, arXiv 2505.11807)
@@ -150,7 +149,6 @@ class Vocabulary:
         return 1 + len(self.known) + NUM_HASHED
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text as 1 to `MAX_TEXT_WORDS` ids."""
         first = 1 + len(self.known)
         words = WORD.findall(text.lower())[:MAX_TEXT_WORDS]
         ids = [
@@ -180,7 +178,6 @@ class Critic:
         return np.concatenate(q), np.concatenate(v)
 
     def compute_advantages(self, task: str, observation: str, actions: Sequence[str]) -> list[float]:
-        """Compute Q(s, a) - V(s) of each action."""
         q, v = self.predict_values([task] * len(actions), [observation] * len(actions), actions)
         return [float(each) for each in q - v]
 
@@ -226,7 +223,6 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
 
 
 def load_critic(path: Path) -> Critic:
-    """Load the critic in a directory, or raise `ConfigError`."""
     try:
         record = parse_json((path / "critic.json").read_text(encoding="utf-8"))
         vocabulary = Vocabulary(parse_json((path / "vocabulary.json").read_text(encoding="utf-8")))
@@ -252,8 +248,8 @@ def evaluate_held_out(networks: CriticNetworks, steps: Sequence[Transition], *, 
     q, v = Critic(networks, {}, {}).predict_values(*columns)
     for name, scores in {"auc_q": q, "auc_advantage": q - v}.items():
         for suffix, groups in {"": None, "_same_task": [step.task_id for step in steps]}.items():
-            found = estimate_auc(scores.tolist(), won, episodes, groups, seed=seed)
-            figures[name + suffix] = asdict(found) if found else None
+            interval = estimate_auc(scores.tolist(), won, episodes, groups, seed=seed)
+            figures[name + suffix] = asdict(interval) if interval else None
     return figures
 
 
@@ -263,14 +259,13 @@ def _drop_former_settings(about: Mapping[str, Any], place: Path) -> dict[str, An
     return {**about, "settings": settings["retrospex"]}
 
 
-def _require_same_critic(found: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
-    changed = [name for name in wanted if found.get(name) != wanted[name]]
+def _require_same_critic(existing: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
+    changed = [name for name in wanted if existing.get(name) != wanted[name]]
     if changed:
         raise ConfigError(f"{out} holds a critic with other {', '.join(changed)}: choose another directory")
 
 
 def _build_networks(about: Mapping[str, Any], vocabulary: Vocabulary) -> CriticNetworks:
-    """Initial networks, the same for the same seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(about["seed"], "critic"))
         return CriticNetworks(vocabulary)
@@ -312,7 +307,6 @@ def td_target(rewards: Tensor, terminated: Tensor, next_values: Tensor, gamma: f
 
 @torch.no_grad()
 def soft_update(target: nn.Module, source: nn.Module, rate: float) -> None:
-    """Move the target a share `rate` of the way to its source."""
     for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
         slow.lerp_(fast, rate)
 
@@ -330,7 +324,6 @@ class IQL:
     def run_epoch(
         self, data: Sequence[Transition], epoch: int, progress: Callable[[float, dict[str, float]], None]
     ) -> dict[str, float]:
-        """Run one epoch, and return its mean losses; `progress` gets the epochs done and the losses after each step."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "critic", epoch))
         order = torch.randperm(len(data), generator=generator).tolist()
         sums, seen, losses = [0.0, 0.0], 0, {}
@@ -368,8 +361,6 @@ class IQL:
         return {f"{part}.{name}": tensor.clone() for part, tensors in parts.items() for name, tensor in tensors.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore a `state_dict`, for bit-identical training."""
-
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
@@ -416,8 +407,10 @@ def estimate_auc(
     for start in range(0, num_resamples, BOOTSTRAP_CHUNK):
         drawn = rng.multinomial(count, np.full(count, 1 / count), size=min(BOOTSTRAP_CHUNK, num_resamples - start))
         areas.append(area(drawn[:, member].astype(np.float64)))
-    found = np.concatenate(areas)
-    return compute_percentile_interval(float(whole[0]), found if found.size else np.array([0.0, 1.0]), confidence)
+    resampled = np.concatenate(areas)
+    return compute_percentile_interval(
+        float(whole[0]), resampled if resampled.size else np.array([0.0, 1.0]), confidence
+    )
 
 
 def _count_pairs(scores: Doubles, won: NDArray[np.bool_], weights: Doubles) -> tuple[Doubles, Doubles]:

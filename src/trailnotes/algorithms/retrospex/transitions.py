@@ -17,8 +17,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
 from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
-from trailnotes.storage.files import parse_json, read_jsonl
-from trailnotes.storage.records import trajectory_from_json
+from trailnotes.storage.files import parse_json, read_jsonl, trajectory_from_json
 from trailnotes.types import Task, Trajectory
 
 RETROSPEX = "Retrospex, arXiv 2505.11807"
@@ -71,12 +70,10 @@ def _iter_records(places: Iterable[str | Path]) -> Iterator[dict[str, Any]]:
 
 
 def read_games(places: Iterable[str | Path]) -> list[Task]:
-    """Return the games of all episodes in `places`, each once."""
     return list({task.id: task for task in (Task(**record["task"]) for record in _iter_records(places))}.values())
 
 
 def load_critic_games(config: Config) -> list[Task]:
-    """Return the games that the critic of a run was trained on, or will be."""
     settings = config.section(RetrospexConfig)
     if not settings.critic:
         return read_games(settings.data)
@@ -95,13 +92,12 @@ def find_episode_files(place: Path) -> list[Path]:
     if place.is_file():
         return [place]
     for pattern in EPISODE_FILES:
-        if found := sorted(place.glob(pattern)):
-            return found
+        if files := sorted(place.glob(pattern)):
+            return files
     raise ConfigError(f"{place} holds no episodes ({', '.join(EPISODE_FILES)}): name a run that has played")
 
 
 def read_transitions(places: Iterable[str | Path], reward: RewardRule, failure: FailureRule) -> list[Transition]:
-    """Read all steps of all episodes without errors, in the order of the files."""
     places = list(places)
     episodes = enumerate(read_episodes(places))
     steps = [step for number, episode in episodes for step in build_transitions(episode, number, reward, failure)]

@@ -1,4 +1,4 @@
-"""The environment keeps the contract that training relies on. Run it by ``python -m pytest``."""
+"""The environment keeps the contract that training relies on. Run it by ``python test_own_env.py``, or by pytest."""
 
 from own_env import Lock
 
@@ -18,3 +18,9 @@ def test_the_right_number_opens_the_lock() -> None:
             break
     else:
         raise AssertionError("no number opens it")
+
+
+if __name__ == "__main__":
+    test_the_environment_keeps_the_contract()
+    test_the_right_number_opens_the_lock()
+    print("The tests pass.")

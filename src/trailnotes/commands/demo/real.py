@@ -17,8 +17,7 @@ from trailnotes.reporting.terminal import ProgressBar, format_duration
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.panels import estimate_interval, get_family
 from trailnotes.runs.train import train
-from trailnotes.storage.files import read_jsonl, write_text_atomic
-from trailnotes.storage.records import trajectory_from_json
+from trailnotes.storage.files import read_jsonl, trajectory_from_json, write_text_atomic
 from trailnotes.types import StrPath, Trajectory
 
 CONFIG, SMALL_CONFIG = "qwen/scienceworld", "qwen/scienceworld-small"

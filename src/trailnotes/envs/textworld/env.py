@@ -234,7 +234,8 @@ class TextWorldEnv:
         command, refused = sanitize_action(strip_intent(action))
         if refused or _FORBIDDEN.search(command):
             command, refused = "", True
-        answer = self._game.send(command)
+        self._game.send(command)
+        answer = self._game.answer
         over = answer.won or answer.lost
         self._steps_left = 0 if over else self._steps_left - 1
         before, self._score = self._score, self._score if answer.score is None else answer.score
@@ -270,11 +271,11 @@ class _GameSession:
 
     def __init__(self, path: Path) -> None:
         self._position: GamePosition = open_interpreter(path).start
-        self.answer: GameAnswer = self._position.answer
+        self.answer = self._position.answer
 
-    def send(self, command: str) -> GameAnswer:
+    def send(self, command: str) -> None:
         self._position = play_command(self._position, command)
-        return self._position.answer
+        self.answer = self._position.answer
 
     def close(self) -> None: ...
 
@@ -289,18 +290,17 @@ class _TrackedSession(_GameSession):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # jericho's, about every game that it has no walkthrough for
             self._env: Any = textworld.start(str(path), textworld.EnvInfos(admissible_commands=True))
-        self.answer = self._parse_state(self._env.reset())
+        self._read(self._env.reset())
 
-    def send(self, command: str) -> GameAnswer:
-        state, _, _ = self._env.step(command)
-        return self._parse_state(state)
+    def send(self, command: str) -> None:
+        self._read(self._env.step(command)[0])
 
     def close(self) -> None:
         self._env.close()
 
-    def _parse_state(self, state: Any) -> GameAnswer:
+    def _read(self, state: Any) -> None:
         self.actions = tuple(state.admissible_commands)
-        return replace(clean_answer(state.feedback), score=state.score)
+        self.answer = replace(clean_answer(state.feedback), score=state.score)
 
 
 @lru_cache(maxsize=1024)

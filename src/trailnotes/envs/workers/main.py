@@ -17,7 +17,8 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from trailnotes.envs import load_env_class, make_env
@@ -89,10 +90,10 @@ class Slots:
         match operation, argument:
             case "reset", Task():
                 with wrap_env_errors(f"reset of task {argument.id}"):
-                    return _validate_observation(self._envs[slot].reset(argument))
+                    return _validate_observation(self._envs[slot].reset(argument), self._envs[slot].reset)
             case "step", str():
                 with wrap_env_errors(f"step of {self._name}"):
-                    return _validate_observation(self._envs[slot].step(argument))
+                    return _validate_observation(self._envs[slot].step(argument), self._envs[slot].step)
             case "open", None:
                 with wrap_env_errors(f"making {self._name}"):
                     self._envs[slot] = make_env(self._name, **self._options)
@@ -108,13 +109,22 @@ class Slots:
                 self.run("drop", slot)
 
 
-def _validate_observation(observation: object) -> Observation:
+def _validate_observation(observation: object, method: Callable[..., object]) -> Observation:
+    """Require what a prompt and the records can hold, alike with and without worker processes."""
     if not isinstance(observation, Observation):
-        raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}")
-    actions = observation.actions
+        code = getattr(method, "__code__", None)
+        place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+        raise EnvError(f"an environment must answer with an Observation, not {type(observation).__name__}{place}")
+    actions, instruction, info = observation.actions, observation.instruction, observation.info
     if actions is not None and not (isinstance(actions, tuple | list) and all(isinstance(a, str) for a in actions)):
         raise EnvError(f"Observation.actions must be a tuple of texts or None, not {actions!r:.80}")
-    return observation
+    if not isinstance(instruction, str | None):
+        raise EnvError(f"Observation.instruction must be a text or None, not {instruction!r:.80}")
+    try:
+        plain = json.loads(json.dumps(dict(info), default=_to_plain, allow_nan=False)) if info else {}
+    except (TypeError, ValueError) as error:
+        raise EnvError(f"Observation.info must hold JSON values: {error}") from error
+    return replace(observation, actions=None if actions is None else tuple(actions), info=plain)
 
 
 class EnvServer:
@@ -135,8 +145,6 @@ class EnvServer:
             return encode(["ok", observation])
         except TrailnotesError as error:
             return encode(["error", type(error).__name__, str(error), getattr(error, "traceback", "")])
-        except (TypeError, ValueError) as error:
-            return encode(["error", "EnvError", f"an observation does not fit JSON: {error}"])
 
     def close(self) -> None:
         if self._slots:

@@ -60,7 +60,7 @@ class Host(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close all instances. A second call is harmless."""
+        """Close all instances; twice is fine."""
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:  # noqa: B027
         """Listen in this event loop from now on, until `detach`."""

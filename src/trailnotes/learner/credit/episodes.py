@@ -69,7 +69,7 @@ def group_relative(
     """Compute A = (x - mean R) / (std R + 1e-6) with the sample deviation (GRPO, arXiv 2402.03300, eq. 3).
 
     `values` (M,) are x; `group` (N,) is R, None for x itself. Without `normalize_std` only the mean is subtracted (Dr.
-    GRPO, arXiv 2503.20783). Returns (M,) advantages; exact zeros in a group of equal values, rounding aside. Raises
+    GRPO, arXiv 2503.20783). Returns (M,) advantages; exact zeros in a group of equal values, up to rounding. Raises
     `ValueError` for values that are no row of finite numbers.
     """
     compared = _to_array(values)
@@ -97,13 +97,15 @@ def group_advantages(scores: Scores, algorithm: AlgorithmConfig) -> list[Array]:
     """Compute `group_relative` of each step's score, its episode's return less its penalty: N times (T_i,).
 
     `algorithm.normalize_std` divides by the group's deviation. `algorithm.normalize_mean` divides by its mean return
-    instead (MaxRL, arXiv 2602.02710), leaves exact zeros where that is 0, and refuses negative returns.
+    instead (MaxRL, arXiv 2602.02710), gives exact zeros where that is 0 but for rounding, and refuses negative ones.
     """
     scale, by_std = 1.0, algorithm.normalize_std
     if algorithm.normalize_mean:
-        if (scores.returns < 0).any():
+        tolerance = ROUNDING * max((float(np.abs(row).sum()) for row in scores.rewards), default=0.0)
+        if (scores.returns < -tolerance).any():
             raise ValueError("algorithm.normalize_mean = true divides by the mean return, and one is negative")
-        scale, by_std = float(scores.returns.mean()) or math.inf, False
+        mean = float(scores.returns.mean())
+        scale, by_std = mean if mean > tolerance else math.inf, False
     rows = zip(scores.returns, scores.penalties, strict=True)
     return [group_relative(R - penalties, by_std, group=scores.returns) / scale for R, penalties in rows]
 

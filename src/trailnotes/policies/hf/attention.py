@@ -156,8 +156,8 @@ def attend(
     rounds = query.device.type == "cpu" and query.dtype == torch.bfloat16
     if special or not added or not rounds or key.shape[2] == query.shape[2]:
         options = {"dropout": dropout, "scaling": scaling, **given}
-        found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-        return found
+        output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return output
     assert attention_mask is not None
     if query.shape[2] > 1:  # the kernel finds the heads that share keys; transformers would copy these for each
         out = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)

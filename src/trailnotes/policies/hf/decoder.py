@@ -159,14 +159,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         slots, columns = (index[:, None, :] for index in self.cache.access.written)
         heads = torch.arange(self.keys.shape[1], device=self.keys.device)[:, None]
         written = ((slots * len(heads) + heads) * self.cache.capacity + columns).flatten()  # (B * kv_heads * S,)
-        access, found = self.cache.access, list[Tensor]()
+        access, columns_read = self.cache.access, list[Tensor]()
         for stored, states in ((self.keys, key_states), (self.values, value_states)):
             if access.place is not None:
                 states = take_rows(states, access.place)  # noqa: PLW2901
             stored.view(-1, stored.shape[-1]).index_copy_(0, written, states.reshape(len(written), -1))
             read = stored[access.slots] if isinstance(access.slots, slice) else stored.index_select(0, access.slots)
-            found.append(read[:, :, : access.length])
-        return found[0], found[1]
+            columns_read.append(read[:, :, : access.length])
+        return columns_read[0], columns_read[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
         return self.cache.access.length, 0
@@ -466,16 +466,16 @@ def _find_shared_prefixes(prompts: Mapping[int, Sequence[int]]) -> dict[int, tup
 
     They are mapped to the index of the other, which takes over nothing itself, and to the tokens in common.
     """
-    found: dict[int, tuple[int, int]] = {}
+    leaders: dict[int, tuple[int, int]] = {}
     leader: int | None = None
     for index in sorted(prompts, key=lambda index: tuple(prompts[index])):
         prompt = prompts[index]
         length = 0 if leader is None else count_common_prefix(prompts[leader], prompt, len(prompt) - 1)
         if leader is not None and length >= max(MIN_SHARED, len(prompt) // 2):
-            found[index] = leader, length
+            leaders[index] = leader, length
         else:
             leader = index
-    return found if sum(length for _, length in found.values()) > MIN_PADDING else {}
+    return leaders if sum(length for _, length in leaders.values()) > MIN_PADDING else {}
 
 
 def _restore_order(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:

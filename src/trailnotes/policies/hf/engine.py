@@ -185,9 +185,9 @@ class StopCondition:
         full = len(sampled) >= sampling.max_tokens
         if not (ended or full or any(self._may_end(token, stop) for stop in sampling.stop)):
             return None
-        said = tuple(sampled[:-1] if ended else sampled)
+        ids = tuple(sampled[:-1] if ended else sampled)
         text, stopped = sampling.cut_at_stop(
-            self.opening + (self._short if len(said) <= MAX_CACHED_TOKENS else self._decode)(said)
+            self.opening + (self._short if len(ids) <= MAX_CACHED_TOKENS else self._decode)(ids)
         )
         if not (ended or full or stopped):
             return None

@@ -97,7 +97,12 @@ class HFPolicy(TrainedPolicy):
         self.reset_cache()
         self.version += 1
 
-    async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:  # noqa: ARG002
+    async def load(
+        self,
+        weights: Mapping[str, Tensor],
+        version: int,
+        logprobs: Sequence[Sequence[float]] = (),  # noqa: ARG002
+    ) -> float:
         """Copy the weights of a learner whose model is another one; no probes, since a copy cannot go wrong."""
         self.reset_cache()
         own = get_trained_parameters(self.model)

@@ -3,53 +3,163 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import fsum
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trailnotes.config.schema import Config
-from trailnotes.errors import PolicyError
+from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.policies.base import TrainedPolicy, make_probes
 from trailnotes.policies.chat import ChatFormat, encode_replies
+from trailnotes.policies.hf.decoder import Network
 from trailnotes.policies.hf.engine import StopCondition, require_room
-from trailnotes.policies.hf.policy import get_context_length
-from trailnotes.policies.probes import make_probes
-from trailnotes.policies.vllm.replica import Connect, ProbeRecord, Replica
-from trailnotes.policies.vllm.weights import WeightFiles, write_weights
+from trailnotes.policies.hf.policy import (
+    get_context_length,
+    load_architecture,
+    load_model,
+    load_tokenizer,
+    resolve_base_model,
+    validate_vocabulary,
+)
+from trailnotes.policies.vllm.engine import Connect, ProbeRecord, Replica, WeightFiles
+from trailnotes.policies.vllm.server import (
+    EngineServer,
+    is_sleeping,
+    make_work_dir,
+    start_engine,
+    validate_engine_settings,
+)
 from trailnotes.types import Completion, Message, Sampling, TokenIds
+from trailnotes.web.loopback import is_loopback
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_ADAPTER = re.compile(r"\.(\w+)\.lora_([AB])\.(?:\w+\.)?weight$")  # module, side, and the adapters' name
 
 
-class VLLMPolicy:
-    """Policy that samples from engines with the same weights, which `make_vllm_policy` makes; see `TrainedPolicy`.
+def make_vllm_policy(
+    config: Config, *, trains: bool = False, connects: Sequence[Connect] = (), directory: Path | None = None
+) -> VLLMPolicy:
+    """Load `model.path` into engines of vLLM, which have started when this returns.
+
+    Args:
+        config: its sections `model`, `engine` and `rollout`.
+        trains: a learner will hand over its weights before any episode. Where not, this function hands over what
+            engines cannot read of `model.path` by themselves: adapters, and everything to engines on other machines.
+        connects: how each engine is started or reached; () as the config says.
+        directory: of the run, from which engines on other machines read weights.
+
+    Raises:
+        ConfigError: `model`, `engine.python` or `engine.urls` cannot be used.
+        MissingExtraError: vLLM is not installed.
+        PolicyError: an engine does not start, does not answer at its address, or vLLM cannot run the model.
+    """
+    if config.run.deterministic:
+        logger.warning(
+            'run.deterministic is not kept by engine.name = "vllm": batches form as requests arrive, which may change '
+            "the last bits of a log-probability, and with them a token now and then"
+        )
+    is_elsewhere = bool(connects or config.engine.urls)
+    folder = _make_weight_dir(config, directory if is_elsewhere else None)
+    if not connects:
+        validate_engine_settings(config.engine)
+        connects = [partial(EngineServer, f"engine {url}", url.rstrip("/")) for url in config.engine.urls]
+        connects = connects or [partial(start_engine, config, each, folder) for each in range(config.engine.replicas)]
+    policy = VLLMPolicy(config, connects, folder, sleeps=trains and not is_elsewhere and is_sleeping(config))
+    if not trains:
+        try:
+            _load_initial_weights(config, policy, is_elsewhere=is_elsewhere)
+        except BaseException:
+            policy.close()
+            raise
+    return policy
+
+
+def _load_initial_weights(config: Config, policy: VLLMPolicy, *, is_elsewhere: bool) -> None:
+    if is_elsewhere:
+        model, _ = load_model(config.model.model_copy(update={"device": "cpu", "attn_implementation": ""}))
+        has_adapters, network = hasattr(model, "peft_config"), Network(model)
+        weights = {name: p for name, p in model.named_parameters() if not has_adapters or ".lora_" in name}
+        logprobs = [network.score_replies(each.prompt_ids, [each.token_ids])[0] for each in policy.probes]
+        policy.load_blocking(weights, 0, logprobs, 1.0)
+    elif resolve_base_model(config.model)[2]:
+        file = Path(config.model.path).expanduser() / "adapter_model.safetensors"
+        if not file.is_file():  # a pickle is never read
+            raise ConfigError(f'{file} is not there: merge the adapters first, or set engine.name = "hf"')
+        policy.load_blocking(load_file(file), 0)
+
+
+def _make_weight_dir(config: Config, shared: Path | None) -> Path:
+    """Make the folder of weights: in a private directory, or in the run directory, for engines on other machines."""
+    hosts = [urlsplit(url).hostname or "" for url in config.engine.urls]
+    if shared is None or (hosts and all(map(is_loopback, hosts))):
+        files = list(Path(resolve_base_model(config.model)[0]).glob("*.safetensors"))  # as many bytes as an update
+        return make_work_dir(sum(file.stat().st_size for file in files) if files else None)
+    folder = shared.resolve() / "engine-weights"
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _get_adapter_settings(config: Config) -> dict[str, Any] | None:
+    """Collect the settings that the tensors of the adapters do not show; None for a whole model."""
+    saved = resolve_base_model(config.model)[2]
+    if not saved:
+        return {"lora_alpha": config.model.lora.alpha} if config.model.lora.enabled else None
+    if saved.peft_type.value != "LORA" or saved.use_dora or saved.modules_to_save:
+        raise ConfigError(
+            f"model.path = {config.model.path!r} holds adapters that vLLM cannot run: merge them first (trailnotes "
+            f'export {config.model.path} --merge --out DIR), or set engine.name = "hf"'
+        )
+    return {"lora_alpha": saved.lora_alpha, "use_rslora": bool(saved.use_rslora)}
+
+
+def _find_end_ids(config: Config) -> frozenset[int]:
+    path, is_local, _ = resolve_base_model(config.model)
+    try:
+        end = transformers.GenerationConfig.from_pretrained(path, local_files_only=is_local).eos_token_id
+    except OSError:  # it brings none; transformers makes them of the model's config
+        end = getattr(load_architecture(config.model), "eos_token_id", None)
+    return frozenset(end if isinstance(end, list) else [] if end is None else [end])
+
+
+class VLLMPolicy(TrainedPolicy):
+    """Policy that samples from engines with the same weights, which `make_vllm_policy` makes.
 
     An episode begins with the engine that has the fewest, and stays with it, where its prefix is in the cache. Batches
     form as requests arrive: equal seeds give equal tokens but for the last bits of what is computed together. Weights
     are files in `folder`, which every engine sees under this path, and which is the policy's own.
     """
 
-    def __init__(
-        self, config: Config, connects: Sequence[Connect], tokenizer: Any, folder: Path, *, end_ids: frozenset[int],
-        adapters: Mapping[str, Any] | None, sleeps: bool,
-    ) -> None:  # fmt: skip
-        self.tokenizer, self.name, self.version = tokenizer, config.model.path, 0
+    def __init__(self, config: Config, connects: Sequence[Connect], folder: Path, *, sleeps: bool) -> None:
+        self.tokenizer, self.name, self.version = load_tokenizer(config.model), config.model.path, 0
+        validate_vocabulary(self.tokenizer, load_architecture(config.model).get_text_config(decoder=True).vocab_size)
         self.context_length = min(get_context_length(config.model), config.rollout.max_context_tokens)
-        self.format = ChatFormat(tokenizer, config.model.template_options)
+        self.format = ChatFormat(self.tokenizer, config.model.template_options)
         self.append_only = self.format.append_only
-        self.endings = StopCondition(self.format.decode, self.format.end_ids | end_ids, self.format.opening)
+        end_ids = self.format.end_ids | _find_end_ids(config)
+        self.endings = StopCondition(self.format.decode, end_ids, self.format.opening)
         self.probes: Sequence[Completion] = make_probes(self.format, self.context_length)
         self.replicas = [Replica(connect, self.endings, config.engine) for connect in connects]
         self._sleeps = sleeps
         self._reported = [0, 0, 0]
         self._dtype, self._temperature = getattr(torch, config.model.dtype), config.rollout.temperature
-        self._folder, self._adapters = folder, adapters
+        self._folder, self._adapters = folder, _get_adapter_settings(config)
         self._assigned: dict[str, Replica | None] = {}  # to the open episodes, at their first request
         self._asking: set[str] = set()
         self._loading = False
@@ -59,12 +169,6 @@ class VLLMPolicy:
         except BaseException:
             self.close()
             raise
-
-    def encode(self, messages: Sequence[Message]) -> TokenIds:
-        return self.format.encode(messages)
-
-    def count_tokens(self, text: str) -> int:
-        return self.format.count_tokens(text)
 
     def open_episode(self, episode: str) -> None:
         if episode in self._assigned:
@@ -99,20 +203,18 @@ class VLLMPolicy:
         """Mean log-probability of the tokens of each reply, at temperature 1; see `HFPolicy.score`."""
         prompt, rows = encode_replies(self.format, messages, replies, self.context_length)
         replica = min(self.replicas, key=lambda each: each.num_episodes)
-        asked = [((*prompt, *row), len(prompt)) for row in rows]
-        return [fsum(found) / len(found) for found in await asyncio.to_thread(replica.score, asked, 1.0)]
+        scored = await asyncio.to_thread(replica.score, [((*prompt, *row), len(prompt)) for row in rows], 1.0)
+        return [fsum(row) / len(row) for row in scored]
 
-    def load_initial_weights(self, weights: Mapping[str, Tensor], said: Sequence[Sequence[float]] = ()) -> None:
-        """Load weights that will not be trained. As `load`, but `said` at temperature 1, and it blocks."""
-        self._load_all(weights, self.version, said, 1.0)
-
-    async def load(self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]] = ()) -> float:
-        """Hand weights to every engine, and compare its probe log-probabilities with those that the learner `said`."""
+    async def load(
+        self, weights: Mapping[str, Tensor], version: int, logprobs: Sequence[Sequence[float]] = ()
+    ) -> float:
+        """Hand weights to every engine, and compare its log-probabilities of the probes with the learner's."""
         if self._asking or self._loading:
             raise PolicyError(f"the weights changed while {len(self._asking)} completions were under way")
         self._loading = True
         try:
-            return await asyncio.to_thread(self._load_all, weights, version, said, self._temperature)
+            return await asyncio.to_thread(self.load_blocking, weights, version, logprobs, self._temperature)
         finally:
             self._loading = False
 
@@ -138,11 +240,13 @@ class VLLMPolicy:
             replica.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _load_all(
-        self, weights: Mapping[str, Tensor], version: int, said: Sequence[Sequence[float]], temperature: float
-    ) -> float:
+    def load_blocking(
+        self, weights: Mapping[str, Tensor], version: int, logprobs: Sequence[Sequence[float]] = (),
+        temperature: float = 1.0,
+    ) -> float:  # fmt: skip
+        """Do the work of `load`, whose log-probabilities are at this temperature."""
         rows = [(probe.prompt_ids + probe.token_ids, len(probe.prompt_ids)) for probe in self.probes]
-        record = ProbeRecord(rows, said, temperature) if said else None
+        record = ProbeRecord(rows, logprobs, temperature) if logprobs else None
         folder = self._folder / f"weights-{secrets.token_hex(8)}"
         before, files = self._weights, write_weights(weights, folder, version, self._dtype, self._adapters)
         self._weights = files
@@ -160,3 +264,46 @@ class VLLMPolicy:
             except KeyboardInterrupt:  # or the threads would be waited for
                 self.close()
                 raise
+
+
+def write_weights(
+    weights: Mapping[str, Tensor], folder: Path, version: int, dtype: torch.dtype, adapters: Mapping[str, Any] | None
+) -> WeightFiles:
+    """Write a whole model, by the names of its state dict, or adapters, by peft's, to a new folder.
+
+    `adapters` are the settings that the tensors of adapters do not show, ``lora_alpha`` among them; None for a whole
+    model. Raises `PolicyError` where the weights are of the other kind, or cannot be written.
+    """
+    matches = {name: match for name in weights if (match := _ADAPTER.search(name))}
+    if not weights or len(matches) != (0 if adapters is None else len(weights)):
+        wanted = "the adapters alone" if adapters is not None else "a whole model, or set model.lora.enabled = true"
+        raise PolicyError(f"{len(matches)} of {len(weights)} tensors are adapters by their names: hand over {wanted}")
+    try:
+        folder.mkdir(parents=True)
+        if adapters is None:
+            first: dict[Any, str] = {}  # tied weights are written once
+            for name, tensor in weights.items():
+                first.setdefault((tensor.data_ptr() or name, tensor.shape, tensor.stride()), name)
+            for number, name in enumerate(first.values()):  # a file each: no second copy of the whole model
+                _save({name: weights[name]}, folder / f"model-{number:05}.safetensors", dtype)
+        else:
+            settings = {**adapters, **_describe_adapters(weights, matches)}
+            (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+            plain = {f"{name[: m.start()]}.{m[1]}.lora_{m[2]}.weight": weights[name] for name, m in matches.items()}
+            _save(plain, folder / "adapter_model.safetensors", dtype)
+    except (OSError, SafetensorError) as error:
+        raise PolicyError(f"the weights for the engine cannot be written: {error}") from error
+    return WeightFiles(folder, version, adapters is not None)
+
+
+def _describe_adapters(weights: Mapping[str, Tensor], matches: Mapping[str, re.Match[str]]) -> dict[str, Any]:
+    ranks = {weights[name].shape[0 if match[2] == "A" else 1] for name, match in matches.items()}
+    if len(ranks) != 1:
+        raise PolicyError(f"the adapters have ranks {sorted(ranks)}: vLLM is given adapters of one rank alone")
+    modules = sorted({match[1] for match in matches.values()})
+    fixed = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"}
+    return {**fixed, "r": ranks.pop(), "target_modules": modules}
+
+
+def _save(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
+    save_file({name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}, path)

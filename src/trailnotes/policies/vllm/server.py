@@ -1,4 +1,4 @@
-"""Engines as servers of vLLM: child processes in whatever environment vLLM is installed in, or programs elsewhere."""
+"""Servers of vLLM: child processes in whatever environment vLLM is installed in, or programs elsewhere."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+import torch
+
+from trailnotes.config.model_schema import EngineConfig
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, MissingExtraError
+from trailnotes.policies.hf.policy import get_context_length, load_architecture, resolve_base_model, resolve_device
 from trailnotes.storage.child import Process, describe_exit, kill_group, start_child
 
 PROGRAM = Path(__file__).parent / "worker" / "engine_worker.py"
 CLONE_PYTHON = Path(".venv-vllm") / "bin" / "python"  # what `make vllm` builds in a clone
 STOP_LIMIT = 10.0  # seconds to end by itself
 LOG_TAIL = 16384  # bytes of an engine's output that are searched for an error
-LAST_LINES = 3  # of it, in messages
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ", re.MULTILINE)
 _ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+(?:\n +.+)?")
 WORK_DIR_PREFIX = "trailnotes-engine-"
@@ -32,13 +37,36 @@ WORK_DIR_PREFIX = "trailnotes-engine-"
 DROPPED_PREFIXES = "PYTHON", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"
 RANK_VARIABLES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 
+SHARED_GPU_FRACTION = 0.45  # of a GPU on which the learner has its weights, gradients and moments, too
+DEDICATED_GPU_FRACTION = 0.9  # of a GPU that is the engine's own
+CPU_MEMORY_FRACTION = 0.25  # of the host's memory, for the KV cache
+CACHE_BLOCK_TOKENS = 32  # tokens of the KV cache that are taken at a time
+NUM_ADAPTERS = 2  # in an engine: the new ones are loaded before the old ones go
+LORA_RANKS = 1, 8, 16, 32, 64, 128, 256, 320, 512  # that vLLM reserves room for
+
+
+def validate_engine_settings(engine: EngineConfig) -> None:
+    """Check that the engines can exist, before anything is loaded or asked.
+
+    Raises `ConfigError` for an address that is none, and as `find_engine_python`.
+    """
+    for url in engine.urls:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConfigError(
+                f"engine.urls: {url!r} is no address of a vLLM server: write http://host:port, as trailnotes engine "
+                "serve prints it (tcp:// was the protocol of earlier versions)"
+            )
+    if not engine.urls:
+        find_engine_python(engine.python)
+
 
 def find_engine_python(named: str) -> str:
     """Find the Python that engines run with: the one named, this one, or that of `make vllm`.
 
     Raises:
         ConfigError: there is no such program.
-        MissingExtraError: none is named, and vLLM is nowhere to be found.
+        MissingExtraError: none is named, and vLLM is not installed.
     """
     if named:
         if program := shutil.which(os.path.expanduser(named)):  # noqa: PTH111 - `which` takes names, too
@@ -53,31 +81,6 @@ def find_engine_python(named: str) -> str:
         'engine.name = "vllm" needs vLLM: run make vllm in a clone of Trailnotes, which builds an environment for it, '
         "or name the Python of an environment of your own as engine.python"
     )
-
-
-def build_environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "") -> dict[str, str]:
-    """Build the environment variables of an engine: ours, without those that lead it astray, and those of vLLM."""
-    kept = os.environ.keys() - set(RANK_VARIABLES)
-    variables = {name: os.environ[name] for name in kept if not name.startswith(DROPPED_PREFIXES)}
-    variables |= {
-        "VLLM_SERVER_DEV_MODE": "1",  # the routes that load weights, pause and sleep
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # its processes import our program, and so end with their parent
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_HOST_IP": "127.0.0.1",  # what its processes listen at among themselves
-        "PYTHONFAULTHANDLER": "1",
-    }
-    variables.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each reload warns of layers that have no weights
-    if on_cpu:
-        variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
-        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no third process for the worker
-    if threads:
-        variables["OMP_NUM_THREADS"] = str(threads)
-    if offline:
-        variables["HF_HUB_OFFLINE"] = "1"
-    if devices:
-        variables["CUDA_VISIBLE_DEVICES"] = devices
-    return variables
 
 
 @dataclass(slots=True)
@@ -110,33 +113,116 @@ class EngineServer:
             self.process.wait(0.0 if reason else STOP_LIMIT)
         how = reason or ("hung up" if self.process.returncode is None else describe_exit(self.process.returncode))
         kill_group(self.process, STOP_LIMIT)
-        last = read_last_words(self.log) if self.log and self.log.exists() else ""
+        if self.log is None or not self.log.exists():
+            return how
+        text = _PREFIX.sub("", self.log.read_bytes()[-LOG_TAIL:].decode(errors="replace"))
+        error = _ERROR.search(text)  # the first: errors that follow from it say less
+        last = " ".join((error[0] if error else text[-600:]).split())[:600]
         return f"{how}; its last words: {last}" if last else how
 
 
-def start_server(
-    label: str, command: Sequence[str], variables: Mapping[str, str], folder: Path, *, host: str = "", port: int = 0
+def start_engine(
+    config: Config, index: int, folder: Path, *, host: str = "", port: int = 0, program: Path | None = None
 ) -> EngineServer:
-    """Start a server of vLLM that ends with this process, and wait for nothing.
+    """Start engine `index`, which ends with this process, and wait for nothing.
 
-    It listens at `host` and `port`, or at a socket in `folder`, which also gets its output.
+    It listens at `host` and `port`, for a run elsewhere, or at a socket in `folder`, which also gets its output.
+    `program` stands in for vLLM's.
     """
-    name = label.replace(" ", "-")
-    path, log = folder / f"{name}.sock", folder / f"{name}.log"
+    devices = config.engine.devices[index] if config.engine.devices else ""
+    command, variables = build_command(config, devices, alone=bool(host), program=program)
+    path, log = folder / f"engine-{index}.sock", folder / f"engine-{index}.log"
     path.unlink(missing_ok=True)  # of the server that this one replaces
-    listen = ["--host", host, "--port", str(port)] if host else ["--uds", str(path)]
+    command += ["--host", host, "--port", str(port)] if host else ["--uds", str(path)]
     with log.open("ab") as output:
-        process = start_child([*command, *listen], stdout=output, stderr=subprocess.STDOUT, env=dict(variables))
+        process = start_child(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}" if host else "http://engine"
-    return EngineServer(label, url, socket_path=None if host else str(path), process=process, log=log)
+    return EngineServer(f"engine {index}", url, None if host else str(path), process, log)
 
 
-def read_last_words(log: Path) -> str:
-    """Return the first error near the end of an engine's output, or else its last lines."""
-    text = _PREFIX.sub("", log.read_bytes()[-LOG_TAIL:].decode(errors="replace"))
-    error = _ERROR.search(text)  # errors that follow from it say less
-    lines = [error[0]] if error else [line for line in text.splitlines() if line.strip()][-LAST_LINES:]
-    return " / ".join(" ".join(line.split()) for line in lines)[-600:]
+def build_command(
+    config: Config, devices: str = "", *, alone: bool = False, program: Path | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """Build the command that starts an engine, and its environment variables; with `alone`, for a run elsewhere."""
+    path, is_local, saved = resolve_base_model(config.model)
+    on_cpu = resolve_device(config.model.device).type == "cpu"
+    options: dict[str, Any] = {
+        "dtype": config.model.dtype,
+        "max-model-len": min(get_context_length(config.model), config.rollout.max_context_tokens),
+        "max-num-seqs": config.engine.max_concurrent,
+        "seed": config.run.seed % (1 << 32),
+        "tensor-parallel-size": devices.count(",") + 1,
+        "generation-config": "vllm",  # or the model's own sampling settings would come in unasked
+        "logprobs-mode": "processed_logprobs",  # at the temperature, of what is drawn from
+        "worker-extension-cls": "engine_worker.WeightLoader",
+    }
+    flags = ["enable-prefix-caching", "enable-prompt-tokens-details", "skip-tokenizer-init"]
+    flags += ["disable-log-stats", "disable-uvicorn-access-log"]
+    num_engines = 1 if alone or config.engine.devices else config.engine.replicas  # on one device
+    if on_cpu:  # blocks of 128, the default there, would never be shared by prompts that are shorter
+        options |= {"block-size": CACHE_BLOCK_TOKENS, "distributed-executor-backend": "uni"}
+        text = load_architecture(config.model).get_text_config(decoder=True)
+        options["kv-cache-memory-bytes"] = compute_cache_bytes(text, config, options["max-model-len"], num_engines)
+        flags.append("enforce-eager")
+    else:
+        fraction = SHARED_GPU_FRACTION if config.has_shared_gpu and not alone else DEDICATED_GPU_FRACTION
+        options["gpu-memory-utilization"] = config.engine.device_memory or fraction / num_engines
+        flags += ["enable-sleep-mode"] * (is_sleeping(config) and not alone)
+    if rank := int(saved.r) if saved else config.model.lora.rank * config.model.lora.enabled:
+        if rank > LORA_RANKS[-1]:
+            raise ConfigError(f"model.lora.rank = {rank}: vLLM has adapters of rank {LORA_RANKS[-1]} at most")
+        options |= {"max-loras": NUM_ADAPTERS, "max-lora-rank": next(room for room in LORA_RANKS if room >= rank)}
+        flags.append("enable-lora")
+    command = [find_engine_python(config.engine.python), str(program or PROGRAM), "serve", path]
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    variables = build_environment(on_cpu=on_cpu, threads=config.run.threads, offline=is_local, devices=devices)
+    return command + [f"--{name}" for name in flags], variables
+
+
+def build_environment(*, on_cpu: bool, threads: int, offline: bool, devices: str = "") -> dict[str, str]:
+    """Build the environment variables of an engine: ours, without those that lead it astray, and those of vLLM."""
+    kept = os.environ.keys() - set(RANK_VARIABLES)
+    variables = {name: os.environ[name] for name in kept if not name.startswith(DROPPED_PREFIXES)}
+    variables |= {
+        "VLLM_SERVER_DEV_MODE": "1",  # the routes that load weights, pause and sleep
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # its processes import our program, and so end with their parent
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",  # what its processes listen at among themselves
+        "PYTHONFAULTHANDLER": "1",
+    }
+    variables.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each reload warns of layers that have no weights
+    if on_cpu:
+        variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no third process for the worker
+    if threads:
+        variables["OMP_NUM_THREADS"] = str(threads)
+    if offline:
+        variables["HF_HUB_OFFLINE"] = "1"
+    if devices:
+        variables["CUDA_VISIBLE_DEVICES"] = devices
+    return variables
+
+
+def is_sleeping(config: Config) -> bool:
+    """Tell whether the engines leave their GPU to the learner while it learns."""
+    shared = config.has_shared_gpu and resolve_device(config.model.device).type == "cuda"
+    return shared and not config.rollout.max_async_iterations
+
+
+def compute_cache_bytes(text: Any, config: Config, context: int, num_engines: int | None = None) -> int:
+    """Compute the bytes of the KV cache on a CPU: `engine.max_concurrent` full contexts, in a share of the memory.
+
+    A token takes, in each layer, a key and a value of `head_dim` numbers for each of the key-value heads.
+    """
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    channels = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    token: int = 2 * text.num_hidden_layers * heads * channels * getattr(torch, config.model.dtype).itemsize
+    one = -(-context // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS * token
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    num_engines = num_engines or (1 if config.engine.devices else config.engine.replicas)
+    share = int(memory * (config.engine.device_memory or CPU_MEMORY_FRACTION) / num_engines)
+    return max(2 * one, min(one * config.engine.max_concurrent, share))  # a block more than one context is needed
 
 
 def make_work_dir(size: int | None = None) -> Path:

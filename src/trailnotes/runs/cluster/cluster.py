@@ -13,10 +13,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from trailnotes.config.schema import Config
 from trailnotes.envs.workers.pool import Host
 from trailnotes.errors import ClusterError, ConfigError
-from trailnotes.learner.process_group import resolve_device_type
-from trailnotes.learner.ranks import RankMonitor
+from trailnotes.learner.ranks import RankMonitor, resolve_device_type
 from trailnotes.policies.hf.policy import resolve_device
-from trailnotes.policies.vllm.replica import Connect
+from trailnotes.policies.vllm.engine import Connect
 from trailnotes.runs.cluster.engines import place_engines
 from trailnotes.runs.cluster.envs import ActorHost
 from trailnotes.runs.cluster.memory import ServedMemory

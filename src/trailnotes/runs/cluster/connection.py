@@ -50,10 +50,8 @@ def connect_cluster(config: Config) -> Iterator[Cluster]:
         _require_same_version(cluster)
         cluster.reserve()
         if cluster.num_machines > 1 and os.environ.get("RAY_AUTH_MODE") != "token":
-            logger.warning(
-                "this Ray cluster asks for no token: whoever reaches its machines can run anything on them; "
-                "set RAY_AUTH_MODE=token on all of them"
-            )
+            logger.warning("this Ray cluster asks for no token, so whoever reaches its machines can run anything on "
+                           "them: set RAY_AUTH_MODE=token on all")  # fmt: skip
         yield cluster
     finally:
         if cluster is not None and ray.is_initialized():
@@ -71,18 +69,16 @@ def _init_ray(address: str) -> None:
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT).close()
         except OSError as error:
-            raise ClusterError(
-                f"cluster.address = {address!r}: nobody answers ({error.strerror or error}): start Ray there (ray "
-                "start --head), or name the address that it printed"
-            ) from error
+            reason = error.strerror or error
+            raise ClusterError(f"cluster.address = {address!r}: no answer ({reason}): start Ray there") from error
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     except (ConnectionError, RuntimeError, ValueError, SystemExit, ray.exceptions.RayError) as error:
         text = " ".join(str(error).split())[:300]
         raise ClusterError(
-            f"cluster.address = {address!r} does not answer as Ray does ({text}): name the address that `ray start "
-            "--head` printed; all machines need the same Python and Ray, and the same token where RAY_AUTH_MODE=token"
+            f"cluster.address = {address!r} does not answer as Ray does ({text}): all machines need the same Python "
+            "and Ray, and the same token where RAY_AUTH_MODE=token"
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():

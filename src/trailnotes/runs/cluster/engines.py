@@ -18,10 +18,8 @@ import ray
 from trailnotes.config.schema import Config
 from trailnotes.errors import ClusterError, PolicyError, TrailnotesError
 from trailnotes.policies.hf.policy import resolve_device
-from trailnotes.policies.vllm.building import start_engine
-from trailnotes.policies.vllm.client import EngineClient, EngineLostError
-from trailnotes.policies.vllm.replica import Connect
-from trailnotes.policies.vllm.server import EngineServer, make_work_dir
+from trailnotes.policies.vllm.engine import Connect, EngineClient, EngineLostError
+from trailnotes.policies.vllm.server import EngineServer, make_work_dir, start_engine
 from trailnotes.runs.cluster.waiting import LOCALHOST, get_result
 
 

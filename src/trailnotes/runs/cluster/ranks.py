@@ -18,8 +18,7 @@ import ray
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from trailnotes.config.schema import Config
-from trailnotes.learner.process_group import resolve_device_type
-from trailnotes.learner.ranks import RankMonitor, describe_error, follow_rank_0
+from trailnotes.learner.ranks import RankMonitor, describe_error, follow_rank_0, resolve_device_type
 from trailnotes.runs.cluster.waiting import LOCALHOST, Bundle, extract_cause, get_result
 
 

@@ -23,7 +23,7 @@ from trailnotes.envs import load_env_class
 from trailnotes.errors import ConfigError
 from trailnotes.policies.hf.decoder import MAX_TOKENS, SlotCache
 from trailnotes.policies.hf.policy import resolve_device
-from trailnotes.policies.vllm.building import DEDICATED_GPU_FRACTION, SHARED_GPU_FRACTION, compute_cache_bytes
+from trailnotes.policies.vllm.server import DEDICATED_GPU_FRACTION, SHARED_GPU_FRACTION, compute_cache_bytes
 from trailnotes.runs.estimate.model_shape import ModelShape, infer_model_shape
 
 logger = logging.getLogger(__name__)

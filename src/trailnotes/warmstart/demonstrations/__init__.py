@@ -26,12 +26,10 @@ ENTRY_POINTS = "trailnotes.demonstrations"  # group under which other packages o
 
 
 def list_demonstrators() -> dict[str, str]:
-    """List all known scripts: ``ENV`` or ``ENV.full`` -> ``module:Class``."""
     return DEMONSTRATORS | {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 
 
 def load_demonstrator(env: str, style: Literal["full", "terse"]) -> Any:
-    """Load the class of `env`'s scripted episodes in this style; None if it has none."""
     known = list_demonstrators()
     script = known.get(f"{env}.full" if style == "full" else env, known.get(env))
     return None if script is None else pkgutil.resolve_name(script)
@@ -51,5 +49,4 @@ def iter_held_out_demonstrations(
 ) -> Iterable[Demonstration]:
     """Iterate endlessly over scripted episodes of games outside training and evaluation, by `seed`."""
     demonstrator = require_demonstrator(config, "let the start model play instead: trailnotes rehearsal record")
-    found: Iterable[Demonstration] = demonstrator.build_held_out(config, count_tokens, seed)
-    return found
+    return demonstrator.build_held_out(config, count_tokens, seed)  # type: ignore[no-any-return]

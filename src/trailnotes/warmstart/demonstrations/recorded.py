@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.storage.demonstrations import Demonstration
-from trailnotes.storage.files import encode_line, get_cache_dir, read_jsonl, write_bytes_atomic
-from trailnotes.storage.records import trajectory_from_json, trajectory_to_json
+from trailnotes.storage.files import (
+    encode_line,
+    get_cache_dir,
+    read_jsonl,
+    trajectory_from_json,
+    trajectory_to_json,
+    write_bytes_atomic,
+)
 from trailnotes.types import Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import Demonstrator, build_demonstrations, get_actions
 
@@ -62,8 +68,8 @@ class RecordedDemonstrator(Demonstrator):
             trajectory.task.id, self.write_note(trajectory, score), key="", score=score, max_score=trajectory.max_score
         )
 
-    def write_note(self, trajectory: Trajectory, score: float) -> str:  # noqa: ARG002 (told in English alone)
-        """Write the note about an episode that ended with `score`: the actions; the score is shown beside it."""
+    def write_note(self, trajectory: Trajectory, score: float) -> str:  # noqa: ARG002 (subclasses use it)
+        """Write the note about an episode that ended with `score`: the actions; the score stands next to it."""
         return " ; ".join(get_actions(trajectory))
 
     def build_rows(self, trajectory: Trajectory, tips: tuple[Tip, ...]) -> list[Demonstration]:

@@ -79,7 +79,6 @@ class WaymarksDemonstrator:
             yield from self.demonstrate_episode()
 
     def draw_spec(self) -> ws.GameSpec:
-        """Draw a game of a random family, under a fresh rule outside all panels."""
         kind = self.rng.choice([*self.names])
         family = self.rng.choice(self.names[kind])
         size = get_size(f"{kind}/{family}", self.config.env.options.get("sizes", NO_SIZES)) or ws.DEFAULT_SIZE[kind]
@@ -119,8 +118,8 @@ class WaymarksDemonstrator:
             return build_reflection_messages(trajectory, config.rollout, config.memory, self.count_tokens)
         texts = [NOTHING_FOUND if self.rng.random() < 0.6 else self.write_wrong_note(spec) for _ in range(MAX_PLANS)]
         plans = [Tip(spec.family, text, key="", score=0.0, step=i) for i, text in enumerate(texts)]
-        shown, cap = plans[: self.rng.randint(0, MAX_PLANS)], config.section(ReflexionConfig).max_shown_tokens
-        return build_plan_messages(trajectory, shown, config.rollout, config.memory, self.count_tokens, cap)
+        displayed, cap = plans[: self.rng.randint(0, MAX_PLANS)], config.section(ReflexionConfig).max_shown_tokens
+        return build_plan_messages(trajectory, displayed, config.rollout, config.memory, self.count_tokens, cap)
 
     def write_note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
         """Write the note about an episode, by the share `wrong_notes` that of another rule."""
@@ -163,20 +162,19 @@ class WaymarksDemonstrator:
     def play(
         self, spec: ws.GameSpec, tips: tuple[Tip, ...], actions: tuple[str, ...]
     ) -> tuple[Trajectory, Conversation]:
-        """Act in the simulator until it ends or `actions` do."""
         with_scores = self.config.memory.show_score and self.rng.random() < self.config.warmstart.scores
-        repeats = len({tip.text for tip in tips}) < len(tips)  # as of plans, each of which is shown
+        repeats = len({tip.text for tip in tips}) < len(tips)  # as of plans, each of which is displayed
         memory = self.config.memory.model_copy(update={"show_score": with_scores, "repeat_shown": repeats})
         conversation = Conversation(self.config.rollout, memory, self.count_tokens)
         observation = self.env.reset_spec(spec)
         conversation.start(observation.instruction or "")
         steps: list[Step] = []
         for action in actions:
-            shown = conversation.observe(observation, () if steps else tips)
+            displayed = conversation.observe(observation, () if steps else tips)
             conversation.act(action)
             after = self.env.step(action)
             completion = Completion((), (), (), action)
-            steps.append(Step(observation, shown, completion, (), action, after.reward))
+            steps.append(Step(observation, displayed, completion, (), action, after.reward))
             observation = after
             if observation.done:
                 break

@@ -39,7 +39,6 @@ class EnglishWaymarks(WaymarksDemonstrator):
             raise ConfigError('warmstart.plans are scripted in rollout.style = "terse" alone: set warmstart.plans = 0')
 
     def draw_rule(self, kind: ws.Kind, family: str, size: int) -> ws.Rule:
-        """Draw a rule for `family` that no panel gives it, nor begins with."""
         while True:
             rule = super().draw_rule(kind, family, size)
             if not any((kind, family, rule[:n]) in self.forbidden for n in range(1, size)):
@@ -61,10 +60,10 @@ class EnglishWaymarks(WaymarksDemonstrator):
         failures: list[ws.Rule] = []
         for _ in range(self.rng.choice((0, 0, 1, 1, 2))):
             if failed := self.draw_failure(spec, lone=scored):
-                told, found = failed
-                if len(tips) + len(found) <= most:
-                    tips += found
-                    failures.append(told)
+                tried, notes = failed
+                if len(tips) + len(notes) <= most:
+                    tips += notes
+                    failures.append(tried)
         for _ in range(self.rng.choice((0, 0, 0, 1, 2)) if len(self.families) > 1 else 0):
             tips += [self.draw_unrelated_tip(spec)][: most - len(tips)]
         return self.rank_tips(tips), ws.gold_actions(spec) if knowing else self.explore_after(spec, failures)
@@ -79,9 +78,9 @@ class EnglishWaymarks(WaymarksDemonstrator):
         )
 
     def draw_failure(self, spec: ws.GameSpec, *, lone: bool) -> tuple[ws.Rule, list[Tip]] | None:
-        """Draw a guess at the rule of `spec`, and tips that it failed, or that told it, or both; None if it was right.
+        """Draw a guess at the rule of `spec`, and tips that it failed, or that give it, or both; None if it was right.
 
-        A tip that told it comes without the other only where `lone`: beside a right one of a higher score.
+        A tip that gives it comes without the other only where `lone`: beside a right one of a higher score.
         """
         guess = self.draw_rule(spec.kind, spec.family, spec.size)
         if guess == spec.rule:
@@ -119,7 +118,6 @@ class EnglishWaymarks(WaymarksDemonstrator):
         return format_rule_tip(spec.kind, spec.family, rule, self.rng, won=False)
 
     def write_correct_note(self, spec: ws.GameSpec, trajectory: Trajectory) -> str:
-        """Write what was read, what won, or what was tried in vain."""
         if trajectory.success or has_read(spec, trajectory):
             return format_rule_tip(spec.kind, spec.family, spec.rule, self.rng, won=trajectory.success)
         return format_failure_tip(spec, tuple(step.action.split()[-1] for step in trajectory.steps), self.rng)

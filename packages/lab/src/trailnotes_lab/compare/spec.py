@@ -177,7 +177,7 @@ class ComparisonSpec(Section):
 def load_spec(path: Path, *, imports: bool = True) -> ComparisonSpec:
     """Read a comparison from its file; `imports` as for `parse_spec`."""
     try:
-        return parse_spec(path.read_bytes().decode(), path, imports=imports)
+        return parse_spec(path.read_bytes().decode("utf-8-sig"), path, imports=imports)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: give the path of a comparison's TOML file") from None
     except UnicodeDecodeError as error:

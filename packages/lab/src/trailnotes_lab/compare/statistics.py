@@ -1,7 +1,7 @@
 """Intervals of methods that were played with a few seeds each, and the differences between methods that they allow.
 
-The two intervals are those of `reporting/crossed.py`. The interquartile mean is that of "Deep Reinforcement Learning at
-the Edge of the Statistical Precipice" (Agarwal et al. 2021, arXiv 2108.13264), without an interval: its stratified
+The two intervals are those of `reporting/intervals.py`. The interquartile mean is that of "Deep Reinforcement Learning
+at the Edge of the Statistical Precipice" (Agarwal et al. 2021, arXiv 2108.13264), without an interval: its stratified
 bootstrap draws seeds anew in each family, as if a run were another run in each of them, and from two or three seeds.
 """
 
@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from trailnotes.reporting import crossed
-from trailnotes.reporting.crossed import Values
-from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval
+from trailnotes.reporting import intervals
+from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval, Values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MIN_SEEDS = 3  # fewer, unlike each other, allow no call about other training runs
 ON_PANEL, BEYOND = "on this panel", "beyond this panel"
-_NUMBERS = {"confidence": f"{crossed.CONFIDENCE:.0%}", "min_families": crossed.MIN_FAMILIES, "min_seeds": MIN_SEEDS}
+_NUMBERS = {"confidence": f"{intervals.CONFIDENCE:.0%}", "min_families": intervals.MIN_FAMILIES, "min_seeds": MIN_SEEDS}
 LEGEND: Final = {
     name: text.format_map(_NUMBERS)
     for name, text in tomllib.loads(Path(__file__).with_name("legend.toml").read_text(encoding="utf-8")).items()
@@ -34,7 +33,7 @@ LEGEND: Final = {
 
 def estimate_pooled_mean(values: Values, families: Mapping[str, str], metric: str) -> Estimate:
     bounds = RATE_BOUNDS if metric == "success" else None  # no bounds of a return hold for every environment
-    return crossed.estimate(values, families, bounds)
+    return intervals.estimate(values, families, bounds)
 
 
 def interquartile_mean(scores: NDArray[np.float64]) -> float:
@@ -46,7 +45,7 @@ def interquartile_mean(scores: NDArray[np.float64]) -> float:
 def compute_iqm(values: Values, families: Mapping[str, str]) -> float | None:
     """Compute the interquartile mean of the seeds' means in each family, over common games; None without any."""
     by_family: dict[str, list[str]] = {}
-    for game in crossed.find_common_games(values):
+    for game in intervals.find_common_games(values):
         by_family.setdefault(families[game], []).append(game)
     means = [np.mean([own[game] for game in games]) for own in values.values() for games in by_family.values()]
     return interquartile_mean(np.asarray(means)) if means else None
@@ -85,10 +84,10 @@ def estimate_paired_difference(
     values: Values, baseline: Values, families: Mapping[str, str], metric: str
 ) -> Difference | None:
     """Estimate the difference to the baseline, paired by seed and game; None where they have nothing in common."""
-    difference = crossed.estimate_difference(values, baseline, families, rates=metric == "success")
+    difference = intervals.estimate_difference(values, baseline, families, rates=metric == "success")
     if difference is None:
         return None
-    seeds, games = crossed.find_pairs(values, baseline)
-    own, others = (crossed.build_matrix({seed: each[seed] for seed in seeds}, games) for each in (values, baseline))
-    num_unlike = int(crossed.find_distinct_seeds(own - others).sum())
+    seeds, games = intervals.find_pairs(values, baseline)
+    own, others = (intervals.build_matrix({seed: each[seed] for seed in seeds}, games) for each in (values, baseline))
+    num_unlike = int(intervals.find_distinct_seeds(own - others).sum())
     return Difference(difference, len(seeds), len(seeds) * len(games), num_unlike)

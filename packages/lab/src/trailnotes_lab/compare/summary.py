@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from trailnotes.errors import RunError
-from trailnotes.reporting.crossed import MIN_FAMILIES, NO_VARIATION, SEEDS_ALIKE, Values, find_common_games
-from trailnotes.reporting.intervals import Estimate
+from trailnotes.reporting.intervals import MIN_FAMILIES, NO_VARIATION, SEEDS_ALIKE, Estimate, Values, find_common_games
 from trailnotes.runs.panels import get_family
 from trailnotes.runs.usage import COMPARISON_FIELDS
 from trailnotes_lab.compare import statistics

@@ -17,8 +17,7 @@ from trailnotes.envs.base import format_error
 from trailnotes.errors import RunError, TrailnotesError
 from trailnotes.memory.store import TipStore
 from trailnotes.reporting.episodes import render_episode
-from trailnotes.storage.files import parse_json, read_jsonl, read_lines_from, write_text_atomic
-from trailnotes.storage.records import trajectory_from_json
+from trailnotes.storage.files import parse_json, read_jsonl, read_lines_from, trajectory_from_json, write_text_atomic
 from trailnotes_lab.tracking.base import TRACKERS_DIR, About, Table, TableCell, Tracker, make_tracker, redact_secrets
 
 logger = logging.getLogger(__name__)

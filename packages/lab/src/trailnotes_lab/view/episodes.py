@@ -14,7 +14,7 @@ from typing import Any, Final
 from trailnotes.config.schema import Config
 from trailnotes.errors import RunError
 from trailnotes.rollout.conversation import Conversation, get_instruction
-from trailnotes.storage.records import trajectory_from_json
+from trailnotes.storage.files import trajectory_from_json
 from trailnotes.types import Message, Step, Trajectory
 
 MAX_CHARS: Final = 20_000  # of one text on a page

@@ -13,7 +13,7 @@ from trailnotes.config.toml import diff_configs, flatten_config
 from trailnotes.errors import RunError
 from trailnotes.storage.files import open_regular, parse_json
 from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
-from trailnotes_lab.view.lines import MetricsLine, extract_series, is_number
+from trailnotes_lab.view.lines import MetricsLine, extract_series, is_number, read_episode
 from trailnotes_lab.view.window import (
     COMPARISON_FILE,
     Query,
@@ -42,8 +42,8 @@ def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
     rows: list[dict[str, Any]] = [
         {
             "place": place, "method": get_label(config.algorithm.name) if config else "?",
-            "seed": config.run.seed if config else None,
-            "trouble": trouble or unread, "running": find_running_process(place.path), "differs": differs,
+            "trouble": trouble or unread or _describe_failure(window, place, lines),
+            "running": find_running_process(place.path), "differs": differs,
             "progress": estimate_progress(config, lines), "iterations": len(lines),
             "spark": make_sparkline(extract_series(lines, metric)), "last": _find_last_value(lines, metric),
             "costs": {name: _find_last_value(lines, name) for name in COST_METRICS}, "laid": place.slug in chosen,
@@ -72,7 +72,8 @@ def load_run_page(window: Window, place: ViewEntry) -> dict[str, Any]:
     settings = [(name, str(values[name])) for name in diff_configs(Config(), config)] if config else []
     return {
         "method": get_label(config.algorithm.name) if config else "?", "config": config,
-        "trouble": trouble or unread, "damaged": damaged, "settings": settings,
+        "trouble": trouble or unread, "failure": _describe_failure(window, place, lines),
+        "damaged": damaged, "settings": settings,
         "progress": estimate_progress(config, lines), "iterations": len(lines),
         "episodes": len(window.read_episodes(place.path)),
         "panels": [(title, curves) for title, curves in panels if curves],
@@ -97,6 +98,20 @@ def load_comparison_page(window: Window, place: ViewEntry) -> dict[str, Any]:
         raise RunError(f"{file} cannot be read ({error}): run `trailnotes compare` again") from error
     runs = [each for each in window.list_entries() if each.kind == "run" and each.path.parent == place.path / "runs"]
     return {**values, "curves": make_chart(curves), "cost_names": costs, "runs": runs}
+
+
+def _describe_failure(window: Window, place: ViewEntry, lines: Sequence[MetricsLine]) -> str:
+    """Describe a run whose every episode failed by the words of the first; "" for any other."""
+    if any("rollout/env_steps" in line or not line.get("rollout/errors") for line in lines):
+        return ""  # an episode was played, which the metrics tell sooner than the episodes
+    try:
+        rows = window.read_episodes(place.path)
+        if not rows or any(row.outcome != "error" for row in rows):
+            return ""
+        first = read_episode(place.path / "trajectories.jsonl", rows[0])
+    except RunError:  # the page of the episodes says it
+        return ""
+    return f"All episodes failed, {len(rows)} of {len(rows)}; the first: {first.get('error', 'no reason recorded')}"
 
 
 def _load_metrics(window: Window, place: ViewEntry) -> tuple[list[MetricsLine], int, str]:

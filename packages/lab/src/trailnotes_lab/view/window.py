@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ SKIPPED_FOLDERS: Final = frozenset({
 })  # fmt: skip
 RUN_FILES: Final = ("metrics.jsonl", "trajectories.jsonl", "memory.db", "run.json")  # any of them beside config.toml
 COMPARISON_FILE: Final = "table.json"
-HIDDEN_KEYS: Final = ("run.name", "run.seed", "algorithm.name")  # keys that have a place of their own
+HIDDEN_KEYS: Final = ("run.name", "algorithm.name")  # keys that have a place of their own
 
 Kind = Literal["run", "comparison"]
 
@@ -86,19 +87,24 @@ def load_settings(run: Path) -> tuple[Config | None, str]:
 
 
 def find_differing_settings(runs: Sequence[tuple[Path, Config | None]]) -> list[dict[str, str]]:
-    """Find for each run, given with its folder, the settings that differ in this folder; {} if they are unreadable."""
+    """Find for each run, given with its folder, the settings that differ among the runs of this folder.
+
+    Runs that are alone in their folders are compared with each other; {} if the settings are unreadable.
+    """
     flat = [{} if config is None else {name: str(value) for name, value in flatten_config(config).items()}
             for _, config in runs]  # fmt: skip
-    varying: dict[Path, set[str]] = {}
-    first: dict[Path, dict[str, str]] = {}
-    for (folder, config), values in zip(runs, flat, strict=True):
-        if config is not None:
-            common = first.setdefault(folder, values)
-            varying.setdefault(folder, set()).update(name for name in values if values[name] != common[name])
-    return [
-        {name: value for name, value in values.items() if name in varying.get(folder, ()) and name not in HIDDEN_KEYS}
-        for (folder, _), values in zip(runs, flat, strict=True)
+    counts = Counter(folder for folder, _ in runs)
+    groups = [folder if counts[folder] > 1 else None for folder, _ in runs]
+    values_by_name: dict[tuple[Path | None, str], set[str]] = {}
+    for group, values in zip(groups, flat, strict=True):
+        for name, value in values.items():
+            values_by_name.setdefault((group, name), set()).add(value)
+    differing = [
+        {name: value for name, value in values.items() if len(values_by_name[group, name]) > 1}
+        for group, values in zip(groups, flat, strict=True)
     ]
+    return [{name: own[name] for name in sorted(own, key="run.seed".__ne__) if name not in HIDDEN_KEYS}
+            for own in differing]  # fmt: skip
 
 
 def estimate_progress(config: Config | None, lines: Sequence[MetricsLine]) -> float | None:

@@ -112,7 +112,10 @@ MAX_STEPS = 50  # as in the literature
 
 
 class AlfworldEnv:
-    """ALFWorld environment on its package's engine, with generated or downloaded games."""
+    """Household tasks in text: find things, clean, heat or cool them, and put them in their places.
+
+    The games are generated or downloaded, and played on the package's engine.
+    """
 
     def __init__(
         self, *, games: str = "generated", data: str = "", max_steps: int = MAX_STEPS, actions: bool = True

@@ -57,7 +57,7 @@ def sokoban_tasks(split: str, difficulty: str = "easy", num_games: int = 100, da
 
 
 class SokobanEnv:
-    """Sokoban in pictures of symbols, or in words, with generated levels that all have a solution."""
+    """Sokoban: boxes to push onto goals, in generated levels that all have a solution."""
 
     def __init__(
         self, *, max_steps: int = 0, view: str = "picture", reward: str = "sparse", actions: bool = True

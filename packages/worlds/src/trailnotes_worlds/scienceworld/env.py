@@ -38,7 +38,10 @@ MAX_ACTION_CHARS = 500  # no action of the simulator is longer
 
 
 class ScienceWorldEnv:
-    """ScienceWorld environment: one game, in a Java process that it shares where it lists no actions."""
+    """Thirty science tasks in a simulated house: find, measure, grow, mix, connect.
+
+    Each game runs in a Java process, which it shares where it lists no actions.
+    """
 
     memory_bytes = 31e6  # a twentieth of a Java process, measured
 

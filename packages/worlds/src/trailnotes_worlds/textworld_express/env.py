@@ -78,7 +78,10 @@ _OBJECT_LISTING: Final = re.compile(
 
 
 class TextWorldExpressEnv:
-    """TextWorldExpress environment: one simulator in a Java process, from the first reset on."""
+    """Eight families of short text games: cooking, tidying up, coins, maps, arithmetic, sorting, obeying.
+
+    The first reset starts one simulator in a Java process.
+    """
 
     def __init__(
         self,

@@ -67,7 +67,10 @@ def webshop_tasks(
 
 
 class WebShopEnv:
-    """WebShop in text. The environments of one process share one open catalogue."""
+    """A shop in text: products to search, compare and buy by an instruction.
+
+    Environments of one process share one open catalogue.
+    """
 
     def __init__(  # noqa: PLR0913 (the user's options, by their names)
         self,

@@ -68,7 +68,10 @@ def wikihow_tasks(
 
 
 class WikiHowEnv:
-    """Environment of articles on a simulated phone. Environments of one process share one open library."""
+    """An app of how-to articles on a simulated phone: pages to reach by searches, taps and swipes.
+
+    Environments of one process share one open library.
+    """
 
     def __init__(  # noqa: PLR0913 (the user's options, by their names)
         self,

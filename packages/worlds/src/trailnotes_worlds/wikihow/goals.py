@@ -83,7 +83,7 @@ def read_goal(path: Path) -> Goal:
         fix = format_install_command("mobile-env")
         raise MissingExtraError(f"task files of Mobile-Env need the package protobuf: {fix}") from error
     try:
-        task = text_format.Parse(path.read_text(encoding="utf-8"), _get_task_class()(), allow_unknown_field=True)
+        task = text_format.Parse(path.read_text(encoding="utf-8-sig"), _get_task_class()(), allow_unknown_field=True)
         return Goal(task.command[0], tuple(_list_pages(task)))
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise ConfigError(f"{path} cannot be read as a task file: {error}") from error

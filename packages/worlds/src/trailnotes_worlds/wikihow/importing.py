@@ -289,7 +289,7 @@ def _list_articles(page: ParsedPage, slug: str) -> list[str]:
 
 def _read_facts(path: Path) -> dict[str, dict[str, str]]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             return {parse_doc_id(row["doc_id"]): row for row in csv.DictReader(file, restval="")}
     except (OSError, UnicodeDecodeError, csv.Error, KeyError) as error:
         raise ConfigError(f"{path} cannot be read as the archive's doc_meta.csv: {error}") from error

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trailnotes.errors import RunError
-from trailnotes.reporting import crossed
-from trailnotes.reporting.crossed import CrossedMoments, VarianceComponent
-from trailnotes.reporting.intervals import Estimate
+from trailnotes.reporting import intervals
+from trailnotes.reporting.intervals import CrossedMoments, Estimate, VarianceComponent
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes_lab.compare.evaluations import Evaluation, get_variation, validate_same_protocol
 from trailnotes_lab.compare.published import protocol
@@ -132,14 +131,14 @@ def _average_by_variation(numbers: _RunReturns) -> dict[tuple[str, int], dict[st
 def _make_cell(numbers: _RunReturns) -> ComparisonCell:
     variations = {variation for episodes in numbers.values() for variation, _ in episodes}
     means, families = _average_by_variation(numbers), {name: name for name in variations}
-    estimate = crossed.estimate(means, families, RETURN_BOUNDS, unit=UNIT)
+    estimate = intervals.estimate(means, families, RETURN_BOUNDS, unit=UNIT)
     return ComparisonCell(estimate, len(numbers), len(variations), sum(map(len, numbers.values())))
 
 
 def _estimate_mean(rows: Sequence[Estimate], numbers: Mapping[str, _RunReturns]) -> Estimate:
     """Variances of the tasks' variations and of the blocks' seeds, each by its weight in the mean."""
     mean = np.asarray(np.mean([row.mean for row in rows]))
-    if lacking := [row.not_beyond for row in rows if row.not_beyond == crossed.NO_COMMON_GAME]:
+    if lacking := [row.not_beyond for row in rows if row.not_beyond == intervals.NO_COMMON_GAME]:
         return Estimate(float(mean), None, None, *lacking[:1] * 2)
     values = {task: _average_by_variation(own) for task, own in numbers.items()}
     blocks: dict[frozenset[object], list[str]] = {}
@@ -152,28 +151,30 @@ def _estimate_mean(rows: Sequence[Estimate], numbers: Mapping[str, _RunReturns])
     variations = _sum_parts([part.families.scale(1 / len(rows)) for part in of_tasks])
     number = sum(part.num_families for part in of_tasks)
     alone = min(part.num_families for part in of_tasks) == 1  # its variations have no spread to be seen
-    lonely = [crossed.explain_no_panel_interval(part, len(runs)) for part, runs in zip(of_blocks, blocks, strict=True)]
+    pairs = zip(of_blocks, blocks, strict=True)
+    lonely = [intervals.explain_no_panel_interval(part, len(runs)) for part, runs in pairs]
     moments = CrossedMoments(mean, np.min([part.num_seeds for part in of_blocks]), seeds, variations, number)
-    return crossed.build_estimate(
+    return intervals.build_estimate(
         mean,
-        crossed.compute_panel_limits(mean, seeds, RETURN_BOUNDS),
-        crossed.compute_population_limits(moments, RETURN_BOUNDS),
+        intervals.compute_panel_limits(mean, seeds, RETURN_BOUNDS),
+        intervals.compute_population_limits(moments, RETURN_BOUNDS),
         next(filter(None, lonely), ""),
-        crossed.explain_too_few(1 if alone else number, UNIT) or crossed.explain_no_variation(moments, RETURN_BOUNDS),
+        intervals.explain_too_few(1 if alone else number, UNIT)
+        or intervals.explain_no_variation(moments, RETURN_BOUNDS),
     )
 
 
-def _compute_crossed(tasks: Sequence[crossed.Values]) -> CrossedMoments:
+def _compute_crossed(tasks: Sequence[intervals.Values]) -> CrossedMoments:
     """Runs by variations of `tasks`, which all have the same runs. A family is a variation, of more tasks a task."""
-    games = [crossed.find_common_games(values) for values in tasks]
+    games = [intervals.find_common_games(values) for values in tasks]
     runs = list(tasks[0])
     ordered = [{run: values[run] for run in runs} for values in tasks]
-    matrix = np.hstack([crossed.build_matrix(values, own) for values, own in zip(ordered, games, strict=True)])
+    matrix = np.hstack([intervals.build_matrix(values, own) for values, own in zip(ordered, games, strict=True)])
     if len(tasks) == 1:
-        return crossed.compute_moments(matrix, np.eye(len(games[0])))
+        return intervals.compute_moments(matrix, np.eye(len(games[0])))
     member = np.repeat(np.arange(len(games)), list(map(len, games)))
     shares = np.array([(member == task) / len(own) for task, own in enumerate(games)])
-    return crossed.compute_moments(matrix, shares)
+    return intervals.compute_moments(matrix, shares)
 
 
 def _sum_parts(parts: Sequence[VarianceComponent]) -> VarianceComponent:
@@ -202,7 +203,7 @@ def _make_column_notes(label: str, members: Sequence[Evaluation], published: Pub
     for task in published.rows:
         played = {member.run: _collect_returns(member, task) for member in members if member.get_episodes(task)}
         values = _average_by_variation(played)
-        shared = crossed.find_common_games(values)
+        shared = intervals.find_common_games(values)
         if shared and any(len(own) > len(shared) for own in values.values()):
             fewer.append(task)
     if fewer:

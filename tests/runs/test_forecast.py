@@ -100,21 +100,21 @@ def test_an_iteration_by_hand() -> None:
 
 def test_what_the_loss_and_the_memory_take_besides() -> None:
     plain, clipped = count(*OFF), count("--loss.kl", "0")
-    held = count("--loss.kl", "0.1")
+    present = count("--loss.kl", "0.1")
     assert clipped.prefilled - plain.prefilled == 5 * 44  # the dual bound is sent by its gradient: one forward pass
-    assert held.prefilled - clipped.prefilled == 5 * 44  # the start model scores each row
+    assert present.prefilled - clipped.prefilled == 5 * 44  # the start model scores each row
     tips = count(*OFF, "--algorithm.name", "empo2", "--empo2.p_memory", "0")
     assert (tips.prefilled - plain.prefilled, tips.sampled - plain.sampled) == (5 * 44, 5 * 16)  # all write
-    assert plain.trained == clipped.trained == held.trained == tips.trained == 5 * 44
+    assert plain.trained == clipped.trained == present.trained == tips.trained == 5 * 44
 
 
 def test_a_dry_run_reports_tokens_and_money(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "demo-small", "--learner.name", "tinker", "--model.path", "no/such-model", "--dry-run"]
     words += ["--train.max_env_steps", "0", "--train.iterations", "7"]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "estimate of no/such-model at a server, 7 iterations" in said
-    assert "set learner.price_prefill" in said
+    text = capsys.readouterr().out
+    assert "estimate of no/such-model at a server, 7 iterations" in text
+    assert "set learner.price_prefill" in text
     assert main([*words, "--learner.price_train", "1000000"]) == 0
     trained, cost = (float(line.split()[-3 if "the run" in line else -1].replace(",", "")) for line in
                      capsys.readouterr().out.splitlines()[-2:])  # fmt: skip

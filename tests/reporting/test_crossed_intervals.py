@@ -11,13 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulated_panels import CONCENTRATIONS, PAIRS, RATES, UNRULY, WORLDS, World, of_difference, of_mean
-from trailnotes.reporting.crossed import (
+from trailnotes.reporting.intervals import (
     MIN_FAMILIES,
     NO_COMMON_GAME,
     NO_VARIATION,
     ONE_SEED,
+    RATE_BOUNDS,
     SEEDS_ALIKE,
     CrossedMoments,
+    Estimate,
+    Interval,
     Values,
     VarianceComponent,
     compute_moments,
@@ -25,7 +28,6 @@ from trailnotes.reporting.crossed import (
     estimate,
     estimate_difference,
 )
-from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval
 
 COPIES = (1, 3, 100)
 NO_SEEDS = VarianceComponent(np.array(0.0), np.array(1.0))
@@ -50,11 +52,10 @@ def of(*seeds: Sequence[Sequence[float]], rates: bool = True) -> Estimate:
 def test_on_the_panel_the_seeds_are_the_sample() -> None:
     """Seeds of 0.2, 0.3 and 0.4: standard deviation 0.1, of their mean 0.1 / sqrt 3, times 4.303 with two degrees."""
     games = [[1.0] * won + [0.0] * (10 - won) for won in (2, 3, 4)]
-    found = of(*([own] for own in games))
-    assert found.mean == pytest.approx(0.3)
-    assert found.on_panel is not None
-    assert (found.on_panel.low, found.on_panel.high) == pytest.approx((0.3 - 0.2484, 0.3 + 0.2484), abs=1e-4)
-    assert (found.not_on_panel, found.beyond, found.not_beyond) == ("", None, f"1 of {MIN_FAMILIES} families")
+    result = of(*([own] for own in games))
+    assert result.mean == pytest.approx(0.3)
+    assert (result.on_panel.low, result.on_panel.high) == pytest.approx((0.3 - 0.2484, 0.3 + 0.2484), abs=1e-4)
+    assert (result.not_on_panel, result.beyond, result.not_beyond) == ("", None, f"1 of {MIN_FAMILIES} families")
 
 
 def test_families_have_equal_weight() -> None:
@@ -64,13 +65,13 @@ def test_families_have_equal_weight() -> None:
 def test_beyond_the_panel_both_parts_add_up() -> None:
     """Four families, of returns: families 0, 10, 20, 30 on average, seeds 14 and 16."""
     values = np.array([[-1.0, 9.0, 19.0, 29.0], [1.0, 11.0, 21.0, 31.0]])
-    found = compute_moments(values, np.eye(4))
-    assert found.mean == 15.0
-    assert (found.seeds.variance, found.seeds.df) == (pytest.approx(2.0 / 2), 1)
-    assert (found.families.variance, found.families.df) == (pytest.approx(500 / 3 / 4), 3)
+    result = compute_moments(values, np.eye(4))
+    assert result.mean == 15.0
+    assert (result.seeds.variance, result.seeds.df) == (pytest.approx(2.0 / 2), 1)
+    assert (result.families.variance, result.families.df) == (pytest.approx(500 / 3 / 4), 3)
     square = 12.7062**2 * 1 + 3.1824**2 * 500 / 12
-    assert found.squared_margin(0.95) == pytest.approx(square, rel=1e-4)
-    low, high = compute_population_limits(found, None)
+    assert result.squared_margin(0.95) == pytest.approx(square, rel=1e-4)
+    low, high = compute_population_limits(result, None)
     assert (low, high) == pytest.approx((15 - square**0.5, 15 + square**0.5), rel=1e-4)
 
 
@@ -84,12 +85,10 @@ def test_degrees_of_freedom_of_sums() -> None:
 
 def test_where_all_or_none_is_won_there_is_room_beyond() -> None:
     """Wilson's with nine trials, one less than families, and the quantile 2.262: down to 9 / (9 + 2.262^2)."""
-    found = of([[1.0, 1.0]] * 10)
-    assert found.beyond is not None
-    assert (found.beyond.low, found.beyond.high) == pytest.approx((9 / (9 + 2.2622**2), 1.0), abs=1e-4)
+    result = of([[1.0, 1.0]] * 10)
+    assert (result.beyond.low, result.beyond.high) == pytest.approx((9 / (9 + 2.2622**2), 1.0), abs=1e-4)
     none = of([[0.0, 0.0]] * 10)
-    assert none.beyond is not None
-    assert none.beyond.high == pytest.approx(1 - found.beyond.low)
+    assert none.beyond.high == pytest.approx(1 - result.beyond.low)
 
 
 def test_equal_families_count_as_two_trials_at_most() -> None:
@@ -110,9 +109,8 @@ def test_a_win_more_takes_no_room_away(random: Random, seeds: int, families: int
 
     def interval(wins: int) -> Interval:
         values = {seed: {game: float((seed, game) in cells[:wins]) for game in names} for seed in range(seeds)}
-        found = estimate(values, names, RATE_BOUNDS).beyond
-        assert found is not None
-        return Interval(found.mean, round(found.low, 9), round(found.high, 9))
+        result = estimate(values, names, RATE_BOUNDS).beyond
+        return Interval(result.mean, round(result.low, 9), round(result.high, 9))
 
     none, every = interval(0), interval(len(cells))
     for wins in (1, 2, 5, len(cells) // 2, len(cells) - 5, len(cells) - 1):
@@ -123,9 +121,8 @@ def test_a_win_more_takes_no_room_away(random: Random, seeds: int, families: int
 
 
 def test_interval_of_returns() -> None:
-    found = of([[float(family)] for family in range(11)], rates=False)
-    assert found.beyond is not None
-    assert found.beyond.low == pytest.approx(5 - 2.2281 * (11 / 11) ** 0.5, abs=1e-3)  # of 0 to 10 the variance is 11
+    result = of([[float(family)] for family in range(11)], rates=False)
+    assert result.beyond.low == pytest.approx(5 - 2.2281 * (11 / 11) ** 0.5, abs=1e-3)  # of 0 to 10 the variance is 11
     same = of(*[[[7.0]] * 10] * 2, rates=False)
     assert (same.beyond, same.not_beyond, same.not_on_panel) == (None, NO_VARIATION, SEEDS_ALIKE)
 
@@ -139,38 +136,15 @@ def test_copied_runs_do_not_narrow_intervals(copies: int) -> None:
     grpo, families = panel(*[half] * copies)
     empo2, _ = panel(*[[[1.0] * 2] * 16] * copies)
     once = estimate_difference(*(panel(seed)[0] for seed in ([[1.0] * 2] * 16, half)), families, rates=True)
-    found = estimate_difference(empo2, grpo, families, rates=True)
-    assert once is not None
-    assert found is not None
-    assert found.beyond == once.beyond
+    result = estimate_difference(empo2, grpo, families, rates=True)
+    assert result.beyond == once.beyond
     assert estimate(grpo, families, RATE_BOUNDS).beyond == of(half).beyond
-
-
-def test_difference_to_baseline_with_equal_seeds() -> None:
-    """The interval on this panel is that of the method, moved; the one beyond grows with the spread of its seeds."""
-    won = (2, 5, 8)
-    method, families = panel(*[[[float(game < number)] * 2 for game in range(10)] for number in won])
-    baseline, _ = panel(*[[[0.0] * 2] * 9 + [[1.0] * 2]] * 3)
-    own = estimate(method, families, None)
-    found = estimate_difference(method, baseline, families, rates=True)
-    assert own.on_panel is not None
-    assert found is not None
-    assert found.on_panel == Interval(pytest.approx(0.4), pytest.approx(own.on_panel.low - 0.1), 1.0)
-    lower = estimate_difference(baseline, method, families, rates=True)
-    assert lower is not None
-    assert lower.on_panel == Interval(-found.mean, -found.on_panel.high, -found.on_panel.low)
-    steady = estimate_difference(dict.fromkeys(method, method[1]), baseline, families, rates=True)
-    assert steady is not None
-    assert steady.not_on_panel == SEEDS_ALIKE
-    assert found.beyond is not None
-    assert steady.beyond is not None
-    assert found.beyond.low < steady.beyond.low - 0.05
 
 
 def test_equal_means_of_unlike_seeds_are_chance() -> None:
     """Each seed won one of two games, another one: the mean was 0.5 twice, and could as well have been 0 or 1."""
-    found = compute_moments(np.array([[0.0, 1.0], [1.0, 0.0]]), np.full((1, 2), 0.5))
-    assert found.seeds.variance == pytest.approx((0.5 + 0.5) * 0.25 / 2)
+    result = compute_moments(np.array([[0.0, 1.0], [1.0, 0.0]]), np.full((1, 2), 0.5))
+    assert result.seeds.variance == pytest.approx((0.5 + 0.5) * 0.25 / 2)
     estimated = of([[0.0, 1.0]], [[1.0, 0.0]])
     assert estimated.on_panel == Interval(0.5, 0.0, 1.0)
 
@@ -183,10 +157,8 @@ def test_more_seeds_do_not_make_the_families_more() -> None:
         seeds = [[[float(family % 2)] * 5 for family in range(16)] for _ in range(number)]
         for seed in seeds:
             seed[rng.integers(16)][0] = 0.5
-        found = of(*seeds)
-        assert found.on_panel is not None
-        assert found.beyond is not None
-        widths.append((found.on_panel.high - found.on_panel.low, found.beyond.high - found.beyond.low))
+        result = of(*seeds)
+        widths.append((result.on_panel.high - result.on_panel.low, result.beyond.high - result.beyond.low))
     (few_on, few_beyond), (many_on, many_beyond) = widths
     assert many_on < 0.5 * few_on
     assert many_beyond == pytest.approx(few_beyond, rel=0.02)
@@ -202,16 +174,15 @@ def test_only_games_that_every_seed_has_played_count() -> None:
 
 
 def test_seeds_without_a_common_game_have_a_mean_alone() -> None:
-    found = estimate({0: {"a": 1.0}, 1: {"b": 0.0}}, {"a": "a", "b": "b"}, RATE_BOUNDS)
-    assert found == Estimate(0.5, None, None, NO_COMMON_GAME, NO_COMMON_GAME)
+    result = estimate({0: {"a": 1.0}, 1: {"b": 0.0}}, {"a": "a", "b": "b"}, RATE_BOUNDS)
+    assert result == Estimate(0.5, None, None, NO_COMMON_GAME, NO_COMMON_GAME)
 
 
 def test_a_difference_is_of_common_seeds_and_games() -> None:
     values, families = panel([[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 0.0]])
     less = {1: {"0/0": 0.0}, 7: values[0]}
-    found = estimate_difference(values, less, families, rates=True)
-    assert found is not None
-    assert (found.mean, found.not_on_panel) == (1.0, ONE_SEED)
+    result = estimate_difference(values, less, families, rates=True)
+    assert (result.mean, result.not_on_panel) == (1.0, ONE_SEED)
     assert estimate_difference(values, {7: values[0]}, families, rates=True) is None
     assert estimate_difference(values, {}, families, rates=True) is None
 
@@ -223,11 +194,9 @@ def test_difference_of_all_and_none() -> None:
     """In ten families nothing varied in the difference of 1; by Wilson's each rate has room, and so has this."""
     won, families = panel([[1.0] * 2] * 10)
     lost, _ = panel([[0.0] * 2] * 10)
-    found = estimate_difference(won, lost, families, rates=True)
-    assert found is not None
-    assert found.beyond is not None
+    result = estimate_difference(won, lost, families, rates=True)
     room = 2.2622**2 / (9 + 2.2622**2)
-    assert (found.beyond.low, found.beyond.high) == pytest.approx((1 - room * 2**0.5, 1.0), abs=1e-4)
+    assert (result.beyond.low, result.beyond.high) == pytest.approx((1 - room * 2**0.5, 1.0), abs=1e-4)
 
 
 # -- coverage
@@ -241,9 +210,9 @@ def test_both_intervals_hold_what_they_are_of(seeds: int, families: int) -> None
     rng = np.random.default_rng((seeds, families))
     worlds = [World(seeds, families, 2, *kind) for kind in WORLDS]
     for world in worlds:
-        found = {rate: of_mean(world, rate, 1000, rng) for rate in RATES}
-        found |= {pair: of_difference(world, pair, 1000, rng) for pair in PAIRS}
-        for case, record in found.items():
+        result = {rate: of_mean(world, rate, 1000, rng) for rate in RATES}
+        result |= {pair: of_difference(world, pair, 1000, rng) for pair in PAIRS}
+        for case, record in result.items():
             assert record["beyond"] >= 0.92, (world, case, record)
             assert record["beyond_given"] == 1
             if record.get("on_panel_given", 0) > 0.25:
@@ -258,8 +227,8 @@ def test_beyond_the_panel_seeds_may_differ_much(differ: str, seeds: int) -> None
     rng = np.random.default_rng((seeds, len(differ)))
     for concentration in CONCENTRATIONS:
         world = World(seeds, 24, 2, concentration, 0.0, 0.0, UNRULY[differ])
-        found = {rate: of_mean(world, rate, 500, rng) for rate in RATES}
+        result = {rate: of_mean(world, rate, 500, rng) for rate in RATES}
         for alike in (False, True):
-            found |= {(pair, alike): of_difference(world, pair, 500, rng, alike=alike) for pair in PAIRS}
-        for case, record in found.items():
+            result |= {(pair, alike): of_difference(world, pair, 500, rng, alike=alike) for pair in PAIRS}
+        for case, record in result.items():
             assert record["beyond"] >= 0.92, (world, case, record)

@@ -14,15 +14,14 @@ from safetensors.torch import load_file
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
-from trailnotes.policies.vllm import building, server
-from trailnotes.policies.vllm.building import build_command, compute_cache_bytes, is_sleeping
-from trailnotes.policies.vllm.server import build_environment
-from trailnotes.policies.vllm.weights import write_weights
+from trailnotes.policies.vllm import server
+from trailnotes.policies.vllm.policy import write_weights
+from trailnotes.policies.vllm.server import build_command, build_environment, compute_cache_bytes, is_sleeping
 
 SHAPE = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
 
 
-def test_the_cache_has_room_for_all_contexts_and_no_more_than_its_share() -> None:
+def test_cache_holds_all_contexts_within_its_share() -> None:
     config = Config(engine={"max_concurrent": 5})
     token = 2 * 3 * 2 * 16 * 4  # a key and a value, layers, heads, channels, bytes
     assert compute_cache_bytes(SHAPE, config, 100) == 5 * 128 * token  # blocks of 32 tokens
@@ -38,7 +37,7 @@ def option(command: list[str], name: str) -> str:
     return command[command.index(f"--{name}") + 1]
 
 
-def test_the_command_has_the_settings_of_the_base_and_of_the_rollout(config_of, model_path: Path) -> None:
+def test_command_has_the_settings(config_of, model_path: Path) -> None:
     command, variables = build_command(config_of(model={"lora": {"enabled": True, "rank": 5}}))
     assert command[1:4] == [str(server.PROGRAM), "serve", str(model_path)]
     assert (option(command, "max-model-len"), option(command, "max-lora-rank")) == ("200", "8")
@@ -51,19 +50,19 @@ def test_the_command_has_the_settings_of_the_base_and_of_the_rollout(config_of, 
 @pytest.mark.parametrize(
     ("extra", "share", "sleeps"),
     [
-        ({}, building.SHARED_GPU_FRACTION, True),
-        ({"engine": {"replicas": 3}}, building.SHARED_GPU_FRACTION / 3, True),
+        ({}, server.SHARED_GPU_FRACTION, True),
+        ({"engine": {"replicas": 3}}, server.SHARED_GPU_FRACTION / 3, True),
         ({"engine": {"device_memory": 0.3}}, 0.3, True),
-        ({"rollout": {"max_async_iterations": 1}}, building.SHARED_GPU_FRACTION, False),
-        ({"engine": {"devices": ["1"]}}, building.DEDICATED_GPU_FRACTION, False),
-        ({"engine": {"urls": ["http://127.0.0.1:7465"]}}, building.DEDICATED_GPU_FRACTION, False),
-        ({"cluster": {"address": "auto"}}, building.DEDICATED_GPU_FRACTION, False),
+        ({"rollout": {"max_async_iterations": 1}}, server.SHARED_GPU_FRACTION, False),
+        ({"engine": {"devices": ["1"]}}, server.DEDICATED_GPU_FRACTION, False),
+        ({"engine": {"urls": ["http://127.0.0.1:7465"]}}, server.DEDICATED_GPU_FRACTION, False),
+        ({"cluster": {"address": "auto"}}, server.DEDICATED_GPU_FRACTION, False),
     ],
 )
-def test_engines_leave_room_and_sleep_where_the_learner_has_the_same_gpu(
+def test_engines_share_a_gpu_with_the_learner(
     config_of, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], share: float, sleeps: bool
 ) -> None:
-    monkeypatch.setattr(building, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(server, "resolve_device", lambda _: torch.device("cuda"))
     base = config_of().model_dump(include={"run", "model", "engine", "rollout", "cluster"})
     config = Config(**{name: section | extra.get(name, {}) for name, section in base.items()})
     command, _ = build_command(config)
@@ -72,7 +71,7 @@ def test_engines_leave_room_and_sleep_where_the_learner_has_the_same_gpu(
     assert "--enable-sleep-mode" not in build_command(config, alone=True)[0]
 
 
-def test_an_engine_does_not_find_our_packages_and_is_no_rank_of_torchrun_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped = "PYTHONPATH RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_NAME MASTER_ADDR MASTER_PORT"
     for name in (*dropped.split(), "TORCHELASTIC_RUN_ID", "HTTPS_PROXY", "RANKING"):
         monkeypatch.setenv(name, "1")

@@ -15,7 +15,7 @@ from trailnotes.types import Observation, Task
 _INSTANCES = itertools.count()
 
 
-class Parrot:
+class Echo:
     """Repeats what was said, and ends with every third word. What it pays is the same for everybody.
 
     Args:
@@ -30,14 +30,14 @@ class Parrot:
 
     @staticmethod
     def tasks(split: str) -> list[Task]:
-        return [Task(f"{split}/{letter}", "parrot:Parrot", split=split) for letter in "abc"]
+        return [Task(f"{split}/{letter}", "echo_env:Echo", split=split) for letter in "abc"]
 
     def reset(self, task: Task) -> Observation:
         return Observation("hello ?", instruction=task.id, info=self._info)
 
     def step(self, action: str) -> Observation:
         if self._fails:
-            raise EnvError("the parrot flew away")
+            raise EnvError("the echo_env flew away")
         for grave in self._graves:
             with contextlib.suppress(FileExistsError):
                 grave.touch(exist_ok=False)

@@ -1,9 +1,12 @@
-"""The commands on a memory of tips: list, search, edit, delete, import and export."""
+"""The commands on a memory of tips: make, list, search, edit, delete, import, export and serve."""
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import wraps
@@ -11,17 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
-from trailnotes.commands.memory import sharing
-from trailnotes.commands.memory.sharing import EMBEDDER_ARGUMENT, load_memory_settings
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
 from trailnotes.reporting.terminal import escape_unprintable
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
+    from trailnotes.config.schema import MemoryConfig
     from trailnotes.memory.store import TipStore
     from trailnotes.types import Tip
 
+TOKEN_VARIABLE = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
+EMBEDDER_ARGUMENT = argument(
+    "--embedder", metavar="NAME", default="",
+    help="embedder of the memory, needed unless that is hashing or minilm: a model that you trust, or "
+    "openai:NAME@URL with the key in TRAILNOTES_EMBEDDER_KEY; OPENAI_BASE_URL may give the URL of openai:NAME",
+)  # fmt: skip
 _PLACE = argument("place", type=Path, metavar="DIR", help="a run directory, or a memory file")
 _ID = argument("id", type=int, metavar="ID", help="id of a tip")
 _IDS_HELP = "ids of tips, as `memory list` prints them"
@@ -83,13 +89,13 @@ def _show(store: TipStore, args: Namespace) -> None:
 
 
 def _iter_episode_lines(place: Path, tip: Tip) -> Iterator[str]:
-    """A line for each episode of the run that was shown `tip` with its present text."""
+    """A line for each episode of the run that read `tip` with its present text."""
     from trailnotes.runs.directory import TRAJECTORIES
     from trailnotes.storage.files import read_jsonl
 
     for record in read_jsonl((place if place.is_dir() else place.parent) / TRAJECTORIES):
-        shown = [each for step in record["steps"] for each in step["tips"]]
-        if any((each.get("id"), each["text"]) == (tip.id, tip.text) for each in shown):
+        read = [each for step in record["steps"] for each in step["tips"]]
+        if any((each.get("id"), each["text"]) == (tip.id, tip.text) for each in read):
             won = "success" if record["success"] else "no success"
             episode = f"{record['task']['id']}, member {record['member']}"
             yield f"iteration {record['iteration']}: {episode}: {won}, {record['score']:g}/{record['max_score']:g}"
@@ -103,7 +109,7 @@ def _search(store: TipStore, args: Namespace) -> None:
     for tip, similarity in hits:
         print(_format_tip(tip, f"similarity {similarity:.3f}  "))
     if not hits:
-        print(f"all tips of {args.namespace} are off or retired: `trailnotes memory enable` lets them be found")
+        print(f"all tips of {args.namespace} are off or retired: `trailnotes memory enable` lets searches return them")
 
 
 @_opened
@@ -156,9 +162,14 @@ def _edit(store: TipStore, args: Namespace) -> None:
 
 @_opened
 def _delete(store: TipStore, args: Namespace) -> None:
-    from trailnotes.memory.exchange import delete_tips
+    from trailnotes.memory.exchange import delete_namespace, delete_tips, require_namespace
 
-    print(f"{delete_tips(store, args.ids)} tips deleted")
+    if bool(args.ids) == (args.namespace is not None):
+        raise ConfigError("name the tips: give either IDs or --namespace")
+    if args.namespace is not None and args.namespace not in {tip.namespace for tip in store.load_tips(args.namespace)}:
+        require_namespace(store, args.namespace)
+    deleted = delete_tips(store, args.ids) if args.ids else delete_namespace(store, args.namespace)
+    print(f"{deleted} tips deleted")
 
 
 @_opened
@@ -176,6 +187,66 @@ def _format_tip(tip: Tip, measured: str = "") -> str:
     marks = {"imported": tip.imported, "off": not tip.enabled, f"x{tip.support}": tip.support > 1}
     about = " ".join([tip.namespace, *(mark for mark, applies in marks.items() if applies)])
     return escape_unprintable(f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {about}  {tip.text}")
+
+
+def load_memory_settings(place: Path, embedder: str = "") -> MemoryConfig:
+    """Read the memory settings of the run that a memory belongs to, or the default ones.
+
+    `embedder` is the one that the user names (`MemoryConfig.with_embedder`).
+    """
+    return _load_run_settings(place).with_embedder(embedder)
+
+
+def _load_run_settings(place: Path) -> MemoryConfig:
+    from trailnotes.config.schema import MemoryConfig
+    from trailnotes.runs.directory import load_run_config
+
+    run = place if place.is_dir() else place.parent
+    return load_run_config(run).memory if (run / "config.toml").is_file() else MemoryConfig()
+
+
+def _new(args: Namespace) -> None:
+    from trailnotes.memory.exchange import create_store
+
+    create_store(args.file, args.embedder).close()
+    print(f"{args.file} is there, without tips, for vectors of {args.embedder}")
+
+
+def _serve(args: Namespace) -> None:
+    if package := find_missing_module("mcp"):
+        raise MissingExtraError(f"the protocol needs the package {package}: {format_install_command('mcp')}")
+    if args.off and not args.write:
+        raise ConfigError("--off is about what is added: give --write, too, or leave it out")
+    from trailnotes.config.schema import MemoryConfig
+    from trailnotes.memory.exchange import open_store
+    from trailnotes.memory.mcp import AccessRules, Toolbox, make_app, make_server
+    from trailnotes.memory.retrieval import load_file_embedder
+    from trailnotes.memory.schema import EmbedderIdentity
+    from trailnotes.memory.tipfile import resolve_memory_file
+    from trailnotes.memory.tips import TipMemory
+    from trailnotes.web.serving import format_url, open_listener, serve
+
+    settings, new = load_memory_settings(args.place, args.embedder), None
+    if args.write and not resolve_memory_file(args.place).exists():
+        new = load_file_embedder(_load_run_settings(args.place).embedder, settings.embedder)
+    with open_store(args.place, EmbedderIdentity(new.name, new.dim) if new else None) as store:
+        rules = AccessRules(
+            write=args.write, namespace=args.namespace, enabled=not args.off,
+            capacity=settings.capacity, scope=settings.scope,
+        )  # fmt: skip
+        # A task that is full takes no more by the rules; the memory itself would let the oldest go.
+        unbound = MemoryConfig(threshold=-1, capacity=sys.maxsize)
+        embedder = new or load_file_embedder(store.identity.name, args.embedder)
+        toolbox = Toolbox(TipMemory(store, embedder, unbound), rules)
+        if args.port is None:
+            make_server(toolbox).run()
+            return
+        given = os.environ.get(TOKEN_VARIABLE, "").strip()
+        token = given or secrets.token_urlsafe(18)
+        credential = f"the token in {TOKEN_VARIABLE}" if given else f"Authorization: Bearer {token}"
+        with open_listener("127.0.0.1", args.port) as listener:
+            ready = f"ready: {format_url(listener)}/mcp with {credential}"
+            serve(make_app(toolbox, token), listener, lambda: print(ready, flush=True), lifespan=True)
 
 
 COMMANDS = (
@@ -282,10 +353,14 @@ COMMANDS = (
     ),
     Command(
         name="memory delete", summary="delete tips",
-        about="Delete the named tips for good, or none of them if one does not exist. The agent may write the same "
-        "text again; `memory enable --off` keeps a text disabled even then.",
+        about="Delete the named tips, or all of a task, for good; none of them if one does not exist. The agent "
+        "may write the same text again; `memory enable --off` keeps a text disabled even then.",
         example="trailnotes memory delete runs/smoke 1 2", run=_delete,
-        arguments=(_PLACE, argument("ids", type=int, metavar="ID", nargs="+", help=_IDS_HELP)),
+        arguments=(
+            _PLACE,
+            argument("ids", type=int, metavar="ID", nargs="*", help=_IDS_HELP),
+            argument("--namespace", metavar="TASK", help="all tips of this task, in place of IDs"),
+        ),
     ),
     Command(
         name="memory enable", summary="enable or disable tips",
@@ -300,5 +375,30 @@ COMMANDS = (
             argument("--off", action="store_true", help="disable instead"),
         ),
     ),
-    *sharing.COMMANDS,
+    Command(
+        name="memory new", summary="create an empty memory file",
+        about="Create a memory file without tips, for `memory add`, `import` and `serve` to fill.",
+        example="trailnotes memory new runs/tips.db", run=_new,
+        arguments=(
+            argument("file", type=Path, metavar="FILE", help="the memory file to create, which must not exist"),
+            argument("--embedder", metavar="NAME", default="hashing", help="the embedder of its vectors (hashing)"),
+        ),
+    ),
+    Command(
+        name="memory serve", summary="serve a memory to any agent over MCP",
+        about="Serve a memory by the Model Context Protocol. Any agent that speaks it can list tasks, search tips and "
+        "read them, and with --write add tips, which are marked with its name. The server uses standard input and "
+        "output, as agents start it; with --port it uses streamable HTTP on this machine, for clients that send the "
+        f"printed token (or the one in {TOKEN_VARIABLE}). It never returns disabled tips. Needs the extra `mcp`.",
+        example="trailnotes memory serve runs/smoke --write", run=_serve,
+        arguments=(
+            argument("place", type=Path, metavar="DIR",
+                help="a run directory, or a memory file, which --write creates if it is missing"),
+            argument("--write", action="store_true", help="let agents add tips"),
+            argument("--off", action="store_true", help="added tips stay disabled until `memory enable`"),
+            argument("--namespace", metavar="TASK", help="only the tips of this task"),
+            argument("--port", type=int, metavar="N", help="serve over HTTP at this port; 0 takes a free one"),
+            EMBEDDER_ARGUMENT,
+        ),
+    ),
 )  # fmt: skip

@@ -1,0 +1,453 @@
+"""Any OpenAI-compatible chat endpoint as a policy: it acts, writes tips and adapts, and cannot be trained.
+
+Requests are sent by the official client; all answers are kept on disk, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
+
+from trailnotes.config.model_schema import EndpointConfig
+from trailnotes.config.schema import Config
+from trailnotes.errors import BudgetError, ConfigError, MissingExtraError, PolicyError, format_install_command
+from trailnotes.policies.base import OwnedPolicy
+from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
+from trailnotes.types import Completion, FinishReason, Message, Sampling, TokenIds, replace_surrogates, strip_thinking
+from trailnotes.web.faults import (
+    RetryableError,
+    compute_wait,
+    explain_refusal,
+    extract_error_text,
+    is_retryable,
+    parse_retry_after,
+)
+from trailnotes.web.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_async_response_hook, redact_key
+
+try:
+    from openai import (
+        APIConnectionError,
+        APIStatusError,
+        APITimeoutError,
+        AsyncOpenAI,
+        DefaultAsyncHttpxClient,
+        Timeout,
+    )
+except ModuleNotFoundError as missing:
+    raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('openai')}") from missing
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BYTES_PER_TOKEN: Final = 3  # rather too few: a prompt that is longer than estimated would not fit
+TOKENS_PER_MESSAGE: Final = 4  # that a chat template puts around each message
+LONG_WAIT: Final = 5.0  # seconds; longer ones are announced
+CONNECT_TIMEOUT: Final = 5.0  # seconds for a connection
+MAX_STOPS: Final = 4  # that a request may have
+_UNSENT_ERRORS: Final = "ConnectError", "ConnectTimeout", "PoolTimeout"  # the transport's, before anything was sent
+
+
+@dataclass(frozen=True, slots=True)
+class PaidAnswer:
+    """Answer to one request, with its cost."""
+
+    key: str  # of the request, see `hash_request`; "" for one of which nothing came
+    text: str  # as the server wrote it
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float  # at the prices of the day, in the currency of `endpoint.price_input`
+    estimated: bool = False  # the tokens are our estimate: the server did not count them
+    retries: int = 0  # tries before this one
+    lost: str = ""  # why nothing came of it, though it may have been billed: its tokens are then the most it can be
+    model: str = ""  # as the server names it
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of a request, or the most that it can take."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class AnswerCache:
+    """All answers of a run by key, with their sums, kept in `path` as one JSON object a line; None keeps no file.
+
+    A line is on disk before its answer is used. Prompts are not in it.
+    """
+
+    def __init__(self, path: Path | None, endpoint: EndpointConfig) -> None:
+        self.path, self.endpoint = path, endpoint
+        self.requests = self.retries = self.lost = self.tokens_read = self.tokens_generated = 0
+        self.cost = 0.0
+        self.reused = 0  # answers of before this start that were asked for again
+        self.reserved: list[TokenUsage] = []  # of the requests under way
+        self._answers: dict[str, PaidAnswer] = {}
+        self._old: frozenset[str] = frozenset()
+        if path is not None:
+            split_after(path)
+            for record in read_jsonl(path):
+                self._add_to_totals(PaidAnswer(**record))
+            self._old = frozenset(self._answers)
+
+    def find(self, key: str) -> PaidAnswer | None:
+        self.reused += key in self._old
+        return self._answers.get(key)
+
+    def store(self, answer: PaidAnswer) -> None:
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            append_jsonl(self.path, [asdict(answer)], sync=True)
+        self._add_to_totals(answer)
+
+    def compute_cost(self, amount: TokenUsage) -> float:
+        prices = self.endpoint.price_input, self.endpoint.price_output
+        return (prices[0] * amount.prompt_tokens + prices[1] * amount.completion_tokens) / 1_000_000
+
+    def explain_limit(self, amount: TokenUsage) -> str:
+        """Explain which limit the request could pass, with those under way; "" if it may be sent."""
+        under_way = [*self.reserved, amount]
+        tokens = sum(each.prompt_tokens + each.completion_tokens for each in under_way)
+        spent, limit = self.tokens_read + self.tokens_generated, self.endpoint.max_tokens_total
+        cost, most = sum(map(self.compute_cost, under_way)), self.endpoint.max_cost
+        if limit and spent + tokens > limit:
+            passed = f"endpoint.max_tokens_total = {limit}: {spent} tokens are spent, and it may take {tokens}"
+        elif most and self.cost + cost > most:
+            passed = f"endpoint.max_cost = {most:g}: {self.cost:.6g} is spent, and it may cost {cost:.2g}"
+        else:
+            return ""
+        return f"the next request could pass {passed}; raise the limit and run the same command again"
+
+    def metrics(self) -> dict[str, float]:
+        names = ("requests", "retries", "lost", "tokens_read", "tokens_generated", "cost", "reused")
+        return {f"endpoint/{name}": getattr(self, name) for name in names}
+
+    def _add_to_totals(self, answer: PaidAnswer) -> None:
+        self.requests += not answer.lost
+        self.lost += bool(answer.lost)
+        self.retries += answer.retries
+        self.tokens_read += answer.prompt_tokens
+        self.tokens_generated += answer.completion_tokens
+        self.cost += answer.cost
+        if answer.key:
+            self._answers[answer.key] = answer
+
+
+def hash_request(
+    url: str, model: str, messages: Sequence[Message], sampling: Sampling, options: Mapping[str, Any] | None = None
+) -> str:
+    """Hash all that an answer depends on; the same in every process."""
+    turns = [(message.role, message.content) for message in messages]
+    request = [url.rstrip("/"), model, turns, asdict(sampling), *([options] if options else [])]
+    return hashlib.blake2b(json.dumps(request).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReply:
+    """Text, finish reason and usage of a server's answer."""
+
+    text: str
+    finish_reason: FinishReason
+    usage: TokenUsage | None  # None: it did not say
+    model: str  # as the server names it
+
+
+@dataclass(frozen=True, slots=True)
+class LoopClient:
+    """Client and limits of one event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    opened: AsyncIterator[AsyncOpenAI]
+    client: AsyncOpenAI
+    slots: asyncio.Semaphore  # for the requests under way
+    freed: asyncio.Event  # set when one ends
+
+
+class Endpoint:
+    """Server of `config`, and one model there, whose chat template gets `options`; it keeps the key to itself."""
+
+    def __init__(self, config: EndpointConfig, model: str, options: Mapping[str, Any] | None = None) -> None:
+        self.config, self.model, self.options = config, model, options
+        if not config.base_url.startswith(("http://", "https://")):
+            raise ConfigError("endpoint.base_url must begin with http:// or https://")  # it may hold a key
+        self.has_answered = False  # anything, to any request
+        self._key = load_api_key(config)
+        self._line: LoopClient | None = None
+
+    async def get_loop_client(self) -> LoopClient:
+        loop = asyncio.get_running_loop()
+        if self._line is None or self._line.loop is not loop:
+            opened = self._open_client()
+            slots = asyncio.Semaphore(self.config.concurrency)
+            self._line = LoopClient(loop, opened, await anext(opened), slots, asyncio.Event())
+        return self._line
+
+    async def send(self, messages: Sequence[Message], sampling: Sampling) -> EndpointReply:
+        """Send a request once. Raises `RetryableError` for what may pass, else `PolicyError`."""
+        client = (await self.get_loop_client()).client
+        silence = asyncio.get_running_loop().call_later(LONG_WAIT, self._report_silence)
+        try:
+            async with asyncio.timeout(self.config.timeout):  # the client's own limit starts anew with each byte
+                answer = await client.chat.completions.with_raw_response.create(**self._build_body(messages, sampling))
+        except (TimeoutError, APITimeoutError) as error:
+            reason = f"no answer within endpoint.timeout = {self.config.timeout:g} s"
+            raise RetryableError(reason, billed=_was_sent(error)) from None
+        except APIStatusError as error:
+            if is_retryable(error.status_code, error.body):
+                reason = redact_key(self._key, f"{error.status_code}: {extract_error_text(error.body)}")
+                raise RetryableError(reason, wait=parse_retry_after(error.response.headers)) from None
+            refusal = explain_refusal(
+                error.status_code, error.body, url=self.config.base_url, model=self.model,
+                key_env=self.config.api_key_env,
+            )  # fmt: skip
+            raise PolicyError(redact_key(self._key, refusal)) from None
+        except APIConnectionError as error:
+            reason = redact_key(self._key, f"no connection ({error.__cause__ or error})")
+            raise RetryableError(reason, billed=_was_sent(error)) from None
+        finally:
+            silence.cancel()
+        try:
+            return _parse_reply(answer.http_response.text)
+        except RetryableError as trouble:
+            raise RetryableError(redact_key(self._key, trouble.reason), billed=True) from None
+
+    def _report_silence(self) -> None:
+        if not self.has_answered:
+            logger.warning(
+                "%s has not answered for %g s yet: endpoint.timeout = %g", self.config.base_url, LONG_WAIT,
+                self.config.timeout,
+            )  # fmt: skip
+
+    async def _open_client(self) -> AsyncIterator[AsyncOpenAI]:
+        """Open one client. A generator, since an event loop closes those that it leaves behind."""
+        hook = make_async_response_hook(self._key)
+
+        async def note_answer(response: Any) -> None:
+            self.has_answered = True
+            await hook(response)
+
+        timeout = self.config.timeout
+        client = AsyncOpenAI(
+            api_key=self._key or NO_KEY, base_url=self.config.base_url, default_headers=IDENTITY_HEADERS,
+            timeout=Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT)),
+            max_retries=0,  # its own retries know no broken JSON and no empty answer, and are not counted
+            http_client=DefaultAsyncHttpxClient(event_hooks={"response": [note_answer]}),
+        )  # fmt: skip
+        async with client:
+            yield client
+
+    def _build_body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
+        config = self.config
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{"role": each.role, "content": replace_surrogates(each.content)} for each in messages],
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            config.max_tokens_field: sampling.max_tokens,
+            "seed": sampling.seed % 2**31,  # some servers hold it in 32 bits
+        }
+        if sampling.stop:
+            body["stop"] = list(sampling.stop[:MAX_STOPS])
+        options = {"chat_template_kwargs": self.options} if self.options else {}  # as vLLM and SGLang name it
+        if extra := {**config.extra, **options}:
+            body["extra_body"] = extra
+        return {name: value for name, value in body.items() if name not in config.omit}
+
+
+class OpenAIPolicy(OwnedPolicy):
+    """Policy that asks an endpoint. Every answer is kept, and a request that was answered before is not sent again.
+
+    `name` is that of the model at the server. `answers` is the file of answers; None keeps them in this process only.
+    """
+
+    append_only = False
+
+    def __init__(self, config: Config, name: str, *, answers: Path | None = None) -> None:
+        self.name, self.version = name, 0
+        self.config = config.endpoint
+        self.context_length = self.config.context_tokens
+        if self.config.max_cost and not (self.config.price_input or self.config.price_output):
+            raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")
+        self.options = config.model.template_options
+        self._unusual = self.options | ({"endpoint.extra": self.config.extra} if self.config.extra else {})
+        self.endpoint = Endpoint(self.config, name, self.options)
+        self.answers = AnswerCache(answers, self.config)
+        self._requests: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the requests under way
+        self._density = 1.0  # most prompt tokens that the server counted for one of our estimate
+        self._warned: set[str] = set()
+
+    def encode(self, messages: Sequence[Message]) -> TokenIds:  # noqa: ARG002
+        return ()
+
+    def count_tokens(self, text: str) -> int:
+        """Estimate the tokens of `text`, rather too high."""
+        return math.ceil(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN)
+
+    def open_episode(self, episode: str) -> None:
+        self._requests[episode] = Counter()
+
+    def close_episode(self, episode: str) -> None:
+        self._requests.pop(episode, None)
+
+    def metrics(self) -> dict[str, float]:
+        return self.answers.metrics()
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+        """Ask for the next assistant turn, or take the answer that is kept.
+
+        The n-th equal request of an episode gets the n-th answer to it, so a run that is started again reads its
+        answers from disk. Raises `PolicyError` where the endpoint refuses or failed too often, and `BudgetError` before
+        a request that could pass a limit.
+        """
+        if episode not in self._requests:
+            raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
+        same = hash_request(self.config.base_url, self.name, messages, sampling, self._unusual)
+        key = f"{same}.{self._requests[episode][same]}"
+        self._requests[episode][same] += 1
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            answer = self.answers.find(key) or await self._ask(key, messages, sampling)
+        text, cut = sampling.cut_at_stop(answer.text)
+        usage = (answer.prompt_tokens, answer.completion_tokens)
+        return Completion((), (), (), text, "stop" if cut else answer.finish_reason, usage)
+
+    async def _ask(self, key: str, messages: Sequence[Message], sampling: Sampling) -> PaidAnswer:
+        estimate = sum(self.count_tokens(message.content) + TOKENS_PER_MESSAGE for message in messages)
+        line, tries = await self.endpoint.get_loop_client(), 0
+        async with line.slots:
+            while True:
+                most = TokenUsage(math.ceil(estimate * self._density), sampling.max_tokens)
+                try:
+                    async with self._reserve_budget(most, line):
+                        answer = await _shield_until_done(self._send_once(key, messages, sampling, most, tries))
+                except RetryableError as trouble:
+                    tries += 1
+                    if tries > self.config.max_retries or not self.endpoint.has_answered:
+                        raise PolicyError(self._explain_failure(trouble.reason, tries)) from None
+                    seconds = compute_wait(tries, trouble.wait)
+                    level = logging.WARNING if seconds >= LONG_WAIT else logging.INFO
+                    logger.log(level, "%s: %s; another try in %.1f s", self.config.base_url, trouble.reason, seconds)
+                    await asyncio.sleep(seconds)
+                    continue
+                if not answer.estimated:
+                    self._density = max(self._density, answer.prompt_tokens / estimate)
+                return answer
+
+    def _explain_failure(self, reason: str, tries: int) -> str:
+        url = self.config.base_url
+        if not self.endpoint.has_answered:  # more tries would only hide a wrong address
+            return (
+                f"{url} has never answered: {reason}; see that the server runs, and that endpoint.base_url has its "
+                "host and port, or raise endpoint.timeout"
+            )
+        if reason.startswith("429"):
+            return (
+                f"{url} refuses requests by its rate limit, {tries} times in a row ({reason}): lower "
+                "endpoint.concurrency, or run the same command again later"
+            )
+        return (
+            f"{url} failed {tries} times, at last with {reason}: see that it runs, lower endpoint.concurrency if it "
+            "answers one request after the other, or raise endpoint.timeout, and run the same command again"
+        )
+
+    @asynccontextmanager
+    async def _reserve_budget(self, most: TokenUsage, line: LoopClient) -> AsyncIterator[None]:
+        """Wait until a request fits under the limits, and reserve the most that it can take."""
+        while refusal := self.answers.explain_limit(most):
+            if not self.answers.reserved:
+                raise BudgetError(refusal)
+            line.freed.clear()
+            await line.freed.wait()  # what is under way may end with less than is reserved for it
+        self.answers.reserved.append(most)
+        try:
+            yield
+        finally:
+            self.answers.reserved.remove(most)
+            line.freed.set()
+
+    async def _send_once(
+        self, key: str, messages: Sequence[Message], sampling: Sampling, most: TokenUsage, tries: int
+    ) -> PaidAnswer:
+        """Send a request once. An answer is kept before it is used; a lost one that may have been billed is counted."""
+        try:
+            reply = await self.endpoint.send(messages, sampling)
+        except RetryableError as trouble:
+            if trouble.billed:
+                self.answers.store(PaidAnswer(
+                    "", "", "stop", most.prompt_tokens, most.completion_tokens, self.answers.compute_cost(most),
+                    estimated=True, lost=trouble.reason,
+                ))  # fmt: skip
+            raise
+        amount = reply.usage or TokenUsage(most.prompt_tokens, self.count_tokens(reply.text))
+        answer = PaidAnswer(
+            key, reply.text, reply.finish_reason, amount.prompt_tokens, amount.completion_tokens,
+            self.answers.compute_cost(amount), estimated=reply.usage is None, retries=tries, model=reply.model,
+        )  # fmt: skip
+        self.answers.store(answer)
+        if not answer.text and answer.finish_reason == "length":
+            self._warn_once(
+                f"{self.name} used up {sampling.max_tokens} tokens before its first word, as models that think "
+                "do: raise rollout.max_action_tokens and memory.max_write_tokens"
+            )
+        if answer.text and answer.finish_reason == "stop" and sampling.stop and not strip_thinking(answer.text):
+            self._warn_once(
+                f"{self.name} was stopped while it was thinking: a server looks for rollout.stop there too; add "
+                '"stop" to endpoint.omit (answers are cut all the same), or set model.template_options = '
+                "{ enable_thinking = false }"
+            )
+        return answer
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s", text)
+
+
+async def _shield_until_done(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Shield a coroutine from cancellation, and wait for its end: a request that was sent is paid for."""
+    task = asyncio.ensure_future(coroutine)
+    # Of the exception that a cancelled caller leaves, asyncio would print a traceback.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def _parse_reply(text: str) -> EndpointReply:
+    try:
+        body = parse_json(text)
+    except ValueError:
+        raise RetryableError("an answer that is cut off or not JSON") from None
+    match body:
+        case {"choices": [{"message": dict() as message} as choice, *_]}:
+            content = message.get("content")
+        case {"error": error} if error:
+            raise RetryableError(f"an error in the place of an answer: {extract_error_text(error)}")
+        case _:
+            raise RetryableError("an answer without choices")
+    if not isinstance(content, str | None):
+        raise RetryableError("an answer whose content is not text")
+    usage = None
+    match body:
+        case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}}:
+            usage = TokenUsage(prompt, completion)
+    reason: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
+    return EndpointReply(content or "", reason, usage, str(body.get("model") or ""))
+
+
+def _was_sent(error: BaseException) -> bool:
+    return type(error.__cause__).__name__ not in _UNSENT_ERRORS
