@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from trailnotes.errors import Interrupted
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 @contextlib.contextmanager
@@ -56,6 +59,8 @@ def wait_for_signal() -> Iterator[asyncio.Future[int]]:
 
     The second interrupts at once. In another thread than the main one no signal is handled.
     """
+    import asyncio  # not at every start of the command line
+
     loop = asyncio.get_running_loop()
     received: asyncio.Future[int] = loop.create_future()
 
