@@ -90,7 +90,8 @@ class Observation:
     info: Mapping[str, Any] = field(default_factory=dict)  # JSON-able extras, logged, never part of a prompt
     briefing: Mapping[str, Any] | None = None  # facts worded in the first prompt, see `BRIEFING`; set at reset only
     # Of a foreign agent, instead of a turn that we word: {"kept": number of messages that stay, "messages": [[role,
-    # content], ...] that follow}; the last one is the user's turn, of which `text` is the newest message.
+    # content], ...] that follow}; the last one is the user's turn, of which `text` is the newest message. It may hold
+    # "sampling", fields of `Sampling` that the agent sets, and "trained", False for an answer that is no training row.
     request: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -249,6 +250,11 @@ class Step:
     policy_version: int = 0
     other_tokens: int = 0  # sampled for this decision besides `completion`: candidates that were not taken
     num_plain_tokens: int | None = None  # length of the tip-free context where its ids are not known any more
+
+    @property
+    def trained(self) -> bool:
+        """Tell whether the action is trained: an agent may except some of its calls."""
+        return bool((self.observation.request or {}).get("trained", True))
 
 
 @dataclass(frozen=True, slots=True)

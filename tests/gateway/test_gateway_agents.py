@@ -8,23 +8,20 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import openai
 import pytest
-from strangers import AGENTS
+from agent_functions import AGENTS
 
 from small import small_config
 from trailnotes.client import AgentSession
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, SessionOver
-from trailnotes.gateway import requests
 from trailnotes.gateway.pool import GatewayPool
 from trailnotes.gateway.requests import ModelCall, make_reply, parse_responses_call
-from trailnotes.gateway.session import Session
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.groups import run_groups
@@ -35,13 +32,13 @@ Agent = Callable[[AgentSession], Any]
 Script = Callable[[Sequence[Message]], str]
 
 
-def parrot(messages: Sequence[Message]) -> str:
-    return f"heard {messages[-1].content.splitlines()[-1]}"
+def echo(messages: Sequence[Message]) -> str:
+    return f"echo {messages[-1].content.splitlines()[-1]}"
 
 
 def agent_config(tmp_path: Path, **env: Any) -> Config:
     (tmp_path / "tasks.jsonl").write_text('{"id": "one"}\n{"id": "two"}\n')
-    options = {"tasks": str(tmp_path / "tasks.jsonl"), "agent": "strangers:dispatch"}
+    options = {"tasks": str(tmp_path / "tasks.jsonl"), "agent": "agent_functions:dispatch"}
     env = {"name": "gateway", "timeout": 60.0} | env
     rollout = {"max_steps": 6, "max_action_tokens": 256, "max_context_tokens": 50_000, "stop": ()}
     return small_config(env={**env, "options": options | env.get("options", {})}, rollout=rollout)
@@ -50,7 +47,7 @@ def agent_config(tmp_path: Path, **env: Any) -> Config:
 def play(
     config: Config,
     *agents: Agent,
-    script: Script = parrot,
+    script: Script = echo,
     tips: Sequence[Tip] = (),
     errors: list[Trajectory] | None = None,
 ) -> list[Trajectory]:
@@ -155,31 +152,21 @@ def test_tools_are_described_called_and_answered(tmp_path: Path) -> None:
 def test_streams_responses_and_several_system_prompts(tmp_path: Path) -> None:
     def agent(session: AgentSession) -> float:
         parts = [chunk.choices[0].delta.content for chunk in ask(session, "a", stream=True)]
-        assert [part for part in parts if part] == ["heard a"]
+        assert [part for part in parts if part] == ["echo a"]
         with openai.OpenAI(base_url=session.base_url, api_key="k", max_retries=0) as client:
-            assert client.responses.create(model="trailnotes", input="b", instructions="be").output_text == "heard b"
+            assert client.responses.create(model="trailnotes", input="b", instructions="be").output_text == "echo b"
             assert [model.id for model in client.models.list()] == ["trailnotes"]
         messages = [
             {"role": "system", "content": "one"}, {"role": "developer", "content": "two"},
             {"role": "user", "content": [{"type": "text", "text": "x"}]}, {"role": "system", "content": "late"},
         ]  # fmt: skip
-        assert text_of(ask(session, messages=messages)) == "heard </system>", "its last line"
+        assert text_of(ask(session, messages=messages)) == "echo </system>", "its last line"
         return 0.0
 
     (episode,) = play(agent_config(tmp_path), agent)
     requests = [step.observation.request for step in episode.steps]
     assert requests[1] == {"kept": 0, "messages": [["system", "be"], ["user", "b"]]}
     assert requests[2] == {"kept": 0, "messages": [["system", "one\n\ntwo"], ["user", "x\n<system>\nlate\n</system>"]]}
-
-
-def test_calls_at_once_are_steps_one_after_the_other(tmp_path: Path) -> None:
-    def agent(session: AgentSession) -> float:
-        with ThreadPoolExecutor(4) as pool:
-            assert sorted(pool.map(lambda text: text_of(ask(session, text)), "abcd")) == [f"heard {x}" for x in "abcd"]
-        return 0.0
-
-    (episode,) = play(agent_config(tmp_path), agent)
-    assert sorted(step.observation.text for step in episode.steps) == [*"abcd"]
 
 
 def test_a_lost_answer_is_sampled_once(tmp_path: Path) -> None:
@@ -248,7 +235,7 @@ def test_an_agent_that_never_ends_is_cut_off(tmp_path: Path) -> None:
     assert (episode.outcome, episode.score, len(episode.steps)) == ("truncated", 0.0, 1)
 
 
-def test_an_episode_ends_with_its_steps_and_a_report_after_the_last_counts(tmp_path: Path) -> None:
+def test_an_episode_ends_with_its_steps(tmp_path: Path) -> None:
     def endless(session: AgentSession) -> None:
         session.report(0.25, done=False)
         for _ in range(6):
@@ -256,14 +243,8 @@ def test_an_episode_ends_with_its_steps_and_a_report_after_the_last_counts(tmp_p
         with pytest.raises(openai.APIStatusError, match="the episode is over"):
             ask(session, "a")
 
-    def exact(session: AgentSession) -> float:
-        for _ in range(6):
-            ask(session, "a")
-        return 1.0
-
-    first, second = play(agent_config(tmp_path), endless, exact)
-    assert (first.outcome, first.score, len(first.steps)) == ("truncated", 0.25, 6)
-    assert (second.outcome, second.score, len(second.steps)) == ("terminated", 1.0, 6)
+    (episode,) = play(agent_config(tmp_path), endless)
+    assert (episode.outcome, episode.score, len(episode.steps)) == ("truncated", 0.25, 6)
 
 
 @pytest.mark.parametrize("limit", [{"max_steps": 3}, {"max_context_tokens": 300, "max_action_tokens": 16}])
@@ -386,7 +367,7 @@ def test_connections_end_with_the_loop_though_the_pool_stays_open(tmp_path: Path
     AGENTS["one"] = leaves_one_open
 
     async def run(pool: GatewayPool) -> None:
-        await run_groups(ScriptedPolicy(parrot), pool, [Task("one", "gateway")], [["plain"]], None, config, seed=0)
+        await run_groups(ScriptedPolicy(echo), pool, [Task("one", "gateway")], [["plain"]], None, config, seed=0)
 
     with GatewayPool(config.env) as pool:
         asyncio.run(run(pool))
@@ -423,25 +404,3 @@ def test_an_answer_cut_at_a_stop_string_has_stopped() -> None:
     call = ModelCall(({"role": "user", "content": "a"},), stop=("\n",))
     reply = make_reply(call, Completion((), (), (), "yes\nand", finish_reason="length"))
     assert (reply.content, reply.finish_reason) == ("yes", "stop")
-
-
-def test_a_request_is_read_in_time_that_is_linear_in_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[int] = []
-    real = requests.hash_turns
-    monkeypatch.setattr(
-        requests, "hash_turns", lambda turns, before=0: (hashed.append(len(turns)), real(turns, before))[1]
-    )
-    roles = ("user", "assistant") * 4_000
-    messages = tuple({"role": role, "content": "go"} for role in (*roles, "user"))
-    assert len(requests.render_conversation(ModelCall(messages), {}).turns) == len(messages) == sum(hashed)
-    with pytest.raises(requests.RequestRefused, match="messages"):
-        requests.render_conversation(ModelCall(messages * 2), {})
-
-
-def test_a_request_that_no_context_holds_is_refused_before_it_is_tokenized() -> None:
-    async def ask_too_much() -> None:
-        session = Session("key", 1.0, context_tokens=1_000)
-        await session.ask(ModelCall(({"role": "user", "content": "x" * 100_000},)))
-
-    with pytest.raises(requests.RequestRefused, match="context"):
-        asyncio.run(ask_too_much())

@@ -63,9 +63,3 @@ def test_the_example_plays_behind_the_gateway_and_remembers(
     with open_memory(tmp_path / "memory.db") as memory:
         (stats,) = memory.store.load_reader_stats().values()
         assert (stats.shown, stats.earned) == (1, 1.0)
-
-
-def test_examples_are_short() -> None:
-    assert len(EXAMPLES) == 5
-    for name in [*EXAMPLES, "langgraph_waymarks"]:
-        assert len((FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 60

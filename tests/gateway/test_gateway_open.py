@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_gateway_agents import agent_config, parrot
+from test_gateway_agents import agent_config, echo
 
 from trailnotes.gateway.requests import RequestRefused, parse_chat_call
 from trailnotes.gateway.session import Report
@@ -32,7 +32,7 @@ def test_what_was_reported_before_the_end_is_kept_and_each_has_a_tip(tmp_path: P
 
     async def run() -> tuple[int, set[str]]:
         with open_memory(None, config.memory) as memory:
-            policy = OneAtATime(parrot)
+            policy = OneAtATime(echo)
             gateway = OpenGateway(policy, memory, config, tmp_path / "episodes.jsonl", 0.0)
             sessions = [gateway.find("", f"task {number}") for number in range(20)]
             await asyncio.gather(*(session.ask(CALL) for session in sessions))
@@ -51,7 +51,7 @@ def test_a_name_is_of_one_session(tmp_path: Path) -> None:
     config = agent_config(tmp_path)
 
     async def run() -> None:
-        gateway: Any = OpenGateway(ScriptedPolicy(parrot), None, config, tmp_path / "episodes.jsonl", 0.0)
+        gateway: Any = OpenGateway(ScriptedPolicy(echo), None, config, tmp_path / "episodes.jsonl", 0.0)
         session = gateway.find("mine", "coffee")
         assert gateway.find("mine") is gateway.find("mine", "coffee") is session
         with pytest.raises(RequestRefused, match="plays 'coffee'"):

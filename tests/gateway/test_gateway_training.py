@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strangers import OPTIONS, write_tasks
+from agent_functions import OPTIONS, write_tasks
 
 from tinyrun import equal_weights, metrics, tiny_config, tip_rows, train_in_process
 from trailnotes.learner.learner import Learner
@@ -37,7 +37,7 @@ def test_an_agent_of_the_openai_client_gives_the_rows_of_our_own_environment(
     own = {"name": "paying:Paid", "options": dict(OPTIONS)}
     agent = {
         "name": "gateway",
-        "options": {"tasks": str(write_tasks(tmp_path / "tasks.jsonl")), "agent": "strangers:play"},
+        "options": {"tasks": str(write_tasks(tmp_path / "tasks.jsonl")), "agent": "agent_functions:play"},
     }
     for place, env in (("own", own), ("agent", agent)):
         config = tiny_config(start_model, env=env, algorithm=algorithm, run={"name": "same"})

@@ -168,7 +168,7 @@ def collect_teacher_logprobs(
         trained = [logprob for logprob, mask in zip(logprobs, row.loss_mask, strict=True) if mask]
         by_episode.setdefault(row.trajectory, []).extend(trained)
     read = [
-        [step.completion.prompt_ids != step.plain_prompt_ids for step in t.steps for _ in step.completion.token_ids]
+        [s.completion.prompt_ids != s.plain_prompt_ids for s in t.steps if s.trained for _ in s.completion.token_ids]
         for group in teachers
         for t in group.trajectories
     ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from argparse import Namespace
 from pathlib import Path
 
 from trailnotes.commands.arguments import CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
-from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.errors import ConfigError, Interrupted, MissingExtraError, find_missing_module, format_install_command
 from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
 
 PORT = 8100
@@ -56,8 +57,10 @@ def _run(args: Namespace) -> None:
 
         try:
             run_to_end(serve_agents(make, listener, ready, token=token, public=args.public))
-        except KeyboardInterrupt:
+        except Interrupted as stop:
             print("the gateway has ended")
+            if stop.number != signal.SIGINT:  # the exit code tells the sender of SIGTERM or SIGHUP
+                raise
 
 
 GATEWAY = Command(

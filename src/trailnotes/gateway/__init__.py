@@ -1,5 +1,5 @@
-"""An address for agents of any make: they are shown tips, trained and remembered for without knowing it.
+"""A server for agents of any make, which are trained and remember without being changed.
 
-To a run an agent is an environment: its requests are the observations, what the model answers is the action. So groups,
+To a run an agent is an environment: its requests are the observations, the model's answers are the actions. So groups,
 modes, panels, memories and methods are those of every other environment.
 """

@@ -6,17 +6,17 @@ An agent is a command in a process of its own, or a Python function in a thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
 import pkgutil
 import secrets
 import shutil
+import signal
 import sys
-import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,29 +47,39 @@ def import_function(key: str, target: str) -> Callable[..., Any]:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
-        found = pkgutil.resolve_name(target)
+        function = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"env.options.{key} = {target!r} must name module:function ({error})") from error
-    if not callable(found):
+    if not callable(function):
         raise ConfigError(f"env.options.{key} = {target!r} is no function")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 class AgentProcess:
-    """An agent in a process group of its own, told its session in environment variables."""
+    """An agent in a process group of its own, with its session in environment variables."""
 
     def __init__(self, command: Sequence[str], session: Session, url: str) -> None:
-        self._session = session
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the agent)
+        self._session, self._url = session, url
         direct = ",".join(filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), LOOPBACK)))
-        told = {
+        variables = {
             "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": MODEL, "OPENAI_MODEL": MODEL,
             "TRAILNOTES_SESSION": url, "TRAILNOTES_TASK": json.dumps(task_to_json(session.task)),
             "NO_PROXY": direct, "no_proxy": direct,
         }  # fmt: skip
-        environment = {**os.environ, **told}
-        self._process: Popen[bytes] = start_child(command, env=environment, stdout=self._output, stderr=self._output)
+        self._output, writable = os.pipe()
+        try:
+            self._process: Popen[bytes] = start_child(
+                command, env={**os.environ, **variables}, stdout=writable, stderr=writable
+            )
+        except BaseException:
+            os.close(self._output)
+            raise
+        finally:
+            os.close(writable)
+        self._tail = b""  # of what it prints
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._waiter = threading.Thread(target=self._wait, daemon=True)
+        self._reader.start()
         self._waiter.start()
 
     def stop(self) -> None:
@@ -80,13 +90,27 @@ class AgentProcess:
         self._waiter.join(GRACE_S)
         kill_group(self._process)
         self._waiter.join()
-        self._output.close()
+
+    def _read(self) -> None:
+        """Read what it prints, and keep the end."""
+        while piece := os.read(self._output, 65_536):
+            self._tail = (self._tail + piece)[-4 * MAX_OUTPUT :]
+        os.close(self._output)
+
+    def _kill_strays(self) -> None:
+        """Kill processes that left the group with the agent's environment, on Linux."""
+        mark = f"TRAILNOTES_SESSION={self._url}\0".encode()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # another user's, or gone
+                if mark in path.read_bytes():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
 
     def _wait(self) -> None:
-        failure = ""
-        if code := wait_for_group(self._process):
-            self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - 4 * MAX_OUTPUT))
-            output = sanitize_text(self._output.read().decode(errors="replace"), 10 * MAX_OUTPUT)[-MAX_OUTPUT:]
+        failure, code = "", wait_for_group(self._process)
+        self._kill_strays()
+        if code:
+            self._reader.join(1.0)  # a process that left the group may write on
+            output = sanitize_text(self._tail.decode(errors="replace"), 10 * MAX_OUTPUT)[-MAX_OUTPUT:]
             failure = f"the agent {describe_exit(code)}: {output or 'it printed nothing'}"
         _report_end(self._session, failure)
 
@@ -108,11 +132,11 @@ class AgentThread:
     def _run(self) -> None:
         failure = ""
         try:
-            said = self._play(self._client)
-            if inspect.iscoroutine(said):
-                said = asyncio.run(said)
-            if said is not None:
-                self._client.report(**(said if isinstance(said, Mapping) else {"score": float(said)}))
+            result = self._play(self._client)
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+            if result is not None:
+                self._client.report(**(result if isinstance(result, Mapping) else {"score": float(result)}))
         except SessionOver:  # raised by `report` alone
             pass
         except BaseException as error:  # noqa: BLE001 (foreign code, `sys.exit` included)
@@ -125,7 +149,7 @@ def _report_end(session: Session, failure: str) -> None:
         session.loop.call_soon_threadsafe(session.end, failure)
 
 
-class GatewayPool(AbstractContextManager["GatewayPool"]):
+class GatewayPool(contextlib.AbstractContextManager["GatewayPool"]):
     """A lender of sessions, for the settings of ``env.name = "gateway"``; the server starts with the first lease."""
 
     def __init__(self, env: EnvConfig) -> None:
@@ -136,7 +160,7 @@ class GatewayPool(AbstractContextManager["GatewayPool"]):
         self._agent: Callable[..., Any] | None = None
         self._command: list[str] = []
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lease(self) -> AsyncIterator[Session]:
         """Lend a session, whose agent starts when it is reset, and ends with the lease."""
         await self._open()

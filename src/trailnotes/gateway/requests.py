@@ -1,28 +1,28 @@
-"""What agents ask and are answered: OpenAI's chat completions and responses, as conversations of a text model.
+"""Requests and answers of OpenAI's chat completions and responses, as conversations of a text model.
 
-A conversation is one system text, then turns of the user and the model in alternation. Whatever stands between two
-turns of the model (user messages, results of tools, later system messages) is one user turn. Tools are described in the
-system text, by the model's own chat template where it knows the notation of Hermes and Qwen, in which calls are read.
+A conversation is one system text, then turns of the user and the model in alternation. All messages between two turns
+of the model (of the user, of tools, later system messages) are one user turn. Tools are described in the system text,
+by the model's own chat template where it knows the notation of Hermes and Qwen, in which calls are parsed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
 from trailnotes.client import AgentSession
-from trailnotes.types import Completion, Role, strip_thinking
+from trailnotes.types import Completion, Role, Sampling, strip_thinking
 
 Json = dict[str, Any]
 ChatTurn = tuple[Role, str]
 MODEL: Final = AgentSession.model  # the name that agents ask for
-MAX_MESSAGES: Final = 10_000  # of a request
 DescribeTools = Callable[[Sequence[Json]], str]  # as `ChatFormat.describe_tools`
 _CALL_BEGIN: Final = re.compile(r"<tool_call>\s*(?=\{)")
 _CALL_END: Final = re.compile(r"\s*(?:</tool_call>|$)")
@@ -39,6 +39,7 @@ _USER_FORMS: Final = {
 }
 """Role of a message that is no turn of the model -> how the model reads its text."""
 _ROLE_TAG: Final = re.compile(r"<(\\*/?(?:system|tool_response)>)")  # gets a backslash where a text holds it
+MIN_TEMPERATURE: Final = 0.01  # lower ones overflow logits
 _BEGINNING: Final = "(The conversation begins.)"  # in place of a user's turn before the model's first
 
 
@@ -62,6 +63,8 @@ class ModelCall:
     tools: tuple[Json, ...] = ()
     stop: tuple[str, ...] = ()  # cuts the answer, not what is sampled
     stream: bool = False
+    sampling: tuple[tuple[str, Any], ...] = ()  # fields of `Sampling`, sorted
+    parallel_calls: bool = True
 
 
 @contextlib.contextmanager
@@ -79,7 +82,7 @@ def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
     stop = body.get("stop") or ()
     tools = body.get("tools") or () if body.get("tool_choice") != "none" else ()
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    call = ModelCall(tuple(body["messages"]), tuple(tools), stops, bool(body.get("stream")))
+    call = ModelCall(tuple(body["messages"]), tuple(tools), stops, bool(body.get("stream")), *_parse_sampling(body))
     if not call.messages or not all(isinstance(each, dict) for each in (*call.messages, *call.tools)):
         raise RequestRefused("messages must be a list of objects that is not empty, and tools one of objects")
     if not all(isinstance(each, str) and each for each in call.stop):
@@ -100,7 +103,28 @@ def parse_responses_call(body: Mapping[str, Any]) -> ModelCall:
     tools = [{"function": tool} for tool in given if tool.get("type") == "function"]
     if len(tools) < len(given):
         raise RequestRefused("tools must be functions: no other runs here")
-    return ModelCall(tuple(messages), tuple(tools))
+    sampling, parallel_calls = _parse_sampling(body)
+    return ModelCall(tuple(messages), tuple(tools), sampling=sampling, parallel_calls=parallel_calls)
+
+
+def _parse_sampling(body: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], bool]:
+    """Parse the fields of `Sampling` that a request sets, and whether it takes several calls in one answer."""
+    fields = {name: body[name] for name in ("temperature", "top_p", "seed") if body.get(name) is not None}
+    limits = [body[name] for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if body.get(name)]
+    if limits:
+        fields["max_tokens"] = min(limits)
+    Sampling(**fields)  # refuses what is out of range
+    if 0 < fields.get("temperature", 1) < MIN_TEMPERATURE or abs(fields.get("seed", 0)) >= 2**63:
+        raise ValueError(f"temperature must be 0 or at least {MIN_TEMPERATURE}, seed have 64 bits")
+    for name, kinds in (("temperature", (int, float)), ("top_p", (int, float)), ("seed", int), ("max_tokens", int)):
+        if name in fields and (isinstance(fields[name], bool) or not isinstance(fields[name], kinds)):
+            raise ValueError(f"{name} = {fields[name]!r}")
+    for name in ("logit_bias", "presence_penalty", "frequency_penalty"):
+        if body.get(name):
+            raise RequestRefused(f"{name} is not supported here")
+    if body.get("tool_choice") not in {None, "auto", "none"}:
+        raise RequestRefused("tool_choice cannot be enforced here: use auto or none, and ask for the call in words")
+    return tuple(sorted(fields.items())), body.get("parallel_tool_calls") is not False
 
 
 def _read_items(given: str | list[Any]) -> list[Json]:
@@ -143,67 +167,74 @@ class ChatPrompt(NamedTuple):
 
     turns: tuple[ChatTurn, ...]
     newest: str  # message of the last turn: tips stand before it
+    place: bytes  # identifies the turns, without the system text
 
 
-class _Reading:
-    """A conversation while it is read: messages of one side that follow each other are one turn."""
+class _TurnBuilder:
+    """The turns of a conversation; messages of one role in a row are one turn. Each message is hashed once."""
 
     def __init__(self) -> None:
-        self.turns: list[ChatTurn] = []  # those before the newest
-        self.hash = 0  # of them
-        self.role: Role | None = None  # of the newest
-        self._parts: list[str] = []
+        self._turns: list[tuple[Role, list[str]]] = []
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    @property
+    def place(self) -> bytes:
+        return self._hash.copy().digest()
+
+    @property
+    def last_role(self) -> Role | None:
+        return self._turns[-1][0] if self._turns else None
 
     def add(self, role: Role, text: str) -> None:
-        if role != self.role:
-            self.close_turn()
-        self.role = role
-        self._parts.append(text)
+        if self.last_role == role:
+            self._turns[-1][1].append(text)
+            self._hash.update(b"\n")
+        else:
+            self._turns.append((role, [text]))
+            self._hash.update(b"\xff" + role.encode() + b"\xff")  # a byte that no text in UTF-8 has
+        self._hash.update(text.encode("utf-8", "surrogatepass"))
 
-    def close_turn(self) -> None:
-        if self.role:
-            self.turns.append((self.role, "\n".join(self._parts)))
-            self.hash = hash_turns(self.turns[-1:], self.hash)
-        self.role, self._parts = None, []
+    def build(self) -> tuple[ChatTurn, ...]:
+        return tuple((role, "\n".join(texts)) for role, texts in self._turns)
 
 
 @_refuse_malformed()
 def render_conversation(
-    call: ModelCall, sampled: Mapping[tuple[int | None, str], str], describe_tools: DescribeTools | None = None
+    call: ModelCall, sampled: Mapping[tuple[bytes | None, str], str], describe_tools: DescribeTools | None = None
 ) -> ChatPrompt:
-    """Render a request as a conversation, in time that is linear in its length.
+    """Render a request as a conversation, in time linear in its length.
 
-    `sampled` holds the model's own texts, by `hash_turns` of the turns before each and `identify` of the message that
-    the agent was sent, and by None and the latter: answers that look alike to the agent may differ in their thinking.
+    `sampled` has the model's own texts, by the `place` before each and `identify` of the message that the agent was
+    sent, and by None and the latter: answers that look alike to the agent may differ in their thinking.
     `describe_tools` words the tools as the model knows them, or gives "".
     """
-    if len(call.messages) > MAX_MESSAGES:
-        raise RequestRefused(f"a request has at most {MAX_MESSAGES:,} messages", 413, "too_large")
-    head, newest, reading = list[str](), "", _Reading()
+    head, newest, turns = list[str](), "", _TurnBuilder()
     for message in call.messages:
         role, text = message.get("role"), _read_text(message.get("content"))
-        if role in {"system", "developer"} and reading.role is None and not reading.turns:
-            head.append(text)
-        elif role == "assistant":
-            if reading.role is None and not reading.turns:
-                reading.add("user", _BEGINNING)
-            if reading.role == "user":
-                reading.close_turn()
+        if role == "assistant":
+            if not turns:
+                turns.add("user", _BEGINNING)
             name = identify(message)
-            said = sampled.get((reading.hash, name)) or sampled.get((None, name))
-            reading.add("assistant", said or _render_assistant(message, text))
-        elif role in _USER_FORMS:
-            newest = _USER_FORMS[role].format(_ROLE_TAG.sub(r"<\\\1", text))
-            reading.add("user", newest)
-        else:
+            own = sampled.get((turns.place, name)) or sampled.get((None, name))
+            turns.add("assistant", own or _render_assistant(message, text))
+            continue
+        if role in {"system", "developer"} and not turns:
+            head += [text] if text or head else []
+            continue
+        if role not in _USER_FORMS:
             raise RequestRefused(f"a message has the role {role!r}: use system, user, assistant or tool")
-    if reading.role != "user":
+        newest = _USER_FORMS[role].format(_ROLE_TAG.sub(r"<\\\1", text))
+        turns.add("user", newest)
+    if turns.last_role != "user":
         raise RequestRefused("the last message must be the user's or a tool's")
-    reading.close_turn()
     if call.tools:
         head.append(_describe_tools(call.tools, describe_tools))
-    opening = "\n\n".join(filter(None, head))
-    return ChatPrompt((("system", opening), *reading.turns) if opening else tuple(reading.turns), newest)
+    opening = "\n\n".join(head).strip()
+    system: tuple[ChatTurn, ...] = (("system", opening),) if opening else ()
+    return ChatPrompt((*system, *turns.build()), newest, turns.place)
 
 
 def _describe_tools(tools: Sequence[Json], own: DescribeTools | None) -> str:
@@ -211,14 +242,6 @@ def _describe_tools(tools: Sequence[Json], own: DescribeTools | None) -> str:
         return text
     lines = (json.dumps(tool.get("function"), ensure_ascii=False, sort_keys=True) for tool in tools)
     return _TOOLS.format("\n".join(lines))
-
-
-def hash_turns(turns: Iterable[ChatTurn], before: int = 0) -> int:
-    """Hash a conversation, or go on from that of its beginning; system texts do not count."""
-    for turn in turns:
-        if turn[0] != "system":
-            before = hash((before, turn))
-    return before
 
 
 def identify(message: Mapping[str, Any]) -> str:
@@ -278,8 +301,8 @@ class ModelReply:
 
     @property
     def message(self) -> Json:
-        said: Json = {"role": "assistant", "content": self.content or (None if self.calls else "")}
-        return {**said, "tool_calls": list(self.calls)} if self.calls else said
+        message: Json = {"role": "assistant", "content": self.content or (None if self.calls else "")}
+        return {**message, "tool_calls": list(self.calls)} if self.calls else message
 
 
 def make_reply(call: ModelCall, completion: Completion) -> ModelReply:
@@ -287,6 +310,7 @@ def make_reply(call: ModelCall, completion: Completion) -> ModelReply:
     text = strip_thinking(completion.text)
     whole, text = text, text[: min((place for stop in call.stop if (place := text.find(stop)) >= 0), default=len(text))]
     calls, first = _read_calls(text) if call.tools else ([], 0)
+    calls = calls if call.parallel_calls else calls[:1]
     reason = "tool_calls" if calls else "stop" if text != whole else completion.finish_reason
     if calls:
         text = text[:first].strip()
@@ -318,8 +342,8 @@ def _read_calls(text: str) -> tuple[list[Json], int]:
 def build_chat_answer(reply: ModelReply) -> Json:
     choice = {"index": 0, "message": reply.message, "finish_reason": reply.finish_reason, "logprobs": None}
     head = {"id": reply.id, "object": "chat.completion", "created": reply.created, "model": MODEL}
-    read, said = reply.usage
-    usage = {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+    read, written = reply.usage
+    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
     return {**head, "choices": [choice], "usage": usage}
 
 
@@ -329,8 +353,8 @@ def iter_chat_events(reply: ModelReply) -> Iterator[str]:
     calls = [{"index": index, **call} for index, call in enumerate(reply.calls)]
     delta = {**reply.message, **({"tool_calls": calls} if calls else {})}
     head = {**{name: whole[name] for name in ("id", "created", "model")}, "object": "chat.completion.chunk"}
-    for said, reason, usage in ((delta, None, None), ({}, reply.finish_reason, whole["usage"])):
-        choice = {"index": 0, "delta": said, "finish_reason": reason, "logprobs": None}
+    for part, reason, usage in ((delta, None, None), ({}, reply.finish_reason, whole["usage"])):
+        choice = {"index": 0, "delta": part, "finish_reason": reason, "logprobs": None}
         yield f"data: {json.dumps({**head, 'choices': [choice], 'usage': usage})}\n\n"
     yield "data: [DONE]\n\n"
 
@@ -346,9 +370,9 @@ def build_responses_answer(reply: ModelReply) -> Json:
          **cast("Json", call["function"])}
         for call in reply.calls
     ]  # fmt: skip
-    read, said = reply.usage
+    read, written = reply.usage
     usage = {
-        "input_tokens": read, "output_tokens": said, "total_tokens": read + said,
+        "input_tokens": read, "output_tokens": written, "total_tokens": read + written,
         "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
     return {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +40,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # of a request: several times what the longest context holds
 HEADER: Final = "x-trailnotes-session"
 TASK_HEADER: Final = "x-trailnotes-task"
+TRAINED_HEADER: Final = "x-trailnotes-train"  # 0: the answer to this request is not trained
+_MODEL_CARD: Final = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trailnotes"}
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # may be half a character
 
 
 class GatewayServer:
@@ -47,17 +52,21 @@ class GatewayServer:
         find: finds the session of a key and a task (or ""); a gateway that is open to all begins one if there is none.
             It raises `RequestRefused` where there is no such session, or no room for one more.
         listener: an open socket.
+        find_default: finds the session of requests that name none, by their task (or ""); None: they are refused.
         token: is asked of every request; "" asks none.
         public: answer to any host name.
     """
 
-    def __init__(self, find: FindSession, listener: socket.socket, *, token: str = "", public: bool = False) -> None:
+    def __init__(
+        self, find: FindSession, listener: socket.socket, *, token: str = "", public: bool = False,
+        find_default: Callable[[str], Session] | None = None,
+    ) -> None:  # fmt: skip
         self.url, self._listener = format_url(listener), listener
         self.loop = asyncio.get_running_loop()
         names = None if public else LOOPBACK_NAMES | {format_host(listener)}
         layers = [Middleware(SecurityMiddleware, names=names, refuse=_refuse)]
         layers += [Middleware(BearerMiddleware, token=token, refuse=_refuse)] if token else []
-        self._find_session = find
+        self._find_session, self._find_default = find, find_default
         site = Starlette(
             routes=self._list_routes(), middleware=layers, exception_handlers={
                 HTTPException: _refuse_route, RequestRefused: _refuse_request, ClientDisconnect: _drop_request,
@@ -104,6 +113,7 @@ class GatewayServer:
                 ("POST", f"{prefix}/v1/chat/completions", self._chat),
                 ("POST", f"{prefix}/v1/responses", self._respond),
                 ("GET", f"{prefix}/v1/models", self._list_models),
+                ("GET", f"{prefix}/v1/models/{MODEL}", self._show_model),
             ]
         return [Route(path, handler, methods=[method]) for method, path, handler in table]
 
@@ -119,8 +129,28 @@ class GatewayServer:
         return JSONResponse(build_responses_answer(await self._ask(request, call)))
 
     async def _ask(self, request: Request, call: ModelCall) -> ModelReply:
+        """Have a session answer, unless the client leaves before."""
+        answering = asyncio.ensure_future(self._answer(request, call))
+        leaving = asyncio.ensure_future(request.receive())  # the body has been read: what comes is the end
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise ClientDisconnect
+            return answering.result()
+        finally:
+            answering.cancel()
+            leaving.cancel()
+
+    async def _answer(self, request: Request, call: ModelCall) -> ModelReply:
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        return await self._find(request).ask(call, again=again)
+        trained = request.headers.get(TRAINED_HEADER, "1").lower() not in {"0", "false", "no"}
+        while True:
+            session = self._find(request)
+            try:
+                return await session.ask(call, again=again, trained=trained)
+            except RequestRefused as refusal:  # the next session of a client that names none answers
+                if refusal.code != "episode_over" or not session.num_answered or _get_key(request):
+                    raise
 
     async def _open(self, request: Request) -> Response:
         task = (await _read_json(request)).get("task")
@@ -133,19 +163,31 @@ class GatewayServer:
         return JSONResponse(task_to_json(self._find(request).task))
 
     async def _report(self, request: Request) -> Response:
-        said = parse_report(await _read_json(request))
-        self._find(request).report(said)
-        return JSONResponse({"done": said.done})
+        report = parse_report(await _read_json(request))
+        session = self._find(request)
+        session.report(report)
+        if report.done and session.kept and (failure := await asyncio.shield(session.kept)):
+            raise RequestRefused(f"the report is lost: {failure}", 500, "not_kept")
+        return JSONResponse({"done": report.done})
 
     async def _list_models(self, _request: Request) -> Response:
-        listed = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trailnotes"}
-        return JSONResponse({"object": "list", "data": [listed]})
+        return JSONResponse({"object": "list", "data": [_MODEL_CARD]})
+
+    async def _show_model(self, _request: Request) -> Response:
+        return JSONResponse(_MODEL_CARD)
 
     def _find(self, request: Request) -> Session:
-        key = request.path_params.get("session") or request.headers.get(HEADER, "")
+        key = _get_key(request)
+        if not key and self._find_default:
+            return self._find_default(request.headers.get(TASK_HEADER, ""))
         if not key:
             raise RequestRefused(f"which session? Name it in the header {HEADER}, or use /sessions/NAME/v1", 404)
         return self._find_session(key, request.headers.get(TASK_HEADER, ""))
+
+
+def _get_key(request: Request) -> str:
+    """Return the name of the session that a request names, "" for none."""
+    return str(request.path_params.get("session") or request.headers.get(HEADER, ""))
 
 
 def _refuse(status: int, text: str) -> Response:
@@ -176,6 +218,10 @@ async def _read_json(request: Request) -> dict[str, Any]:
             raise RequestRefused(f"a request has at most {MAX_BODY_BYTES:,} bytes", 413, "too_large")
     try:
         value = parse_json(bytes(body))
+        if _SURROGATE.search(body):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RequestRefused("the body has half of a surrogate pair, which is no text") from None
     except ValueError:
         raise RequestRefused("the body is no JSON") from None
     if not isinstance(value, dict):

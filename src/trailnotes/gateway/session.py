@@ -1,11 +1,12 @@
-"""One session of a foreign agent: seen from the run an environment, whose observations are the agent's requests."""
+"""One session of a foreign agent, which is an environment to the run: its observations are the agent's requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,17 +15,20 @@ from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
 from trailnotes.gateway import requests
 from trailnotes.gateway.requests import ChatPrompt, ChatTurn, DescribeTools, ModelCall, ModelReply, RequestRefused
-from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Task
+from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Sampling, Task
 
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
-MAX_TOKEN_CHARS: Final = 64  # of a token of a whole context, on average: far above what tokenizers reach
+MAX_REPORTS: Final = 1000  # between two requests
+MAX_STRETCH: Final = 10  # times `env.timeout` between two requests, however many reports there are
+MAX_MESSAGES: Final = 4096  # of a request
+MAX_TOKEN_CHARS: Final = 32  # a text with more for each token of the context is refused without being tokenized
 MAX_REPORT_CHARS: Final = 32_768  # of the text of a report
 MAX_FAULT_CHARS: Final = 300  # of what is wrong with one
 _OVER: Final = "the episode is over: rollout.max_steps is reached, or the conversation fills the context"
 
 
 class Report(BaseModel):
-    """What an agent, or a scorer, says of how it went."""
+    """The outcome of an episode, as an agent or a scorer reports it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -50,6 +54,17 @@ StartAgent = Callable[["Session"], Any]  # returns the running agent, which `clo
 Score = Callable[[Task, list[dict[str, str]]], Any]
 
 
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request to the model, and those that wait for its answer."""
+
+    prompt: ChatPrompt
+    facts: dict[str, Any]  # further fields of `Observation.request`
+    answer: asyncio.Future[Completion]
+    num_clients: int = 0
+    delivered: bool = False
+
+
 class Session:
     """An episode of one agent.
 
@@ -59,86 +74,141 @@ class Session:
     Args:
         key: names the session in addresses.
         timeout: seconds to the first request, and from each answer to the next request or report.
-        start: starts the agent on `reset`; None: it comes by itself.
+        start: starts the agent on `reset`; None: it comes by itself, and requests may set how they are sampled.
         scorer: scores the episode when it has ended, whatever the agent reports; it runs in a thread.
-        context_tokens: what a request may hold at most: one that is far too long is refused by its length, before any
-            tokenizer reads it; 0 leaves that to the run.
     """
 
-    def __init__(
-        self, key: str, timeout: float, start: StartAgent | None = None, scorer: Score | None = None,
-        context_tokens: int = 0,
-    ) -> None:  # fmt: skip
+    def __init__(self, key: str, timeout: float, start: StartAgent | None = None, scorer: Score | None = None) -> None:
         self.key, self.task = key, Task(key, "gateway")
         self.loop = asyncio.get_running_loop()
         self.num_answered = 0
         self.describe_tools: DescribeTools | None = None  # of the model, where it has a form of its own for tools
+        self.sampling, self.max_prompt_tokens = Sampling(), 2**20  # until `run_episode` sets its own
+        self.kept: asyncio.Future[str] | None = None  # of a server: what kept the outcome from the disk, "" for nothing
         self._timeout, self._start, self._scorer = timeout, start, scorer
-        self._max_chars = context_tokens * MAX_TOKEN_CHARS
         self._agent: Any = None
-        self._waiting: asyncio.Queue[tuple[ChatPrompt, asyncio.Future[Completion]] | None] = asyncio.Queue()
-        self._now: asyncio.Future[Completion] | None = None  # the request that the run answers
-        self._asked: dict[ChatPrompt, asyncio.Future[Completion]] = {}
-        self._said: list[ChatTurn] = []  # the newest conversation, with its answer
-        self._sampled: dict[tuple[int | None, str], str] = {}  # see `render_conversation`
-        self._reward, self._report, self._failure, self._over = 0.0, Report(max_score=1.0, done=False), "", False
-        self._cut = False  # no further request is answered
+        self._requests: dict[Hashable, _Request] = {}
+        self._queue: deque[_Request] = deque()
+        self._changed = asyncio.Event()  # there is another request, or the end
+        self._now: _Request | None = None  # the one that the run answers
+        self._turns: list[ChatTurn] = []  # the newest conversation, with its answer
+        self._sampled: dict[tuple[bytes | None, str], str] = {}  # see `render_conversation`
+        self._reward, self._report, self._failure = 0.0, Report(max_score=1.0, done=False), ""
+        self._refusal = ""  # of further requests
+        self._over = False
         self._clock: asyncio.Timeout | None = None  # while the agent is waited for
+        self._latest, self._num_reports = 0.0, 0  # when that wait ends at the latest, and reports since its beginning
 
     @property
     def has_reported(self) -> bool:
         return self._report.done
 
-    async def ask(self, call: ModelCall, *, again: bool = False) -> ModelReply:
-        """Have the run answer a request; `again`: the client repeats one whose answer it may have missed."""
-        said = requests.render_conversation(call, self._sampled, self.describe_tools)
+    @property
+    def is_unused(self) -> bool:
+        """Tell whether the agent has neither sent a request nor reported."""
+        return not self._requests and not self._num_reports
+
+    @property
+    def takes_requests(self) -> bool:
+        return not self._over and not self._refusal
+
+    async def ask(self, call: ModelCall, *, again: bool = False, trained: bool = True) -> ModelReply:
+        """Have the run answer a request.
+
+        The same request is one step while it is unanswered, or where its clients left before the answer. It leaves the
+        queue with its last client.
+
+        Args:
+            call: the request.
+            again: its client says that it repeats one, whose answer it may have missed.
+            trained: whether a run trains on the answer.
+        """
+        facts = self._check_call(call)
+        prompt = requests.render_conversation(call, self._sampled, self.describe_tools)
+        self._require_fit(sum(len(text) for _, text in prompt.turns) / MAX_TOKEN_CHARS)
+        if self._refusal:
+            raise RequestRefused(self._refusal, 400, "episode_over")
         self._require_live()
-        if self._max_chars and (length := sum(len(text) for _, text in said.turns)) > self._max_chars:
-            raise RequestRefused(f"{length:,} characters do not fit into the context", 413, "context_length_exceeded")
-        if self._cut:
-            raise RequestRefused(_OVER, 400, "episode_over")
-        future = self._asked.get(said) if again else None
-        if future is None:
-            if self._waiting.qsize() >= MAX_WAITING:
+        key = prompt.turns[0][1] if prompt.turns[0][0] == "system" else "", prompt.place, call.stop, call.sampling
+        request = self._requests.get(key)
+        if request is None or (request.delivered and not again):
+            if len(self._queue) >= MAX_WAITING:
                 raise RequestRefused(f"{MAX_WAITING} requests of this session wait already", 429, "too_many_requests")
-            future = self._asked[said] = self.loop.create_future()
-            self._waiting.put_nowait((said, future))
-        completion = await asyncio.shield(future)
+            facts |= {} if trained else {"trained": False}
+            request = self._requests[key] = _Request(prompt, facts, self.loop.create_future())
+            self._queue.append(request)
+            self._changed.set()
+        request.num_clients += 1
+        try:
+            completion = await asyncio.shield(request.answer)
+        finally:
+            request.num_clients -= 1
+            if not request.num_clients and request in self._queue:
+                self._queue.remove(request)
+                del self._requests[key]
+        request.delivered = True
         reply = requests.make_reply(call, completion)
-        for place in (requests.hash_turns(said.turns), None):
+        for place in (prompt.place, None):
             self._sampled[place, requests.identify(reply.message)] = completion.text
         return reply
+
+    def _require_fit(self, least_tokens: float) -> None:
+        if least_tokens > self.max_prompt_tokens:
+            raise RequestRefused(
+                f"the conversation does not fit a context of {self.max_prompt_tokens:,} tokens", 400,
+                "context_length_exceeded",
+            )  # fmt: skip
+
+    def _check_call(self, call: ModelCall) -> dict[str, Any]:
+        """Return how a call wants to be sampled; refuses what training cannot sample by, and too many messages."""
+        self._require_fit(len(call.messages))
+        if len(call.messages) > MAX_MESSAGES:
+            raise RequestRefused(f"a request has at most {MAX_MESSAGES:,} messages")
+        changes = dict(call.sampling)
+        if "max_tokens" in changes:
+            changes["max_tokens"] = min(changes["max_tokens"], self.sampling.max_tokens)
+        if self._start is not None:
+            for name, default in (("temperature", 1.0), ("top_p", 1.0), ("seed", None)):
+                if changes.pop(name, default) not in {default, getattr(self.sampling, name)}:
+                    raise RequestRefused(f"{name} is set by the run, which trains on what it samples: leave it out")
+        return {"sampling": changes} if changes else {}
 
     def report(self, report: Report) -> None:
         """Take a report; the first that is `done` ends the episode, after which all are refused."""
         self._require_live()
+        if self._num_reports >= MAX_REPORTS and not report.done:
+            raise RequestRefused(f"{MAX_REPORTS} reports came since the last request", 429, "too_many_requests")
         if self._scorer is not None:  # which alone says how it went
             report = Report(text=report.text, done=report.done, truncated=report.truncated)
         self._keep(report, self._report)
+        self._num_reports += 1
         if self._clock is not None:
-            self._clock.reschedule(self.loop.time() + self._timeout)
+            self._clock.reschedule(min(self.loop.time() + self._timeout, self._latest))
         if report.done:
             self._finish()
 
     def _keep(self, report: Report, before: Report) -> None:
-        known, most = before.score or 0.0, report.max_score or before.max_score or 1.0
-        score = known if report.score is None else report.score
-        reward = self._reward + (score - known if report.reward is None else report.reward)
-        if not abs(reward) <= MAX_MAGNITUDE:
-            raise RequestRefused(f"the rewards of an episode must have a sum of at most {MAX_MAGNITUDE:g} in size")
+        last = before.score or 0.0
+        most = report.max_score or before.max_score or 1.0
+        score = last if report.score is None else report.score
+        reward = self._reward + (score - last if report.reward is None else report.reward)
+        if not max(abs(reward), abs(score), most) <= MAX_MAGNITUDE:
+            raise RequestRefused(
+                f"score, max_score and the sum of the rewards of an episode are at most {MAX_MAGNITUDE:g} in size"
+            )
         success = score >= most if report.success is None else report.success
         self._report = report.model_copy(update={"score": score, "max_score": most, "success": success})
         self._reward = reward
 
     def end(self, failure: str = "") -> None:
-        """Say that the agent has ended, and what it failed of; after a report that counts for nothing."""
+        """End the session with its agent, which has failed by `failure`; after a report that counts for nothing."""
         if not self._over:
             self._failure = failure
             self._finish()
 
     def _finish(self) -> None:
         self._over = True
-        self._waiting.put_nowait(None)
+        self._changed.set()
 
     def _require_live(self) -> None:
         if self._over:
@@ -155,72 +225,76 @@ class Session:
 
     async def answer(self, completion: Completion) -> Observation:
         assert self._now is not None, "a request is answered once"
-        self._said.append(("assistant", completion.text))
+        self._turns.append(("assistant", completion.text))
         self.num_answered += 1
-        self._now.set_result(completion)
+        self._now.answer.set_result(completion)
         self._now = None
         return await self._observe()
 
-    async def cut(self, asked: Observation) -> Observation:
-        """End the episode at the request `asked`, which is refused: what the agent then reports still counts.
-
-        It has the time of a step for that. A scorer, where there is one, looks at what was said until then.
-        """
-        self._cut = True
-        self._refuse_waiting()
-        if self._scorer is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timeout):
-                    while await self._waiting.get() is not None:
-                        pass
+    async def cut(self, unanswered: Observation) -> Observation:
+        """Refuse a request and all further ones, and wait for the report or the end; a scorer needs no report."""
+        self._refuse(_OVER)
+        with contextlib.suppress(TimeoutError):
+            async with self._limit_wait():
+                while not self._over and self._scorer is None:
+                    await self._wait_for_change()
         await self._score()
-        return replace(self._make_observation(text=asked.text, truncated=True), request=asked.request)
+        return replace(self._make_observation(text=unanswered.text, truncated=True), request=unanswered.request)
 
     async def step(self, action: str) -> Observation:
         """Answer with a text that no model sampled."""
         return await self.answer(Completion((), (), (), action))
 
-    def close(self) -> None:
-        """Refuse what is still asked, and end the agent."""
+    def close(self, reason: str = _OVER) -> None:
+        """Refuse all requests, and end the agent."""
         self._over = True
-        self._refuse_waiting()
+        self._refuse(reason)
         if self._agent is not None:
             self._agent.stop()
 
-    def _refuse_waiting(self) -> None:
-        waiting = [self._now] if self._now else []
-        ended = False
-        while not self._waiting.empty():
-            item = self._waiting.get_nowait()
-            ended |= item is None
-            waiting += [item[1]] if item else []
-        if ended:
-            self._waiting.put_nowait(None)
-        for future in waiting:
-            if not future.done():
-                future.set_exception(RequestRefused(_OVER, 400, "episode_over"))
-                future.exception()  # the agent may be gone, and nobody else fetches it
+    def _refuse(self, reason: str) -> None:
+        self._refusal = reason
+        for request in [*self._queue, *([self._now] if self._now else [])]:
+            if not request.answer.done():
+                request.answer.set_exception(RequestRefused(reason, 400, "episode_over"))
+                request.answer.exception()  # its clients may have gone
+        self._queue.clear()
+        self._now = None
+
+    @contextlib.asynccontextmanager
+    async def _limit_wait(self) -> AsyncIterator[None]:
+        """Limit a wait to `timeout` after the last report, and `MAX_STRETCH` times that altogether."""
+        self._latest, self._num_reports = self.loop.time() + MAX_STRETCH * self._timeout, 0
+        try:
+            async with asyncio.timeout(self._timeout) as self._clock:
+                yield
+        finally:
+            self._clock = None
+
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     async def _observe(self) -> Observation:
         try:
-            async with asyncio.timeout(self._timeout) as self._clock:
-                asked = await self._waiting.get()
+            async with self._limit_wait():
+                while not self._queue and not self._over:
+                    await self._wait_for_change()
         except TimeoutError:
             if not self.num_answered:
                 raise EnvError(f"the agent asked for nothing within env.timeout = {self._timeout:g} s") from None
             await self._score()
             return self._make_observation(text="", truncated=True)
-        finally:
-            self._clock = None
-        if asked is None:
+        if not self._queue:
             return await self._observe_end()
-        (said, newest), self._now = asked
+        self._now = request = self._queue.popleft()
+        turns, newest, _ = request.prompt
         kept = 0
-        while kept < min(len(said) - 1, len(self._said)) and said[kept] == self._said[kept]:
+        while kept < min(len(turns) - 1, len(self._turns)) and turns[kept] == self._turns[kept]:
             kept += 1
-        self._said = list(said)
-        request = {"kept": kept, "messages": [list(message) for message in said[kept:]]}
-        return self._make_observation(text=newest, request=request)
+        self._turns = list(turns)
+        facts = {"kept": kept, "messages": [list(turn) for turn in turns[kept:]], **request.facts}
+        return self._make_observation(text=newest, request=facts)
 
     async def _observe_end(self) -> Observation:
         if self._failure:
@@ -239,13 +313,13 @@ class Session:
     async def _score(self) -> None:
         if self._scorer is None:
             return
-        messages = [{"role": role, "content": text} for role, text in self._said]
+        messages = [{"role": role, "content": text} for role, text in self._turns]
         with wrap_env_errors("env.options.scorer"):
             answer = await asyncio.to_thread(self._scorer, self.task, messages)
-            found = parse_report(answer if isinstance(answer, Mapping) else {"score": float(answer)})
-        rest = {"text": found.text or self._report.text, "done": self._report.done}
-        self._reward = 0.0
-        self._keep(found.model_copy(update=rest | {"truncated": self._report.truncated}), Report())
+            report = parse_report(answer if isinstance(answer, Mapping) else {"score": float(answer)})
+            rest = {"text": report.text or self._report.text, "done": self._report.done}
+            self._reward = 0.0
+            self._keep(report.model_copy(update=rest | {"truncated": self._report.truncated}), Report())
 
     def _make_observation(self, **facts: Any) -> Observation:
         reward, self._reward = self._reward, 0.0

@@ -165,7 +165,10 @@ def _build_rows(trajectory: Trajectory, advantage: ArrayLike, merge: bool) -> li
             rows.append(_RowBuilder())
         rows[-1].shows_tips |= prompt != step.plain_prompt_ids
         rows[-1].extend(prompt[len(rows[-1].token_ids) :])
-        rows[-1].extend(step.completion.token_ids, step.completion.logprobs, value)
+        if step.trained:
+            rows[-1].extend(step.completion.token_ids, step.completion.logprobs, value)
+        else:
+            rows[-1].extend(step.completion.token_ids)
     return rows
 
 

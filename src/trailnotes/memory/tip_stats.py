@@ -126,9 +126,9 @@ def estimate_reliance(off_policy: Sequence[Sample], tip_free: Sequence[Sequence[
 
 
 def _iter_tip_effects(trajectory: Trajectory, nats: Sequence[float]) -> Iterator[TipEffect]:
-    sizes = [len(step.completion.token_ids) for step in trajectory.steps]
+    sizes = [len(step.completion.token_ids) if step.trained else 0 for step in trajectory.steps]
     starts = [0, *accumulate(sizes)]
-    assert starts[-1] == len(nats), "rows hold each sampled token once"
+    assert starts[-1] == len(nats), "rows hold each trained token once"
     seen = set[int]()
     for step, start in zip(trajectory.steps, starts, strict=False):
         for tip in step.tips:

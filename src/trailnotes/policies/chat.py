@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, groupby, pairwise, product
@@ -24,8 +24,9 @@ from trailnotes.errors import PolicyError
 from trailnotes.types import THINK, Message, Role, TokenIds, replace_surrogates
 
 logger = logging.getLogger(__name__)
-CACHE_SIZE = 16384  # texts and layouts remembered
-MAX_CACHED_CHARS = 65_536  # a longer text is encoded anew each time: the cache counts texts, not bytes
+CACHE_SIZE = 1024  # layouts remembered
+MAX_CACHED_TEXT = 32_768  # characters of a text whose ids are remembered
+MAX_CACHED_CHARS = 2**24  # characters of all texts remembered
 WORD_START = "\u2581"  # how tokens of sentencepiece's kind spell one
 TAG = re.compile(f"({'|'.join(THINK)})")
 MARK = re.compile(r"Zq(\d+)qZ")
@@ -252,6 +253,26 @@ def alternate_roles(num: int) -> RoleSequence:
     return (TURN * num)[:num]
 
 
+def cache_ids(encode: Callable[[str], TokenIds]) -> Callable[[str], TokenIds]:
+    """Remember the ids of texts by their total length; long texts are encoded anew each time."""
+    known: dict[str, TokenIds] = {}
+    num_chars = 0
+
+    def encode_cached(text: str) -> TokenIds:
+        nonlocal num_chars
+        ids = known.get(text)
+        if ids is None:
+            ids = encode(text)
+            if len(text) <= MAX_CACHED_TEXT:
+                if (num_chars := num_chars + len(text) + 64) > MAX_CACHED_CHARS:
+                    known.clear()
+                    num_chars = len(text) + 64
+                known[text] = ids
+        return ids
+
+    return encode_cached
+
+
 class Segment(NamedTuple):
     """Run of tokens by one author."""
 
@@ -275,8 +296,8 @@ class ChatFormat:
         self._marked = lru_cache(CACHE_SIZE)(self._template.render)
         self._tools = lru_cache(8)(self._template.render_tools)
         self._line_break = self._find_line_break()
-        self._piece = lru_cache(CACHE_SIZE)(self._encode_piece)
-        self._short_content = lru_cache(CACHE_SIZE)(self._encode_content)
+        self._piece = cache_ids(self._encode_piece)
+        self._content = cache_ids(self._encode_content)
         self._control = self._compile_control_pattern()
         added = tokenizer.added_tokens_decoder.items()
         self._special_tags = {index for index, token in added if token.special and token.content in THINK}

@@ -5,11 +5,12 @@ A method that needs more than tips in the prompt (rescored candidates, examples 
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
@@ -31,6 +32,9 @@ from trailnotes.types import (
     Trajectory,
 )
 
+P = ParamSpec("P")
+T = TypeVar("T")
+MAX_LOOP_CHARS = 16_384  # of a request that is tokenized in the event loop
 MAX_ACTION_SHOWN = 200  # characters of the action that an error names
 
 
@@ -47,6 +51,8 @@ class ForeignAgent(AsyncEnv, Protocol):
     """An agent that asks, as an environment: its requests are observations, and it gets the whole completion."""
 
     describe_tools: Any  # words its tools as the model knows them, see `ChatFormat.describe_tools`; None: in our words
+    sampling: Sampling  # of its answers, and the longest prompt, both set before `reset`
+    max_prompt_tokens: int
 
     async def answer(self, completion: Completion) -> Observation:
         """Answer the agent's request, and wait for its next one or for its report."""
@@ -122,8 +128,10 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
     observation, context_full, error = Observation(""), False, ""
     attempted = None
     try:
+        if agent:
+            agent.sampling, agent.max_prompt_tokens = context.build_sampling(0), compute_prompt_limit(policy, config)
         observation = await env.reset(task)
-        actor.start(observation)
+        await run_beside_loop(observation, actor.start, observation)
         while not observation.done and len(steps) < config.rollout.max_steps:
             decision = await actor.act(observation)
             if decision is None:
@@ -177,7 +185,7 @@ class TipsActor:
         config = context.config.memory
         if context.mode == "plain" or memory is None or not config.top_k:
             return []
-        query = build_memory_query(self.conversation, config.query, observation)
+        query = await run_beside_loop(observation, build_memory_query, self.conversation, config.query, observation)
         if isinstance(memory, AsyncMemory):
             return await memory.search_async(context.task.id, query, config.top_k)
         return memory.search(context.task.id, query, config.top_k)
@@ -193,13 +201,13 @@ class TipsActor:
             return tips
         turn = Message("user", conversation.format_turn(observation))
         used = count_prompt_tokens(policy, [*conversation.acting, turn])
-        turns = (len(conversation.plain) - conversation.opening) // 2  # a foreign agent may have begun another one
-        grown = 0
-        if turns:
+        grown, num_answers = 0, 0  # in this conversation: an agent may open several
+        if len(conversation.plain) > conversation.opening:
             start = conversation.plain[: conversation.opening + 1]
+            num_answers = sum(m.role == "assistant" for m in conversation.plain[conversation.opening :])
             grown = count_prompt_tokens(policy, [*conversation.plain, turn]) - count_prompt_tokens(policy, start)
         turns_left = self.context.config.rollout.max_steps - self.num_turns - 1
-        reserved = math.ceil(turns_left * (self.first_seen + grown) / (turns + 1))
+        reserved = math.ceil(turns_left * (self.first_seen + grown) / (num_answers + 1))
         return conversation.fit_tips(tips, limit - used - reserved)
 
     async def act(self, observation: Observation) -> Decision | None:
@@ -208,17 +216,31 @@ class TipsActor:
         policy, config = context.policy, context.config
         limit = compute_prompt_limit(policy, config)
         conversation.follow(observation)
-        affordable = self.select_affordable(limit, observation, await self.find(observation))
-        tips = observe_within_limit(limit, policy, conversation, observation, affordable)
+        candidates = await self.find(observation)
+
+        def show_tips() -> tuple[Tip, ...] | None:
+            affordable = self.select_affordable(limit, observation, candidates)
+            return observe_within_limit(limit, policy, conversation, observation, affordable)
+
+        tips = await run_beside_loop(observation, show_tips)
         if tips is None:
             return None
         sampling = context.build_sampling(self.num_turns)
+        sampling = replace(sampling, **(observation.request or {}).get("sampling", {}))
         self.num_turns += 1
         completion = await policy.generate(tuple(conversation.acting), sampling, context.episode)
         plain_ids = policy.encode(conversation.plain) if conversation.tips_shown else completion.prompt_ids
         conversation.act(completion.text, completion.token_ids)
         action = parse_action(completion.text, config.rollout.action_format, config.rollout.style).action
         return Decision(action, completion, plain_ids, tips)
+
+
+async def run_beside_loop(observation: Observation, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function`, which tokenizes, in a thread where an agent's request is long, so that others need not wait."""
+    messages = observation.request["messages"] if observation.request else ()
+    if sum(len(text) for _, text in messages) <= MAX_LOOP_CHARS:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 def observe_within_limit(

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
-from trailnotes.errors import PolicyError
+from trailnotes.errors import Interrupted, PolicyError
 from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Session
 from trailnotes.memory import TipMemory
 from trailnotes.policies.base import Policy
-from trailnotes.rollout.episode import run_episode
+from trailnotes.rollout.episode import compute_prompt_limit, run_episode
 from trailnotes.rollout.tips import write_tips
+from trailnotes.runs.signals import wait_for_signal
 from trailnotes.storage.files import append_jsonl, trajectory_to_json
 from trailnotes.types import Task, Trajectory, TrajectoryGroup
 
@@ -30,6 +31,7 @@ MAX_NAME_CHARS = 512  # of a session or task
 MAX_ENDED = 10_000
 CLOSE_TIMEOUT_S = 20.0  # for what has been reported to be kept
 SWITCH_INTERVAL_S = 0.0005  # a thread that writes to disk holds up answers no longer than that
+DEFAULT_TASK = "default"
 EPISODES_FILE = "episodes.jsonl"
 
 
@@ -46,9 +48,10 @@ class OpenGateway:
         self._policy, self._memory, self._config = policy, memory, config
         self._path, self._plain_share = path, plain_share
         self._sessions: dict[str, Session] = {}
-        self._playing: set[asyncio.Task[None]] = set()
+        self._playing: dict[asyncio.Task[None], Session] = {}
         self._count = 0
         self._writing, self._learning = asyncio.Lock(), asyncio.Lock()
+        self._defaults: dict[str, Session] = {}  # by task: of clients that name no session
         self._ended: dict[str, None] = {}  # names that begin no other session, the newest `MAX_ENDED`
 
     def find(self, key: str, task: str = "") -> Session:
@@ -67,18 +70,39 @@ class OpenGateway:
             raise RequestRefused("the name of a session has no /")
         if max(len(key), len(task)) > MAX_NAME_CHARS:
             raise RequestRefused(f"a session and its task have names of {MAX_NAME_CHARS} characters at most")
-        if len(self._sessions) >= (limit := self._config.env.max_envs or MAX_SESSIONS):
-            raise RequestRefused(f"{limit} sessions are alive: end some, or raise env.max_envs", 429, "too_many")
+        self._make_room()
         key = key or secrets.token_urlsafe(24)
-        context = min(self._config.rollout.max_context_tokens, self._policy.context_length)
-        session = self._sessions[key] = Session(key, self._config.env.timeout, context_tokens=context)
-        session.task = Task(task, "gateway")
+        session = self._sessions[key] = Session(key, self._config.env.timeout)
+        session.task, session.kept = Task(task, "gateway"), session.loop.create_future()
         session.describe_tools = getattr(self._policy, "describe_tools", None)
+        session.max_prompt_tokens = compute_prompt_limit(self._policy, self._config)
         self._count += 1
         playing = asyncio.create_task(self._play(session, self._count))
-        self._playing.add(playing)
-        playing.add_done_callback(self._playing.discard)
+        self._playing[playing] = session
+        playing.add_done_callback(self._playing.pop)
         return session
+
+    def find_default(self, task: str) -> Session:
+        """Find the session of all clients that name none, of one task ("default"); begin another where it is over."""
+        task = task or DEFAULT_TASK
+        session = self._defaults.get(task)
+        if session is None or not session.takes_requests:
+            if session is not None:
+                session.end()  # no report can come
+            session = self._defaults[task] = self.find("", task)
+            logger.warning("a client names no session: it plays session %s of the task %r", self._count, task)
+        return session
+
+    def _make_room(self) -> None:
+        """End the oldest session without a request where too many are alive."""
+        if len(self._sessions) < (limit := self._config.env.max_envs or MAX_SESSIONS):
+            return
+        for playing, session in self._playing.items():
+            if session.is_unused and session.key in self._sessions:
+                del self._sessions[session.key]
+                playing.cancel()
+                return
+        raise RequestRefused(f"{limit} sessions are alive: end some, or raise env.max_envs", 429, "too_many")
 
     async def close(self) -> None:
         """End all sessions; those that have reported are kept, and the others as failed."""
@@ -86,7 +110,7 @@ class OpenGateway:
             session.end("the gateway was stopped")
         if self._playing:
             await asyncio.wait(self._playing, timeout=CLOSE_TIMEOUT_S)
-        for playing in self._playing:
+        for playing in list(self._playing):
             playing.cancel()
         await asyncio.gather(*self._playing, return_exceptions=True)
 
@@ -96,37 +120,42 @@ class OpenGateway:
         is_plain = self._memory is None or random.Random(seed).random() < self._plain_share
         name = f"session/{session.key}"  # of the episode with the policy, where authors have theirs
         self._policy.open_episode(name)
+        kept, reason = "the server failed: its log says why", ""
         try:
             episode = await run_episode(
                 self._policy, session, session.task, "plain" if is_plain else "on_policy_tips", self._memory, config,
                 member=0, seed=seed, episode=name,
             )  # fmt: skip
             async with self._writing:
-                await asyncio.to_thread(append_jsonl, self._path, [trajectory_to_json(episode)])
+                await asyncio.to_thread(self._keep, episode, session)
+            kept = ""
         except Exception as error:  # noqa: BLE001 (the other sessions go on)
             logger.error("session %s of %s: %s", number, session.task.id, error)  # noqa: TRY400 (the text says it)
+            reason = f"this session ended by an error of the server: {type(error).__name__}"
             return
         finally:
             self._policy.close_episode(name)
-            session.close()
-            del self._sessions[session.key]
+            session.close(*filter(None, [reason]))
+            if session.kept is not None and not session.kept.done():
+                session.kept.set_result(kept)
+            self._sessions.pop(session.key, None)
             self._ended[session.key] = None
             if len(self._ended) > MAX_ENDED:
                 del self._ended[next(iter(self._ended))]
         if self._memory is not None and session.has_reported and episode.outcome != "error":
             await self._learn(episode, seed)
 
-    async def _learn(self, episode: Trajectory, seed: int) -> None:
-        """Report the outcome to the memory, and have the policy write a tip."""
-        memory = self._memory
-        assert memory is not None, "checked before"
-
-        def report() -> None:
+    def _keep(self, episode: Trajectory, session: Session) -> None:
+        """Write an episode to the disk, and its outcome to the memory."""
+        append_jsonl(self._path, [trajectory_to_json(episode)], sync=True)
+        if self._memory is not None and session.has_reported and episode.outcome != "error":
             tips = {tip.id: tip for step in episode.steps for tip in step.tips}
-            attempt = memory.record_attempt(episode.task.id, [*tips.values()])
-            memory.report_attempt(attempt, episode.score, max_score=episode.max_score, success=episode.success)
+            attempt = self._memory.record_attempt(episode.task.id, [*tips.values()])
+            self._memory.report_attempt(attempt, episode.score, max_score=episode.max_score, success=episode.success)
 
-        await asyncio.to_thread(report)  # waits for the disk
+    async def _learn(self, episode: Trajectory, seed: int) -> None:
+        """Have the policy write a tip."""
+        assert self._memory is not None, "checked before"
         group = TrajectoryGroup(episode.task, (episode,))
         try:
             async with self._learning:  # an author writes about one session at a time
@@ -134,7 +163,7 @@ class OpenGateway:
         except PolicyError as error:
             logger.error("no tip about %s: %s", episode.task.id, error)  # noqa: TRY400 (the text says it)
             return
-        await asyncio.to_thread(memory.add, batch.tips)
+        await asyncio.to_thread(self._memory.add, batch.tips)
 
 
 async def serve_agents(
@@ -145,15 +174,19 @@ async def serve_agents(
     token: str,
     public: bool,
 ) -> None:
-    """Serve until cancelled; `ready` gets the address. `token` and `public` as for `GatewayServer`."""
+    """Serve until a signal comes, and raise `Interrupted`; `ready` gets the address.
+
+    `token` and `public` as for `GatewayServer`.
+    """
     opened = gateway()
-    server = GatewayServer(opened.find, listener, token=token, public=public)
+    server = GatewayServer(opened.find, listener, token=token, public=public, find_default=opened.find_default)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        await server.start()
-        ready(server.url)
-        await asyncio.Event().wait()
+        with wait_for_signal() as signal:
+            await server.start()
+            ready(server.url)
+            raise Interrupted(await signal)
     finally:
         server.stop()  # first, so that no session begins meanwhile
         await opened.close()

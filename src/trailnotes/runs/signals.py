@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -46,6 +47,27 @@ def request_stop_on_signals(ask: Callable[[], None]) -> Iterator[list[int]]:
         ask()
 
     with _install_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), first):
+        yield received
+
+
+@contextlib.contextmanager
+def wait_for_signal() -> Iterator[asyncio.Future[int]]:
+    """Yield a future of the first signal's number; the loop handles it, so that no code of a request can lose it.
+
+    The second interrupts at once. In another thread than the main one no signal is handled.
+    """
+    loop = asyncio.get_running_loop()
+    received: asyncio.Future[int] = loop.create_future()
+
+    seen: list[int] = []
+
+    def receive(number: int, frame: object) -> None:
+        if seen:
+            _raise_interrupted(number, frame)
+        seen.append(number)
+        loop.call_soon_threadsafe(received.set_result, number)
+
+    with _install_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), receive):
         yield received
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from trailnotes.web.loopback import is_loopback
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 MAX_CONNECTIONS = 2_000  # at once; one more gets status 503
 
@@ -81,9 +82,26 @@ def serve(
         print(exit_message)
 
 
+def _raise_interrupts(app: ASGIApp) -> ASGIApp:
+    """Let a signal that interrupts a request end the event loop: uvicorn only logs it, and serves on."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except KeyboardInterrupt as stop:
+            asyncio.get_running_loop().call_soon(_raise, stop)
+            await asyncio.Event().wait()  # until the loop ends
+
+    return run
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
 def build_server_config(app: ASGIApp, *, lifespan: bool = False, most_ws_bytes: int = 0) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
+        _raise_interrupts(app),
         access_log=False,
         log_level="error",  # below it, a line for each request that is none
         lifespan="on" if lifespan else "off",

@@ -122,7 +122,7 @@ class TinkerServer:
         waited: Future[Any] = future if isinstance(future, Future) else future.future()
         began, silent = time.monotonic(), 0
         while not concurrent.futures.wait({waited}, ALIVE_EVERY).done:
-            silent = self._check_patience(began, silent, doing)
+            silent = self._check_deadline(began, silent, doing)
         return self._read(waited, doing)
 
     async def wait_async(self, future: Any, doing: str) -> Any:
@@ -130,7 +130,7 @@ class TinkerServer:
         waited.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # this task may be cancelled
         began, silent = time.monotonic(), 0
         while not (await asyncio.wait({waited}, timeout=ALIVE_EVERY))[0]:
-            silent = await asyncio.to_thread(self._check_patience, began, silent, doing)
+            silent = await asyncio.to_thread(self._check_deadline, began, silent, doing)
         return self._read(waited, doing)
 
     def release(self, model_id: str) -> None:
@@ -175,12 +175,11 @@ class TinkerServer:
         return answer
 
     def _find_dialect(self) -> Dialect:
-        found = DOCUMENTED
-        if self.config.url:
-            with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):  # the API asks none for its schema
+        with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):  # the API requires no schema of a server
+            if self.config.url:
                 title = httpx.get(f"{self.url}/openapi.json", timeout=ALIVE_EVERY).json()["info"]["title"]
-                found = SKYRL if title == SKYRL_TITLE else DOCUMENTED
-        return found
+                return SKYRL if title == SKYRL_TITLE else DOCUMENTED
+        return DOCUMENTED
 
     def _read(self, ended: Any, doing: str) -> Any:
         try:
@@ -190,7 +189,7 @@ class TinkerServer:
         except Exception as error:
             raise self._explain(error, doing) from error
 
-    def _check_patience(self, began: float, silent: int, doing: str) -> int:
+    def _check_deadline(self, began: float, silent: int, doing: str) -> int:
         if time.monotonic() - began > self.config.timeout:
             raise self._explain_timeout(doing)
         if self._is_alive():
@@ -235,9 +234,9 @@ class TinkerServer:
         )
 
     def _explain_key(self, status: int, body: object = "") -> ServerError:
-        said = redact_key(self._key, extract_error_text(body))
+        text = redact_key(self._key, extract_error_text(body))
         return ServerError(
-            f"{self.url} answers {status} ({said}): export {TINKER_KEY_VARIABLE} with a key that it takes"
+            f"{self.url} answers {status} ({text}): export {TINKER_KEY_VARIABLE} with a key that it takes"
         )
 
     def _explain(self, error: Exception, doing: str) -> Exception:
