@@ -14,7 +14,6 @@ from trailnotes.web.faults import (
 )
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
@@ -27,11 +26,6 @@ from trailnotes.web.faults import (
 )
 def test_retry_after_is_read_as_seconds(value: str, seconds: float | None) -> None:
     assert parse_retry_after({"retry-after": value}) == seconds
-=======
-@pytest.mark.parametrize(("value", "seconds"), [("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("soon", None), (None, None)])
-def test_retry_after_is_parsed_as_seconds(value: str | None, seconds: float | None) -> None:
-    assert parse_retry_after({} if value is None else {"retry-after": value}) == seconds
->>>>>>> 7f46591e
 
 
 def test_waits_double_up_to_a_minute_and_respect_the_server() -> None:

@@ -355,9 +355,6 @@ class ChatFormat:
     def count_tokens(self, text: str) -> int:
         return len(self._content(text))
 
-    def _content(self, text: str) -> TokenIds:
-        return self._short_content(text) if len(text) <= MAX_CACHED_CHARS else self._encode_content(text)
-
     def _iter_segments(self, messages: Sequence[Message]) -> Iterator[Segment]:
         pieces, parts = self._find_parts(messages)
         spoken: TokenIds = ()
