@@ -19,7 +19,7 @@ from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.groups import run_groups
 from trailnotes.types import Task, Tip, TrajectoryGroup
 
-TASKS = [Task(f"task {number}", "parrot:Parrot") for number in range(12)]
+TASKS = [Task(f"task {number}", "echo_env:Echo") for number in range(12)]
 
 
 class Recording(HashingEmbedder):
@@ -44,13 +44,13 @@ class Recording(HashingEmbedder):
 
 def config_of(threshold: float = 0.2) -> Config:
     memory = {"threshold": threshold, "top_k": 2, "order": ("similarity", "score")}
-    return small_config(env={"name": "parrot:Parrot", "options": {}}, memory=memory, rollout={"max_steps": 3})
+    return small_config(env={"name": "echo_env:Echo", "options": {}}, memory=memory, rollout={"max_steps": 3})
 
 
 def played(embedder: Embedder, config: Config) -> list[TrajectoryGroup]:
     words = ("red", "green", "blue", "yellow")
     tips = [
-        Tip(task.id, f"{word} {index}", f"{task.id} {word} is what the parrot said", index % 3)
+        Tip(task.id, f"{word} {index}", f"{task.id} {word} is the observation", index % 3)
         for task in TASKS
         for index, word in enumerate(words)
     ]
