@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from test_gateway_agents import agent_config, echo
 
+from trailnotes.client import session
+from trailnotes.errors import ConfigError, Interrupted
 from trailnotes.gateway.requests import RequestRefused, parse_chat_call
+from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Report
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.runs.serving import OpenGateway
 from trailnotes.storage.files import read_jsonl
+from trailnotes.web.serving import open_listener
 
 CALL = parse_chat_call({"messages": [{"role": "user", "content": "a"}]})
 
@@ -45,6 +53,115 @@ def test_what_was_reported_before_the_end_is_kept_and_each_has_a_tip(tmp_path: P
     assert asyncio.run(run()) == (19, set())
     outcomes = [line["outcome"] for line in read_jsonl(tmp_path / "episodes.jsonl")]
     assert sorted(outcomes) == ["error", *["terminated"] * 18, "truncated"]
+
+
+def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path) -> None:
+    config = agent_config(tmp_path)
+
+    async def run() -> None:
+        with open_memory(None, config.memory) as memory:
+            gateway = OpenGateway(ScriptedPolicy(echo), memory, config, tmp_path / "episodes.jsonl", 0.0)
+            server = GatewayServer(gateway.find, open_listener("127.0.0.1", 0))
+            await server.start()
+            for number in range(5):
+                opened = await asyncio.to_thread(session, "tea", gateway=server.url)
+                await gateway.find(opened.url.rpartition("/")[2]).ask(CALL)
+                await asyncio.to_thread(opened.report, 1.0)
+                assert len([*read_jsonl(tmp_path / "episodes.jsonl")]) == number + 1
+                assert len(memory.store.load_attempts("tea", 9, without="")) == number + 1
+            (tmp_path / "episodes.jsonl").unlink()
+            (tmp_path / "episodes.jsonl").mkdir()
+            opened = await asyncio.to_thread(session, "tea", gateway=server.url)
+            await gateway.find(opened.url.rpartition("/")[2]).ask(CALL)
+            with pytest.raises(ConfigError, match="the report is lost"):
+                await asyncio.to_thread(opened.report, 1.0)
+            server.stop()
+            await gateway.close()
+
+    asyncio.run(run())
+
+
+def test_sessions_without_a_request_give_way(tmp_path: Path) -> None:
+    config = agent_config(tmp_path, max_envs=3)
+
+    async def run() -> None:
+        gateway = OpenGateway(ScriptedPolicy(echo), None, config, tmp_path / "episodes.jsonl", 0.0)
+        honest = gateway.find("honest", "tea")
+        await honest.ask(CALL)
+        for number in range(20):
+            gateway.find(f"idle {number}", "tea")
+            await asyncio.sleep(0)
+        assert gateway.find("honest") is honest
+        for number in (18, 19):
+            await gateway.find(f"idle {number}").ask(CALL)
+        with pytest.raises(RequestRefused, match="no such session"):
+            gateway.find("idle 0")
+        with pytest.raises(RequestRefused, match="3 sessions are alive"):
+            gateway.find("late", "tea")
+        await gateway.close()
+
+    asyncio.run(run())
+
+
+def test_a_client_that_names_no_session_plays_one_after_the_other(tmp_path: Path) -> None:
+    config = agent_config(tmp_path)
+
+    async def run() -> None:
+        gateway = OpenGateway(ScriptedPolicy(echo), None, config, tmp_path / "episodes.jsonl", 0.0)
+        server = GatewayServer(gateway.find, open_listener("127.0.0.1", 0), find_default=gateway.find_default)
+        await server.start()
+        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0)
+        async with client:
+            for number in range(2 * config.rollout.max_steps + 1):
+                messages: Any = [{"role": "user", "content": str(number)}]
+                answer = await client.chat.completions.create(model="trailnotes", messages=messages)
+                assert answer.choices[0].message.content == f"echo {number}"
+            assert (await client.models.retrieve("trailnotes")).id == "trailnotes"
+            messages = [{"role": "user", "content": "x" * 2_000_000}]
+            with pytest.raises(openai.BadRequestError, match="fit"):
+                await client.chat.completions.create(model="trailnotes", messages=messages)
+        server.stop()
+        await gateway.close()
+
+    asyncio.run(run())
+    assert [line["task"]["id"] for line in read_jsonl(tmp_path / "episodes.jsonl")] == ["default"] * 3
+
+
+def test_half_of_a_character_is_refused_wherever_it_is(tmp_path: Path) -> None:
+    config = agent_config(tmp_path)
+
+    def post(url: str, body: bytes) -> int:
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            urllib.request.urlopen(url, body, timeout=20)
+        with refusal.value as error:
+            assert b"surrogate" in error.read()
+        return error.code
+
+    async def run() -> None:
+        gateway = OpenGateway(ScriptedPolicy(echo), None, config, tmp_path / "episodes.jsonl", 0.0)
+        server = GatewayServer(gateway.find, open_listener("127.0.0.1", 0), find_default=gateway.find_default)
+        await server.start()
+        chat = b'{"messages": [{"role": "user", "content": "\\uDCFF"}]}'
+        for path, body in (("/sessions", b'{"task": "\\ud800"}'), ("/v1/chat/completions", chat)):
+            assert await asyncio.to_thread(post, server.url + path, body) == 400
+        server.stop()
+        await gateway.close()
+
+    asyncio.run(run())
+
+
+def test_a_signal_during_a_request_ends_the_loop() -> None:
+    def find(key: str, task: str) -> Any:
+        raise Interrupted(15)
+
+    async def run() -> None:
+        await GatewayServer(find, listener).start()
+        with socket.create_connection(listener.getsockname()) as client:
+            client.send(b"GET /sessions/one HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await asyncio.sleep(20)
+
+    with open_listener("127.0.0.1", 0) as listener, pytest.raises(Interrupted):
+        asyncio.run(run())
 
 
 def test_a_name_is_of_one_session(tmp_path: Path) -> None:
