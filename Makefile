@@ -1,3 +1,4 @@
+# make demo: a first table within two minutes; make demo-full: the comparison of three seeds.
 # make demo | test | lint | bench: each builds .venv first, once, and again when pyproject.toml or constraints.txt change.
 # make test COVERAGE=--cov also counts the lines and branches that tests reach; it takes half as long again.
 # make test-long: whole runs, kills of processes, soaks.
@@ -32,12 +33,15 @@ TINKER_JAX ?= $(if $(shell command -v nvidia-smi),jax[cuda12],jax)>=0.8,<1
 TINKER_PYTHON := .venv-tinker/bin/python
 TINKER_INSTALLED := .venv-tinker/.installed
 
-.PHONY: demo real test test-long lint format docs bench gpu wheels smollm2 qwen vllm test-vllm tinker test-tinker test-ray
+.PHONY: demo demo-full real test test-long lint format docs bench gpu wheels smollm2 qwen vllm test-vllm tinker test-tinker test-ray
 .DELETE_ON_ERROR:
 # Some hundred processes would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(INSTALLED)
+	$(BIN)/python -m trailnotes demo --small
+
+demo-full: $(INSTALLED)
 	$(BIN)/python -m trailnotes demo
 
 # The models of the tests are tiny.

@@ -20,7 +20,8 @@ def look(room: str) -> str:
 
 def solve(question: str, base_url: str, api_key: str, model: str) -> str:
     """Run an agent that calls tools, of which its answer is one."""
-    chat = OpenAIModel(model_id=model, api_base=base_url, api_key=api_key)
+    # The gateway cannot force a call, which smolagents asks for unless it is told otherwise.
+    chat = OpenAIModel(model_id=model, api_base=base_url, api_key=api_key, tool_choice="auto")
     return str(ToolCallingAgent(tools=[look], model=chat, verbosity_level=LogLevel.OFF).run(question))
 
 

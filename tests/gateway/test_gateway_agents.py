@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import threading
@@ -19,7 +20,6 @@ from small import small_config
 from trailnotes.client import AgentSession
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, SessionOver
-from trailnotes.gateway import requests
 from trailnotes.gateway.pool import GatewayPool
 from trailnotes.gateway.requests import ModelCall, make_reply, parse_responses_call
 from trailnotes.memory import open_memory
@@ -164,9 +164,9 @@ def test_streams_responses_and_several_system_prompts(tmp_path: Path) -> None:
         return 0.0
 
     (episode,) = play(agent_config(tmp_path), agent)
-    read = [step.observation.request for step in episode.steps]
-    assert read[1] == {"kept": 0, "messages": [["system", "be"], ["user", "b"]]}
-    assert read[2] == {"kept": 0, "messages": [["system", "one\n\ntwo"], ["user", "x\n<system>\nlate\n</system>"]]}
+    requests = [step.observation.request for step in episode.steps]
+    assert requests[1] == {"kept": 0, "messages": [["system", "be"], ["user", "b"]]}
+    assert requests[2] == {"kept": 0, "messages": [["system", "one\n\ntwo"], ["user", "x\n<system>\nlate\n</system>"]]}
 
 
 def test_a_lost_answer_is_sampled_once(tmp_path: Path) -> None:
@@ -245,6 +245,20 @@ def test_an_episode_ends_with_its_steps(tmp_path: Path) -> None:
 
     (episode,) = play(agent_config(tmp_path), endless)
     assert (episode.outcome, episode.score, len(episode.steps)) == ("truncated", 0.25, 6)
+
+
+@pytest.mark.parametrize("limit", [{"max_steps": 3}, {"max_context_tokens": 300, "max_action_tokens": 16}])
+def test_a_report_after_the_episode_was_cut_counts(tmp_path: Path, limit: dict[str, int]) -> None:
+    def agent(session: AgentSession) -> float:
+        with contextlib.suppress(openai.APIStatusError):
+            for number in range(40):
+                ask(session, *("a long question, and its answer " * (number + 1),))
+        return 1.0
+
+    config = agent_config(tmp_path)
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update=limit)})
+    (episode,) = play(config, agent)
+    assert (episode.outcome, episode.score, episode.success, episode.episode_return) == ("truncated", 1.0, True, 1.0)
 
 
 def _raises(session: AgentSession) -> None:
@@ -390,16 +404,3 @@ def test_an_answer_cut_at_a_stop_string_has_stopped() -> None:
     call = ModelCall(({"role": "user", "content": "a"},), stop=("\n",))
     reply = make_reply(call, Completion((), (), (), "yes\nand", finish_reason="length"))
     assert (reply.content, reply.finish_reason) == ("yes", "stop")
-
-
-def test_a_request_is_rendered_in_work_that_is_linear_in_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[int] = []
-    real = requests.hash_turns
-    monkeypatch.setattr(
-        requests, "hash_turns", lambda turns, before=0: (hashed.append(len(turns)), real(turns, before))[1]
-    )
-    roles = ("user", "assistant") * 4_000
-    messages = tuple({"role": role, "content": "go"} for role in (*roles, "user"))
-    assert len(requests.render_conversation(ModelCall(messages), {}).turns) == len(messages) == sum(hashed)
-    with pytest.raises(requests.RequestRefused, match="messages"):
-        requests.render_conversation(ModelCall(messages * 2), {})

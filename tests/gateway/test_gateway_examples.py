@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +29,15 @@ def search(messages: Sequence[Message]) -> str:
     if "final_answer" in messages[0].content:
         return '<tool_call>{"name": "final_answer", "arguments": {"answer": "attic"}}</tool_call>'
     return "attic"
+
+
+@pytest.fixture(autouse=True)
+def _collect_clients() -> Iterator[None]:
+    """Frameworks leave their clients to the garbage collector, with open connections."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ try:
 except openai.APIStatusError:
     time.sleep(600)
 """
-    (episode,) = play(command(tmp_path, lines, timeout=20.0), lambda _: None)
+    (episode,) = play(command(tmp_path, lines, timeout=3.0), lambda _: None)
     assert (episode.outcome, len(episode.steps)) == ("truncated", 6)
     wait_until(lambda: is_gone(tmp_path / "child"))
 

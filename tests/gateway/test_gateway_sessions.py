@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from small import small_config
-from trailnotes.gateway import session
+from trailnotes.gateway import requests, session
 from trailnotes.gateway.requests import RequestRefused, parse_chat_call, render_conversation
 from trailnotes.gateway.session import Report, Session, parse_report
 from trailnotes.learner.samples import build_samples
@@ -155,13 +156,36 @@ def test_turns_alternate_and_hold_all_texts(messages: list[tuple[str, str]]) -> 
     assert prompt.newest == "end"
 
 
+def test_rendering_hashes_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed, empty = [0], hashlib.blake2b()
+
+    class CountingHash:
+        def __init__(self, **_: Any) -> None: ...
+
+        def update(self, data: bytes) -> None:
+            hashed[0] += len(data)
+
+        def copy(self) -> Any:
+            return empty
+
+    monkeypatch.setattr(requests.hashlib, "blake2b", CountingHash)
+
+    def count(turns: int) -> int:
+        hashed[0] = 0
+        chat = [user("a"), {"role": "assistant", "content": "b"}] * turns
+        render_conversation(parse_chat_call({"messages": [*chat, user("end")]}), {})
+        return hashed[0]
+
+    assert count(1000) < 11 * count(100)
+
+
 # -- requests that are refused
 
 
 def test_what_cannot_fit_is_refused_before_any_tokenizer() -> None:
     async def agent(opened: Session) -> None:
-        parts: Any = [{"role": "user", "content": [{"type": "text", "text": "x" * 400_000}]}]
-        for chat in ([user("x" * 400_000)], [user("")] * 5000, parts):
+        parts: Any = [{"role": "user", "content": [{"type": "text", "text": "x" * 200_000}]}]
+        for chat in ([user("x" * 200_000)], [user("")] * 5000, parts):
             with pytest.raises(RequestRefused, match="fit"):
                 await ask(opened, chat)
         await ask(opened, [user("a")])
@@ -199,7 +223,7 @@ def test_long_texts_are_not_remembered_and_are_tokenized_in_a_thread() -> None:
         ({"temperature": 1e-300}, False, "temperature"), ({"temperature": "hot"}, False, "OpenAI"),
         ({"seed": 2**64}, False, "seed"),
         ({"logit_bias": {"1": 1}}, False, "logit_bias"), ({"presence_penalty": 1}, False, "presence_penalty"),
-        ({"frequency_penalty": 1}, True, "frequency_penalty"),
+        ({"frequency_penalty": 1}, True, "frequency_penalty"), ({"tool_choice": "required"}, False, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, False, "tool_choice"),
         ({"max_tokens": -1}, False, "max_tokens"),
     ],

@@ -15,7 +15,7 @@ from trailnotes.config.schema import Config
 from trailnotes.learner.samples import build_samples
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import run_episode
-from trailnotes.types import Completion, Message, Mode, Observation, Task, Tip, TokenIds, TrajectoryGroup
+from trailnotes.types import Completion, Message, Mode, Observation, Sampling, Task, Tip, TokenIds, TrajectoryGroup
 
 Chat = tuple[tuple[str, str], ...]
 MOVES = ("follow", "new", "new without system", "fork", "edit", "drop")
@@ -24,11 +24,15 @@ MOVES = ("follow", "new", "new without system", "fork", "edit", "drop")
 class Agent:
     """Makes one request for each move, then reports."""
 
+    describe_tools = None
+    sampling = Sampling()
+    max_prompt_tokens = 2**20
+
     def __init__(self, moves: Sequence[tuple[str, int]]) -> None:
         self.moves = list(moves)
         self.chats: list[Chat] = []  # every conversation so far, with its answer
         self.newest: Chat = ()
-        self.describe_tools = self.sampling = self.max_prompt_tokens = None
+        self.describe_tools = None
 
     def _ask(self) -> Observation:
         if not self.moves:

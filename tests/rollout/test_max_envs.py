@@ -111,7 +111,7 @@ def test_an_interrupt_leaves_nothing_open(limit: int) -> None:
 # --- real environments
 
 
-def parrots(**env: Any) -> Config:
+def echoes(**env: Any) -> Config:
     return small_config(
         env={"name": "echo_env:Echo", "options": {}, **env},
         rollout={"max_steps": 4, "num_tasks": 3},
@@ -151,11 +151,11 @@ def anonymous(groups: Sequence[TrajectoryGroup]) -> str:
 
 
 def test_a_model_plays_the_same_up_to_rounding_and_the_same_bits_in_workers(policy: HFPolicy) -> None:
-    with EnvPool(parrots(num_workers=0).env) as here, EnvPool(parrots(num_workers=2).env) as there:
-        unlimited = play_echoes(policy, here, parrots())
+    with EnvPool(echoes(num_workers=0).env) as here, EnvPool(echoes(num_workers=2).env) as there:
+        unlimited = play_echoes(policy, here, echoes())
         assert len({len(episode) for episode in tokens(unlimited)}) > 2  # they end at different times
         for limit in (1, 3, 10):
-            config = parrots(max_envs=limit)
+            config = echoes(max_envs=limit)
             limited = play_echoes(policy, here, config)
             assert tokens(limited) == tokens(unlimited)
             assert anonymous(play_echoes(policy, there, config)) == anonymous(limited)
@@ -163,7 +163,7 @@ def test_a_model_plays_the_same_up_to_rounding_and_the_same_bits_in_workers(poli
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_a_worker_that_dies_in_between_blocks_no_episode(policy: HFPolicy, tmp_path: Path, limit: int) -> None:
-    config = parrots(options={"grave": str(tmp_path)}, max_envs=limit, num_workers=1)
+    config = echoes(options={"kills": str(tmp_path)}, max_envs=limit, num_workers=1)
     with EnvPool(config.env) as pool:
         groups = play_echoes(policy, pool, config)
     assert len(list(tmp_path.iterdir())) == 2

@@ -50,7 +50,7 @@ def config_of(threshold: float = 0.2) -> Config:
 def played(embedder: Embedder, config: Config) -> list[TrajectoryGroup]:
     words = ("red", "green", "blue", "yellow")
     tips = [
-        Tip(task.id, f"{word} {index}", f"{task.id} {word} is what the echo was", index % 3)
+        Tip(task.id, f"{word} {index}", f"{task.id} {word} is the observation", index % 3)
         for task in TASKS
         for index, word in enumerate(words)
     ]

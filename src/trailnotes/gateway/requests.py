@@ -1,18 +1,19 @@
 """Requests and answers of OpenAI's chat completions and responses, as conversations of a text model.
 
 A conversation is one system text, then turns of the user and the model in alternation. All messages between two turns
-of the model (of the user, of tools, later system messages) are one user turn. Tools are described in the
-system text, by the model's own chat template where it knows the notation of Hermes and Qwen, in which calls are read.
+of the model (of the user, of tools, later system messages) are one user turn. Tools are described in the system text,
+by the model's own chat template where it knows the notation of Hermes and Qwen, in which calls are parsed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
@@ -22,7 +23,6 @@ from trailnotes.types import Completion, Role, Sampling, strip_thinking
 Json = dict[str, Any]
 ChatTurn = tuple[Role, str]
 MODEL: Final = AgentSession.model  # the name that agents ask for
-MAX_MESSAGES: Final = 10_000  # of a request
 DescribeTools = Callable[[Sequence[Json]], str]  # as `ChatFormat.describe_tools`
 _CALL_BEGIN: Final = re.compile(r"<tool_call>\s*(?=\{)")
 _CALL_END: Final = re.compile(r"\s*(?:</tool_call>|$)")
@@ -122,8 +122,8 @@ def _parse_sampling(body: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...
     for name in ("logit_bias", "presence_penalty", "frequency_penalty"):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported here")
-    if isinstance(body.get("tool_choice"), dict):
-        raise RequestRefused("tool_choice cannot enforce a function here: ask for the call in words")
+    if body.get("tool_choice") not in (None, "auto", "none"):  # an object names a function
+        raise RequestRefused("tool_choice cannot be enforced here: use auto or none, and ask for the call in words")
     return tuple(sorted(fields.items())), body.get("parallel_tool_calls") is not False
 
 
@@ -167,67 +167,74 @@ class ChatPrompt(NamedTuple):
 
     turns: tuple[ChatTurn, ...]
     newest: str  # message of the last turn: tips stand before it
+    place: bytes  # identifies the turns, without the system text
 
 
-class _Reading:
-    """A conversation while it is read: messages of one side that follow each other are one turn."""
+class _TurnBuilder:
+    """The turns of a conversation; messages of one role in a row are one turn. Each message is hashed once."""
 
     def __init__(self) -> None:
-        self.turns: list[ChatTurn] = []  # those before the newest
-        self.hash = 0  # of them
-        self.role: Role | None = None  # of the newest
-        self._parts: list[str] = []
+        self._turns: list[tuple[Role, list[str]]] = []
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    @property
+    def place(self) -> bytes:
+        return self._hash.copy().digest()
+
+    @property
+    def last_role(self) -> Role | None:
+        return self._turns[-1][0] if self._turns else None
 
     def add(self, role: Role, text: str) -> None:
-        if role != self.role:
-            self.close_turn()
-        self.role = role
-        self._parts.append(text)
+        if self.last_role == role:
+            self._turns[-1][1].append(text)
+            self._hash.update(b"\n")
+        else:
+            self._turns.append((role, [text]))
+            self._hash.update(b"\xff" + role.encode() + b"\xff")  # a byte that no text in UTF-8 has
+        self._hash.update(text.encode("utf-8", "surrogatepass"))
 
-    def close_turn(self) -> None:
-        if self.role:
-            self.turns.append((self.role, "\n".join(self._parts)))
-            self.hash = hash_turns(self.turns[-1:], self.hash)
-        self.role, self._parts = None, []
+    def build(self) -> tuple[ChatTurn, ...]:
+        return tuple((role, "\n".join(texts)) for role, texts in self._turns)
 
 
 @_refuse_malformed()
 def render_conversation(
-    call: ModelCall, sampled: Mapping[tuple[int | None, str], str], describe_tools: DescribeTools | None = None
+    call: ModelCall, sampled: Mapping[tuple[bytes | None, str], str], describe_tools: DescribeTools | None = None
 ) -> ChatPrompt:
-    """Render a request as a conversation, in time that is linear in its length.
+    """Render a request as a conversation, in time linear in its length.
 
-    `sampled` has the model's own texts, by `hash_turns` of the turns before each and `identify` of the message that
-    the agent was sent, and by None and the latter: answers that look alike to the agent may differ in their thinking.
+    `sampled` has the model's own texts, by the `place` before each and `identify` of the message that the agent was
+    sent, and by None and the latter: answers that look alike to the agent may differ in their thinking.
     `describe_tools` words the tools as the model knows them, or gives "".
     """
-    if len(call.messages) > MAX_MESSAGES:
-        raise RequestRefused(f"a request has at most {MAX_MESSAGES:,} messages", 413, "too_large")
-    head, newest, reading = list[str](), "", _Reading()
+    head, newest, turns = list[str](), "", _TurnBuilder()
     for message in call.messages:
         role, text = message.get("role"), _read_text(message.get("content"))
-        if role in {"system", "developer"} and reading.role is None and not reading.turns:
-            head.append(text)
-        elif role == "assistant":
-            if reading.role is None and not reading.turns:
-                reading.add("user", _BEGINNING)
-            if reading.role == "user":
-                reading.close_turn()
+        if role == "assistant":
+            if not turns:
+                turns.add("user", _BEGINNING)
             name = identify(message)
-            own = sampled.get((reading.hash, name)) or sampled.get((None, name))
-            reading.add("assistant", own or _render_assistant(message, text))
-        elif role in _USER_FORMS:
-            newest = _USER_FORMS[role].format(_ROLE_TAG.sub(r"<\\\1", text))
-            reading.add("user", newest)
-        else:
+            own = sampled.get((turns.place, name)) or sampled.get((None, name))
+            turns.add("assistant", own or _render_assistant(message, text))
+            continue
+        if role in {"system", "developer"} and not turns:
+            head += [text] if text or head else []
+            continue
+        if role not in _USER_FORMS:
             raise RequestRefused(f"a message has the role {role!r}: use system, user, assistant or tool")
-    if reading.role != "user":
+        newest = _USER_FORMS[role].format(_ROLE_TAG.sub(r"<\\\1", text))
+        turns.add("user", newest)
+    if turns.last_role != "user":
         raise RequestRefused("the last message must be the user's or a tool's")
-    reading.close_turn()
     if call.tools:
         head.append(_describe_tools(call.tools, describe_tools))
-    opening = "\n\n".join(filter(None, head))
-    return ChatPrompt((("system", opening), *reading.turns) if opening else tuple(reading.turns), newest)
+    opening = "\n\n".join(head).strip()
+    system: tuple[ChatTurn, ...] = (("system", opening),) if opening else ()
+    return ChatPrompt((*system, *turns.build()), newest, turns.place)
 
 
 def _describe_tools(tools: Sequence[Json], own: DescribeTools | None) -> str:
@@ -235,14 +242,6 @@ def _describe_tools(tools: Sequence[Json], own: DescribeTools | None) -> str:
         return text
     lines = (json.dumps(tool.get("function"), ensure_ascii=False, sort_keys=True) for tool in tools)
     return _TOOLS.format("\n".join(lines))
-
-
-def hash_turns(turns: Iterable[ChatTurn], before: int = 0) -> int:
-    """Hash a conversation, or go on from that of its beginning; system texts do not count."""
-    for turn in turns:
-        if turn[0] != "system":
-            before = hash((before, turn))
-    return before
 
 
 def identify(message: Mapping[str, Any]) -> str:

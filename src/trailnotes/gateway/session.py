@@ -20,7 +20,8 @@ from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Sampling, T
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
 MAX_REPORTS: Final = 1000  # between two requests
 MAX_STRETCH: Final = 10  # times `env.timeout` between two requests, however many reports there are
-MAX_TOKEN_CHARS: Final = 64  # a text with more for each token of the context is refused without being tokenized
+MAX_MESSAGES: Final = 4096  # of a request
+MAX_TOKEN_CHARS: Final = 32  # a text with more for each token of the context is refused without being tokenized
 MAX_REPORT_CHARS: Final = 32_768  # of the text of a report
 MAX_FAULT_CHARS: Final = 300  # of what is wrong with one
 _OVER: Final = "the episode is over: rollout.max_steps is reached, or the conversation fills the context"
@@ -81,8 +82,8 @@ class Session:
         self.key, self.task = key, Task(key, "gateway")
         self.loop = asyncio.get_running_loop()
         self.num_answered = 0
-        self.sampling, self.max_prompt_tokens = Sampling(), 2**20  # until `run_episode` sets its own
         self.describe_tools: DescribeTools | None = None  # of the model, where it has a form of its own for tools
+        self.sampling, self.max_prompt_tokens = Sampling(), 2**20  # until `run_episode` sets its own
         self.kept: asyncio.Future[str] | None = None  # of a server: what kept the outcome from the disk, "" for nothing
         self._timeout, self._start, self._scorer = timeout, start, scorer
         self._agent: Any = None
@@ -91,7 +92,7 @@ class Session:
         self._changed = asyncio.Event()  # there is another request, or the end
         self._now: _Request | None = None  # the one that the run answers
         self._turns: list[ChatTurn] = []  # the newest conversation, with its answer
-        self._sampled: dict[tuple[int | None, str], str] = {}  # see `render_conversation`
+        self._sampled: dict[tuple[bytes | None, str], str] = {}  # see `render_conversation`
         self._reward, self._report, self._failure = 0.0, Report(max_score=1.0, done=False), ""
         self._refusal = ""  # of further requests
         self._over = False
@@ -128,8 +129,7 @@ class Session:
         if self._refusal:
             raise RequestRefused(self._refusal, 400, "episode_over")
         self._require_live()
-        place = requests.hash_turns(prompt.turns)
-        key = prompt.turns[0][1] if prompt.turns[0][0] == "system" else "", place, call.stop, call.sampling
+        key = prompt.turns[0][1] if prompt.turns[0][0] == "system" else "", prompt.place, call.stop, call.sampling
         request = self._requests.get(key)
         if request is None or (request.delivered and not again):
             if len(self._queue) >= MAX_WAITING:
@@ -148,20 +148,22 @@ class Session:
                 del self._requests[key]
         request.delivered = True
         reply = requests.make_reply(call, completion)
-        for before in (place, None):
-            self._sampled[before, requests.identify(reply.message)] = completion.text
+        for place in (prompt.place, None):
+            self._sampled[place, requests.identify(reply.message)] = completion.text
         return reply
 
     def _require_fit(self, least_tokens: float) -> None:
         if least_tokens > self.max_prompt_tokens:
             raise RequestRefused(
-                f"the conversation does not fit a context of {self.max_prompt_tokens:,} tokens", 413,
+                f"the conversation does not fit a context of {self.max_prompt_tokens:,} tokens", 400,
                 "context_length_exceeded",
             )  # fmt: skip
 
     def _check_call(self, call: ModelCall) -> dict[str, Any]:
-        """Return how a call wants to be sampled; refuses what training cannot sample by."""
+        """Return how a call wants to be sampled; refuses what training cannot sample by, and too many messages."""
         self._require_fit(len(call.messages))
+        if len(call.messages) > MAX_MESSAGES:
+            raise RequestRefused(f"a request has at most {MAX_MESSAGES:,} messages")
         changes = dict(call.sampling)
         if "max_tokens" in changes:
             changes["max_tokens"] = min(changes["max_tokens"], self.sampling.max_tokens)
@@ -286,7 +288,7 @@ class Session:
         if not self._queue:
             return await self._observe_end()
         self._now = request = self._queue.popleft()
-        turns, newest = request.prompt
+        turns, newest, _ = request.prompt
         kept = 0
         while kept < min(len(turns) - 1, len(self._turns)) and turns[kept] == self._turns[kept]:
             kept += 1

@@ -25,7 +25,7 @@ from trailnotes.types import THINK, Message, Role, TokenIds, replace_surrogates
 
 logger = logging.getLogger(__name__)
 CACHE_SIZE = 1024  # layouts remembered
-MAX_CACHED_TEXT = 65_536  # characters of a text whose ids are remembered
+MAX_CACHED_TEXT = 32_768  # characters of a text whose ids are remembered
 MAX_CACHED_CHARS = 2**24  # characters of all texts remembered
 WORD_START = "\u2581"  # how tokens of sentencepiece's kind spell one
 TAG = re.compile(f"({'|'.join(THINK)})")

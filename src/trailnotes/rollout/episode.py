@@ -50,9 +50,9 @@ class AsyncEnv(Protocol):
 class ForeignAgent(AsyncEnv, Protocol):
     """An agent that asks, as an environment: its requests are observations, and it gets the whole completion."""
 
-    sampling: Sampling  # of its answers; this and the longest prompt are set before `reset`
-    max_prompt_tokens: int
     describe_tools: Any  # words its tools as the model knows them, see `ChatFormat.describe_tools`; None: in our words
+    sampling: Sampling  # of its answers, and the longest prompt, both set before `reset`
+    max_prompt_tokens: int
 
     async def answer(self, completion: Completion) -> Observation:
         """Answer the agent's request, and wait for its next one or for its report."""
@@ -193,8 +193,8 @@ class TipsActor:
     def select_affordable(self, limit: int, observation: Observation, tips: Sequence[Tip]) -> Sequence[Tip]:
         """Return the first of the tips that leave room for the remaining turns (`memory.leave_room`).
 
-        A turn to come, answer and observation, is taken to be as long as those so far are on average; of the first one
-        that is its observation alone, since the instruction comes only once.
+        A turn to come, answer and observation, is taken to be as long as those of this conversation are on average; of
+        the first one that is its observation alone, since the instruction comes only once.
         """
         policy, conversation = self.context.policy, self.conversation
         if not tips or not self.context.config.memory.leave_room:

@@ -458,7 +458,7 @@ def test_resume_after_interrupts_and_kills(start_model: Path, tmp_path: Path) ->
         (signal.SIGINT, f"empo2-0/{played}"),
     ):
         process = subprocess.Popen([*command, str(cut)], stdout=subprocess.PIPE, text=True)
-        wait_for((cut / "runs" / begun).exists, 120)
+        wait_for((cut / "runs" / begun).exists, 300)
         pids = children_of(process.pid)
         process.send_signal(number)
         process.communicate(timeout=120)
