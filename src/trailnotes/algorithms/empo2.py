@@ -8,12 +8,12 @@ each settled choice, and where this departs from the paper.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trailnotes.config.methods import Method
 from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.learner.credit.episodes import group_advantages
+from trailnotes.learner.samples import replace_behavior_logprobs
 from trailnotes.types import Mode
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ async def empo2(iteration: Iteration) -> None:
             without_tips = iteration.learner.logprobs(off_policy)
             iteration.measure_tips(groups, off_policy, without_tips)
             if settings.old_logprobs == "tip_free":  # ...unless the denominator is tip-free, too (4.2)
-                tip_free = iter(map(tuple, without_tips))
-                samples = [replace(s, behavior_logprobs=next(tip_free)) if s.off_policy else s for s in samples]
+                tip_free = iter(replace_behavior_logprobs(off_policy, without_tips))
+                samples = [next(tip_free) if sample.off_policy else sample for sample in samples]
         samples += [*iteration.anchor_samples(written, groups), *iteration.author_samples(written, groups)]
         metrics = await iteration.update(samples)
         await iteration.end(groups, metrics)

@@ -235,7 +235,7 @@ def _describe_unknown(section: type[Section], name: str, prefix: str) -> str:
     near = [prefix + match for match in difflib.get_close_matches(name, known, 1)]
     if not near:
         last = {dotted.rpartition(".")[2]: dotted for dotted in collect_fields(full_config_type())}
-        near = [last[match] for match in difflib.get_close_matches(name, last, 1)]
+        near = [last[match] for match in difflib.get_close_matches(name, last, 1, 0.75)]
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
     return f"{where} has no key {name!r}: {hint}"
 

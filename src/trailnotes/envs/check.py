@@ -20,7 +20,7 @@ from trailnotes.types import Observation, Task
 SPLITS: Final = ("train", "validation", "test")
 MAX_STEPS: Final = 200  # an episode is followed this far in search of its end
 NUM_TASKS: Final = 3  # of the given ones, the first
-CALL_LIMIT_S = 120.0  # for one call of the environment; the check ends with it
+CALL_LIMIT_S = 60.0  # for one call of the environment; the check ends with it
 
 ODD_ACTIONS: Final = {
     "an empty action": "",

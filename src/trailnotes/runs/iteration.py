@@ -335,10 +335,11 @@ class Iteration:
             return
         self.run.checked_readers = True
         if not any(step.tips for t in readers for step in t.steps):
+            threshold = self.config.memory.threshold
+            lower = f"lower memory.threshold = {threshold:g} (`trailnotes memory search` prints similarities), or "
             self.run.progress.note(
                 f"warning: the memory has tips about their tasks, and none was displayed in {len(readers)} episodes: "
-                f"lower memory.threshold = {self.config.memory.threshold:g} (`trailnotes memory search` prints "
-                "similarities), or leave room for tips (rollout.max_context_tokens)"
+                f"{lower if threshold > -1 else ''}leave room for tips (rollout.max_context_tokens)"
             )
 
     async def _validate(self) -> None:
