@@ -131,9 +131,10 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
 )
+NAMED = st.sampled_from(["text", "content"]) | st.text(max_size=3)
 
 
-@given(st.dictionaries(st.text(max_size=3), JSON, max_size=3), st.text(max_size=3))
+@given(st.dictionaries(NAMED, JSON, max_size=3), st.text(max_size=3))
 def test_put_gives_back_or_refuses(value: dict[str, Any], key: str) -> None:
     with open_memory(None) as memory:
         store = TipStore(memory)
