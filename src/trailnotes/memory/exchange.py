@@ -292,7 +292,14 @@ def reconcile(memory: TipMemory, saved: Path | None, start: Path, late_file: Pat
 
 
 def discard_empty_start(live: Path, start: Path) -> None:
-    """Remove what a failed start left in `live` and `start`, so that the next start may choose any embedder."""
+    """Remove what a failed start left in `live` and `start`, so that the next start may choose any embedder.
+
+    A run that was killed while it went back to its start, and has set its lines aside already, still needs `start`.
+    """
+    if live.is_file() and start.is_file():
+        with TipStore(live) as store, schema.open_snapshot(start) as source:
+            if store.sequence > int(schema.read_meta(source, "sequence")):
+                return
     start.unlink(missing_ok=True)
     if live.is_file():
         with TipStore(live) as store:
