@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -118,11 +115,3 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
     (device,) = estimate_for_shape(config, shape).devices
     for_acting = sum(estimate_weight_copies(config, shape).values())  # nobody acts here
     assert device.peak_without_overhead - for_acting == pytest.approx(counted.most, rel=0.15)
-
-
-@pytest.mark.long
-def test_resident_memory_is_what_was_foretold(tmp_path: Path) -> None:
-    figures, benchmark = tmp_path / "footprint.json", Path(__file__).parents[3] / "benchmarks" / "footprint.py"
-    subprocess.run([sys.executable, str(benchmark), "--quick", "--json", str(figures)], check=True, capture_output=True)
-    result = json.loads(figures.read_text())
-    assert result["largest_error"] <= result["floor"]
