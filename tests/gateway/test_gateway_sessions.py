@@ -22,8 +22,10 @@ from trailnotes.policies.chat import cache_ids
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import run_beside_loop, run_episode
 from trailnotes.types import (
+    MODES,
     Completion,
     Message,
+    Mode,
     Observation,
     Sampling,
     Task,
@@ -61,12 +63,13 @@ def play(
     policy: ScriptedPolicy | None = None,
     *,
     tips: Sequence[Tip] = (),
+    mode: Mode | None = None,
     leave_room: bool = False,
     trained: bool = True,
     timeout: float = 20.0,
     **rollout: Any,
 ) -> Trajectory:
-    """Play the episode of a coroutine that uses its session directly."""
+    """Play the episode of a coroutine that uses its session directly; by default with the tips that there are."""
     config = small_config(rollout=ROLLOUT | rollout, memory={"leave_room": leave_room, "top_k": 2, "threshold": -1.0})
 
     async def run() -> Trajectory:
@@ -85,8 +88,8 @@ def play(
             if not trained:
                 agents.append(asyncio.ensure_future(agent(opened)))
             episode = await run_episode(
-                policy or StrictPolicy(), opened, Task("one", "gateway"), "on_policy_tips" if tips else "plain", memory,
-                config, member=0, seed=0,
+                policy or StrictPolicy(), opened, Task("one", "gateway"),
+                mode or ("on_policy_tips" if tips else "plain"), memory, config, member=0, seed=0,
             )  # fmt: skip
             opened.close()
             await asyncio.gather(*agents)
@@ -114,10 +117,10 @@ MOVES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
-@given(MOVES, st.booleans(), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+@given(MOVES, st.sampled_from(MODES), st.booleans(), st.booleans())
 def test_every_sampled_token_is_trained_once_whatever_conversations_the_agent_opens(
-    moves: list[tuple[str, int, str]], tips: bool, leave_room: bool, system: bool
+    moves: list[tuple[str, int, str]], mode: Mode, leave_room: bool, system: bool
 ) -> None:
     async def agent(opened: Session) -> None:
         head: Chat = [{"role": "system", "content": "be brief"}] if system else []
@@ -136,8 +139,8 @@ def test_every_sampled_token_is_trained_once_whatever_conversations_the_agent_op
             chat += [user(texts[0]), {"role": "assistant", "content": answers[0]}]
         opened.report(Report(score=1.0))
 
-    shown = [Tip("one", "look left", "a", 0.0), Tip("one", "mind the gap", "b", 0.0)] if tips else []
-    episode = play(agent, tips=shown, leave_room=leave_room)
+    tips = [Tip("one", "look left", "a", 0.0), Tip("one", "mind the gap", "b", 0.0)]
+    episode = play(agent, tips=tips, mode=mode, leave_room=leave_room)
     assert (episode.outcome, episode.score) == ("terminated", 1.0)
     rows = build_samples([TrajectoryGroup(episode.task, (episode,))], [[1.0]])
     trained = [i for row in rows for i, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
