@@ -296,17 +296,18 @@ def discard_empty_start(live: Path, start: Path) -> None:
 
     A run that was killed while it went back to its start, and has set its lines aside already, still needs `start`.
     """
-    if live.is_file() and start.is_file():
-        with TipStore(live) as store, schema.open_snapshot(start) as source:
-            if store.sequence > int(schema.read_meta(source, "sequence")):
-                return
-    start.unlink(missing_ok=True)
+    sequence = 0
     if live.is_file():
         with TipStore(live) as store:
-            empty = not store.sequence
-        if empty:
-            for file in live.parent.glob(f"{live.name}*"):  # the file, and those that SQLite keeps next to it
-                file.unlink()
+            sequence = store.sequence
+    if sequence and start.is_file():
+        with schema.open_snapshot(start) as source:
+            if sequence > int(schema.read_meta(source, "sequence")):
+                return
+    start.unlink(missing_ok=True)
+    if live.is_file() and not sequence:
+        for file in live.parent.glob(f"{live.name}*"):  # the file, and those that SQLite keeps next to it
+            file.unlink()
 
 
 def rewind_to_snapshot(memory: TipMemory, snapshot: Path, late_file: Path) -> int:
