@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from trailnotes.config import methods
 from trailnotes.envs import check_env
 
 ROOT = Path(__file__).parents[1]
@@ -52,13 +51,12 @@ def test_the_first_script_runs(
     assert len((tmp_path / "runs/readme/empo2/metrics.jsonl").read_text().splitlines()) > 2
 
 
-@pytest.mark.usefixtures("same_threads")
+@pytest.mark.usefixtures("same_threads", "methods_as_before")
 def test_the_method_of_the_guide_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     method, script = read_blocks("docs/guides/add-a-method.md", "python")
     assert len([line for line in method.splitlines() if line]) <= 40
     Path("own_method.py").write_text(method)
-    monkeypatch.delitem(methods.loaded, "own", raising=False)
     names = runpy.run_path("own_method.py")
     assert names["compute_advantages"]([1.0, 0.0, 0.0], 1 / 3, 0.0) == [1.0, -0.5, -0.5]
     exec(compile(script, "add-a-method.md", "exec"), {})
