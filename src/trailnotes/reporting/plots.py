@@ -41,7 +41,7 @@ def plot_trials(
 
 
 def plot_learning(runs: Sequence[Curve], points: Mapping[str, Interval], path: Path, title: str) -> None:
-    """Plot the return of training games over minutes, each run and their mean; `points` are unseen games."""
+    """Plot the return of training games over minutes, each run and their mean; `points`: unseen games before, after."""
     plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained", facecolor="white")
     for run in runs:
@@ -51,9 +51,9 @@ def plot_learning(runs: Sequence[Curve], points: Mapping[str, Interval], path: P
         axes.plot(xs, mean, color="#4a6fa5", linewidth=2)
     axes.plot([], [], color="#4a6fa5", label="games trained on")
     last = max(run[-1][0] for run in runs)
-    for i, ((label, level), colour) in enumerate(zip(points.items(), ("#777777", "#c2410c"), strict=False)):
+    for minute, (label, level), colour in zip((0.0, last * 1.04), points.items(), ("#777777", "#c2410c"), strict=True):
         error = [[level.mean - level.low], [level.high - level.mean]]
-        axes.errorbar([last * (1.05 + 0.05 * i)], [level.mean], yerr=error, fmt="o", color=colour, capsize=3,
+        axes.errorbar([minute], [level.mean], yerr=error, fmt="o", color=colour, capsize=3,
                       label=f"unseen games, {label}")  # fmt: skip
     axes.set(xlabel="minutes of training on two cores of a CPU", ylabel="return (a solved game gives 100)")
     axes.set_title(title, fontsize=10)

@@ -70,7 +70,7 @@ def report(config: Config, episodes: dict[str, list[Trajectory]], out: Path) -> 
             limits = f" [{interval.low:.{digits}f}, {interval.high:.{digits}f}]" if interval else ""
             cells.append(f"{mean:.{digits}f}{limits}")
         rows.append([label, *reversed(cells)])
-    table = ["agent", "return, 0 to 100", "success"], rows
+    table = ["agent", "return, at most 100", "success"], rows
     print()
     print_table("", table)
     print_text([f"{len(episodes[LABELS[0]])} episodes each. Intervals: {scope}."])
