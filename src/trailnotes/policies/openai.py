@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from trailnotes.config.model_schema import EndpointConfig
@@ -47,12 +47,11 @@ except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('openai')}") from missing
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 BYTES_PER_TOKEN: Final = 3  # rather too few: a prompt that is longer than estimated would not fit
 TOKENS_PER_MESSAGE: Final = 4  # that a chat template puts around each message
 LONG_WAIT: Final = 5.0  # seconds; longer ones are announced
-CONNECT_TIMEOUT: Final = 5.0  # seconds for a connection
+FIRST_TIMEOUT = 5.0  # seconds for a connection, and for the first answer
 MAX_STOPS: Final = 4  # that a request may have
 _UNSENT_ERRORS: Final = "ConnectError", "ConnectTimeout", "PoolTimeout"  # the transport's, before anything was sent
 
@@ -144,15 +143,6 @@ class AnswerCache:
             self._answers[answer.key] = answer
 
 
-def hash_request(
-    url: str, model: str, messages: Sequence[Message], sampling: Sampling, options: Mapping[str, Any] | None = None
-) -> str:
-    """Hash all that an answer depends on; the same in every process."""
-    turns = [(message.role, message.content) for message in messages]
-    request = [url.rstrip("/"), model, turns, asdict(sampling), *([options] if options else [])]
-    return hashlib.blake2b(json.dumps(request).encode(), digest_size=16).hexdigest()
-
-
 @dataclass(frozen=True, slots=True)
 class EndpointReply:
     """Text, finish reason and usage of a server's answer."""
@@ -181,7 +171,7 @@ class Endpoint:
         self.config, self.model, self.options = config, model, options
         if not config.base_url.startswith(("http://", "https://")):
             raise ConfigError("endpoint.base_url must begin with http:// or https://")  # it may hold a key
-        self.has_answered = False  # anything, to any request
+        self._has_answered = False
         self._key = load_api_key(config)
         self._line: LoopClient | None = None
 
@@ -193,10 +183,32 @@ class Endpoint:
             self._line = LoopClient(loop, opened, await anext(opened), slots, asyncio.Event())
         return self._line
 
+    async def require_answer(self) -> None:
+        """Raise `PolicyError` where a server that has not answered yet gives no answer at all within `FIRST_TIMEOUT`.
+
+        It is asked for its models, which costs nothing. A completion may take long, so its silence would show nothing.
+        """
+        if self._has_answered:
+            return
+        client = (await self.get_loop_client()).client
+        try:
+            async with asyncio.timeout(FIRST_TIMEOUT):
+                await client.models.with_raw_response.list()
+        except APIStatusError:
+            pass  # an answer, too
+        except (TimeoutError, APIConnectionError) as error:
+            is_late = isinstance(error, TimeoutError | APITimeoutError)
+            reason = f"nothing within {FIRST_TIMEOUT:g} s" if is_late else f"{error.__cause__ or error}"
+            raise PolicyError(
+                f"{self.config.base_url} does not answer ({redact_key(self._key, reason)}): see that a server of "
+                "OpenAI's API runs there, and that endpoint.base_url has its host and port; give one that is still "
+                "starting the same command again"
+            ) from None
+        self._has_answered = True
+
     async def send(self, messages: Sequence[Message], sampling: Sampling) -> EndpointReply:
         """Send a request once. Raises `RetryableError` for what may pass, else `PolicyError`."""
         client = (await self.get_loop_client()).client
-        silence = asyncio.get_running_loop().call_later(LONG_WAIT, self._report_silence)
         try:
             async with asyncio.timeout(self.config.timeout):  # the client's own limit starts anew with each byte
                 answer = await client.chat.completions.with_raw_response.create(**self._build_body(messages, sampling))
@@ -215,34 +227,19 @@ class Endpoint:
         except APIConnectionError as error:
             reason = redact_key(self._key, f"no connection ({error.__cause__ or error})")
             raise RetryableError(reason, billed=_was_sent(error)) from None
-        finally:
-            silence.cancel()
         try:
             return _parse_reply(answer.http_response.text)
         except RetryableError as trouble:
             raise RetryableError(redact_key(self._key, trouble.reason), billed=True) from None
 
-    def _report_silence(self) -> None:
-        if not self.has_answered:
-            logger.warning(
-                "%s has not answered for %g s yet: endpoint.timeout = %g", self.config.base_url, LONG_WAIT,
-                self.config.timeout,
-            )  # fmt: skip
-
     async def _open_client(self) -> AsyncIterator[AsyncOpenAI]:
         """Open one client. A generator, since an event loop closes those that it leaves behind."""
-        hook = make_async_response_hook(self._key)
-
-        async def note_answer(response: Any) -> None:
-            self.has_answered = True
-            await hook(response)
-
         timeout = self.config.timeout
         client = AsyncOpenAI(
             api_key=self._key or NO_KEY, base_url=self.config.base_url, default_headers=IDENTITY_HEADERS,
-            timeout=Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT)),
+            timeout=Timeout(timeout, connect=min(timeout, FIRST_TIMEOUT)),
             max_retries=0,  # its own retries know no broken JSON and no empty answer, and are not counted
-            http_client=DefaultAsyncHttpxClient(event_hooks={"response": [note_answer]}),
+            http_client=DefaultAsyncHttpxClient(event_hooks={"response": [make_async_response_hook(self._key)]}),
         )  # fmt: skip
         async with client:
             yield client
@@ -279,14 +276,14 @@ class OpenAIPolicy(OwnedPolicy):
         self.context_length = self.config.context_tokens
         if self.config.max_cost and not (self.config.price_input or self.config.price_output):
             raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")
-        self.options = config.model.template_options
-        self._unusual = self.options | ({"endpoint.extra": self.config.extra} if self.config.extra else {})
-        self.endpoint = Endpoint(self.config, name, self.options)
+        options = config.model.template_options
+        self._unusual = options | ({"endpoint.extra": self.config.extra} if self.config.extra else {})
+        self.endpoint = Endpoint(self.config, name, options)
         self.answers = AnswerCache(answers, self.config)
         self._requests: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the requests under way
         self._density = 1.0  # most prompt tokens that the server counted for one of our estimate
-        self._warned: set[str] = set()
+        self._has_warned = False  # of answers that are thoughts alone
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:  # noqa: ARG002
         return ()
@@ -313,7 +310,7 @@ class OpenAIPolicy(OwnedPolicy):
         """
         if episode not in self._requests:
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
-        same = hash_request(self.config.base_url, self.name, messages, sampling, self._unusual)
+        same = self._hash_request(messages, sampling)
         key = f"{same}.{self._requests[episode][same]}"
         self._requests[episode][same] += 1
         lock = self._locks.setdefault(key, asyncio.Lock())
@@ -323,10 +320,18 @@ class OpenAIPolicy(OwnedPolicy):
         usage = (answer.prompt_tokens, answer.completion_tokens)
         return Completion((), (), (), text, "stop" if cut else answer.finish_reason, usage)
 
+    def _hash_request(self, messages: Sequence[Message], sampling: Sampling) -> str:
+        """Hash all that an answer depends on; the same in every process."""
+        turns = [(message.role, message.content) for message in messages]
+        request = [self.config.base_url.rstrip("/"), self.name, turns, asdict(sampling)]
+        request += [self._unusual] if self._unusual else []
+        return hashlib.blake2b(json.dumps(request).encode(), digest_size=16).hexdigest()
+
     async def _ask(self, key: str, messages: Sequence[Message], sampling: Sampling) -> PaidAnswer:
         estimate = sum(self.count_tokens(message.content) + TOKENS_PER_MESSAGE for message in messages)
         line, tries = await self.endpoint.get_loop_client(), 0
         async with line.slots:
+            await self.endpoint.require_answer()
             while True:
                 most = TokenUsage(math.ceil(estimate * self._density), sampling.max_tokens)
                 try:
@@ -334,7 +339,7 @@ class OpenAIPolicy(OwnedPolicy):
                         answer = await _shield_until_done(self._send_once(key, messages, sampling, most, tries))
                 except RetryableError as trouble:
                     tries += 1
-                    if tries > self.config.max_retries or not self.endpoint.has_answered:
+                    if tries > self.config.max_retries:
                         raise PolicyError(self._explain_failure(trouble.reason, tries)) from None
                     seconds = compute_wait(tries, trouble.wait)
                     level = logging.WARNING if seconds >= LONG_WAIT else logging.INFO
@@ -347,11 +352,6 @@ class OpenAIPolicy(OwnedPolicy):
 
     def _explain_failure(self, reason: str, tries: int) -> str:
         url = self.config.base_url
-        if not self.endpoint.has_answered:  # more tries would only hide a wrong address
-            return (
-                f"{url} has never answered: {reason}; see that the server runs, and that endpoint.base_url has its "
-                "host and port, or raise endpoint.timeout"
-            )
         if reason.startswith("429"):
             return (
                 f"{url} refuses requests by its rate limit, {tries} times in a row ({reason}): lower "
@@ -396,26 +396,17 @@ class OpenAIPolicy(OwnedPolicy):
             self.answers.compute_cost(amount), estimated=reply.usage is None, retries=tries, model=reply.model,
         )  # fmt: skip
         self.answers.store(answer)
-        if not answer.text and answer.finish_reason == "length":
-            self._warn_once(
-                f"{self.name} used up {sampling.max_tokens} tokens before its first word, as models that think "
-                "do: raise rollout.max_action_tokens and memory.max_write_tokens"
-            )
-        if answer.text and answer.finish_reason == "stop" and sampling.stop and not strip_thinking(answer.text):
-            self._warn_once(
-                f"{self.name} was stopped while it was thinking: a server looks for rollout.stop there too; add "
-                '"stop" to endpoint.omit (answers are cut all the same), or set model.template_options = '
-                "{ enable_thinking = false }"
-            )
+        if not self._has_warned and not strip_thinking(answer.text) and (answer.text or reply.finish_reason != "stop"):
+            self._has_warned = True
+            logger.warning(
+                "%s thought until its answer ended (%s): raise rollout.max_action_tokens and memory.max_write_tokens "
+                '(length), add "stop" to endpoint.omit (stop; answers are cut all the same), or set '
+                "model.template_options = { enable_thinking = false }", self.name, answer.finish_reason,
+            )  # fmt: skip
         return answer
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            logger.warning("%s", text)
 
-
-async def _shield_until_done(coroutine: Coroutine[Any, Any, T]) -> T:
+async def _shield_until_done(coroutine: Coroutine[Any, Any, PaidAnswer]) -> PaidAnswer:
     """Shield a coroutine from cancellation, and wait for its end: a request that was sent is paid for."""
     task = asyncio.ensure_future(coroutine)
     # Of the exception that a cancelled caller leaves, asyncio would print a traceback.
