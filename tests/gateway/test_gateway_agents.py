@@ -194,7 +194,7 @@ def test_a_lost_answer_is_sampled_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"model": "gpt-9"}, "gpt-9"), ({"model": ["x"]}, ""), ({"n": 2}, "n must"), ({"messages": []}, "messages"),
+        ({"model": "gpt-9"}, "gpt-9"), ({"model": ["x"]}, ""), ({"messages": []}, "messages"),
         ({"messages": [{"role": "narrator", "content": "x"}]}, "narrator"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),

@@ -6,6 +6,9 @@ import asyncio
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from test_gateway_agents import agent_config, echo
 
 from trailnotes.client import session
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, Interrupted
 from trailnotes.gateway.requests import RequestRefused, parse_chat_call
 from trailnotes.gateway.server import GatewayServer
@@ -55,28 +59,36 @@ def test_what_was_reported_before_the_end_is_kept_and_each_has_a_tip(tmp_path: P
     assert sorted(outcomes) == ["error", *["terminated"] * 18, "truncated"]
 
 
+@asynccontextmanager
+async def serve(config: Config, path: Path, memory: Any = None) -> AsyncIterator[tuple[OpenGateway, str]]:
+    """An open gateway with its address; its episodes are in `path`."""
+    gateway = OpenGateway(ScriptedPolicy(echo), memory, config, path, 0.0)
+    server = GatewayServer(gateway.find, open_listener("127.0.0.1", 0), find_default=gateway.find_default)
+    await server.start()
+    yield gateway, server.url
+    server.stop()
+    await gateway.close()
+
+
 def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path) -> None:
-    config = agent_config(tmp_path)
+    config, path = agent_config(tmp_path), tmp_path / "episodes.jsonl"
+
+    async def play(gateway: OpenGateway, url: str) -> None:
+        opened = await asyncio.to_thread(session, "tea", gateway=url)
+        await gateway.find(opened.url.rpartition("/")[2]).ask(CALL)
+        await asyncio.to_thread(opened.report, 1.0)
 
     async def run() -> None:
         with open_memory(None, config.memory) as memory:
-            gateway = OpenGateway(ScriptedPolicy(echo), memory, config, tmp_path / "episodes.jsonl", 0.0)
-            server = GatewayServer(gateway.find, open_listener("127.0.0.1", 0))
-            await server.start()
-            for number in range(5):
-                opened = await asyncio.to_thread(session, "tea", gateway=server.url)
-                await gateway.find(opened.url.rpartition("/")[2]).ask(CALL)
-                await asyncio.to_thread(opened.report, 1.0)
-                assert len([*read_jsonl(tmp_path / "episodes.jsonl")]) == number + 1
-                assert len(memory.store.load_attempts("tea", 9, without="")) == number + 1
-            (tmp_path / "episodes.jsonl").unlink()
-            (tmp_path / "episodes.jsonl").mkdir()
-            opened = await asyncio.to_thread(session, "tea", gateway=server.url)
-            await gateway.find(opened.url.rpartition("/")[2]).ask(CALL)
-            with pytest.raises(ConfigError, match="the report is lost"):
-                await asyncio.to_thread(opened.report, 1.0)
-            server.stop()
-            await gateway.close()
+            async with serve(config, path, memory) as (gateway, url):
+                for number in range(5):
+                    await play(gateway, url)
+                    assert len([*read_jsonl(path)]) == number + 1
+                    assert len(memory.store.load_attempts("tea", 9, without="")) == number + 1
+                path.unlink()
+                path.mkdir()
+                with pytest.raises(ConfigError, match="the report is lost"):
+                    await play(gateway, url)
 
     asyncio.run(run())
 
@@ -107,29 +119,32 @@ def test_a_client_that_names_no_session_plays_one_after_the_other(tmp_path: Path
     config = agent_config(tmp_path)
 
     async def run() -> None:
-        gateway = OpenGateway(ScriptedPolicy(echo), None, config, tmp_path / "episodes.jsonl", 0.0)
-        server = GatewayServer(gateway.find, open_listener("127.0.0.1", 0), find_default=gateway.find_default)
-        await server.start()
-        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0)
-        async with client:
-            for number in range(2 * config.rollout.max_steps + 1):
-                messages: Any = [{"role": "user", "content": str(number)}]
-                answer = await client.chat.completions.create(model="trailnotes", messages=messages)
+        async with (
+            serve(config, tmp_path / "episodes.jsonl") as (_, url),
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+        ):
+            ask: Any = partial(client.chat.completions.create, model="trailnotes")
+            for number in range(2 * config.rollout.max_steps - 1):
+                answer = await ask(messages=[{"role": "user", "content": str(number)}])
                 assert answer.choices[0].message.content == f"echo {number}"
+            # Two answers of which the last is the first of another session, with the log-probability of each byte.
+            several = await ask(messages=[{"role": "user", "content": "a"}], n=2, logprobs=True)
+            assert [choice.index for choice in several.choices] == [0, 1]
+            assert several.usage.completion_tokens == 2 * len("echo a ")
+            for choice in several.choices:
+                assert "".join(each.token for each in choice.logprobs.content) == choice.message.content == "echo a"
+            parts = [part async for part in await ask(messages=[{"role": "user", "content": "a"}], n=2, stream=True)]
+            assert [part.choices[0].delta.content for part in parts] == ["echo a", None] * 2
+            assert [bool(part.usage) for part in parts] == [False] * 3 + [True]
             assert (await client.models.retrieve("trailnotes")).id == "trailnotes"
-            messages = [{"role": "user", "content": "x" * 2_000_000}]
             with pytest.raises(openai.BadRequestError, match="fit"):
-                await client.chat.completions.create(model="trailnotes", messages=messages)
-        server.stop()
-        await gateway.close()
+                await ask(messages=[{"role": "user", "content": "x" * 2_000_000}])
 
     asyncio.run(run())
     assert [line["task"]["id"] for line in read_jsonl(tmp_path / "episodes.jsonl")] == ["default"] * 3
 
 
 def test_half_of_a_character_is_refused_wherever_it_is(tmp_path: Path) -> None:
-    config = agent_config(tmp_path)
-
     def post(url: str, body: bytes) -> int:
         with pytest.raises(urllib.error.HTTPError) as refusal:
             urllib.request.urlopen(url, body, timeout=20)
@@ -138,14 +153,10 @@ def test_half_of_a_character_is_refused_wherever_it_is(tmp_path: Path) -> None:
         return error.code
 
     async def run() -> None:
-        gateway = OpenGateway(ScriptedPolicy(echo), None, config, tmp_path / "episodes.jsonl", 0.0)
-        server = GatewayServer(gateway.find, open_listener("127.0.0.1", 0), find_default=gateway.find_default)
-        await server.start()
-        chat = b'{"messages": [{"role": "user", "content": "\\uDCFF"}]}'
-        for path, body in (("/sessions", b'{"task": "\\ud800"}'), ("/v1/chat/completions", chat)):
-            assert await asyncio.to_thread(post, server.url + path, body) == 400
-        server.stop()
-        await gateway.close()
+        async with serve(agent_config(tmp_path), tmp_path / "episodes.jsonl") as (_, url):
+            chat = b'{"messages": [{"role": "user", "content": "\\uDCFF"}]}'
+            for path, body in (("/sessions", b'{"task": "\\ud800"}'), ("/v1/chat/completions", chat)):
+                assert await asyncio.to_thread(post, url + path, body) == 400
 
     asyncio.run(run())
 

@@ -222,7 +222,9 @@ def test_long_texts_are_not_remembered_and_are_tokenized_in_a_thread() -> None:
 @pytest.mark.parametrize(
     ("body", "trained", "named"),
     [
-        ({"temperature": 0.5}, True, "temperature"), ({"seed": 1}, True, "seed"), ({"top_p": 0.5}, True, "top_p"),
+        ({"n": 2}, True, "n must"), ({"n": 2.5}, False, "n must"), ({"logprobs": True}, True, "logprobs"),
+        ({"top_logprobs": 2}, False, "top_logprobs"), ({"temperature": 0.5}, True, "temperature"),
+        ({"seed": 1}, True, "seed"), ({"top_p": 0.5}, True, "top_p"),
         ({"temperature": 1e-300}, False, "temperature"), ({"temperature": "hot"}, False, "OpenAI"),
         ({"seed": 2**64}, False, "seed"),
         ({"logit_bias": {"1": 1}}, False, "logit_bias"), ({"presence_penalty": 1}, False, "presence_penalty"),

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
 from trailnotes.client import AgentSession
-from trailnotes.types import Completion, Role, Sampling, strip_thinking
+from trailnotes.types import Completion, Role, Sampling, TokenIds, strip_thinking
 
 Json = dict[str, Any]
 ChatTurn = tuple[Role, str]
 MODEL: Final = AgentSession.model  # the name that agents ask for
 DescribeTools = Callable[[Sequence[Json]], str]  # as `ChatFormat.describe_tools`
+Decode = Callable[[TokenIds], str]
 _CALL_BEGIN: Final = re.compile(r"<tool_call>\s*(?=\{)")
 _CALL_END: Final = re.compile(r"\s*(?:</tool_call>|$)")
 _LENIENT: Final = json.JSONDecoder(strict=False)  # models leave line breaks in strings as they are
@@ -40,6 +41,7 @@ _USER_FORMS: Final = {
 """Role of a message that is no turn of the model -> how the model reads its text."""
 _ROLE_TAG: Final = re.compile(r"<(\\*/?(?:system|tool_response)>)")  # gets a backslash where a text holds it
 MIN_TEMPERATURE: Final = 0.01  # lower ones overflow logits
+MAX_ANSWERS: Final = 128  # to one request, as OpenAI has it
 _BEGINNING: Final = "(The conversation begins.)"  # in place of a user's turn before the model's first
 
 
@@ -65,6 +67,8 @@ class ModelCall:
     stream: bool = False
     sampling: tuple[tuple[str, Any], ...] = ()  # fields of `Sampling`, sorted
     parallel_calls: bool = True
+    num_answers: int = 1
+    logprobs: bool = False
 
 
 @contextlib.contextmanager
@@ -81,12 +85,16 @@ def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
     _refuse_unsupported(body)
     stop = body.get("stop") or ()
     tools = body.get("tools") or () if body.get("tool_choice") != "none" else ()
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    call = ModelCall(tuple(body["messages"]), tuple(tools), stops, bool(body.get("stream")), *_parse_sampling(body))
+    call = ModelCall(
+        tuple(body["messages"]), tuple(tools), (stop,) if isinstance(stop, str) else tuple(stop),
+        bool(body.get("stream")), *_parse_sampling(body), body.get("n") or 1, bool(body.get("logprobs")),
+    )  # fmt: skip
     if not call.messages or not all(isinstance(each, dict) for each in (*call.messages, *call.tools)):
         raise RequestRefused("messages must be a list of objects that is not empty, and tools one of objects")
     if not all(isinstance(each, str) and each for each in call.stop):
         raise RequestRefused("stop must be texts")
+    if type(call.num_answers) is not int or not 1 <= call.num_answers <= MAX_ANSWERS:
+        raise RequestRefused(f"n must be 1 to {MAX_ANSWERS}")
     return call
 
 
@@ -94,7 +102,7 @@ def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
 def parse_responses_call(body: Mapping[str, Any]) -> ModelCall:
     """Parse the body of a response; raises as `parse_chat_call`, and where it is streamed or continues another."""
     _refuse_unsupported(body)
-    for name in ("stream", "previous_response_id", "conversation", "background"):
+    for name in ("stream", "previous_response_id", "conversation", "background", "n", "logprobs"):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported here: send the whole input, or use chat completions")
     messages = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
@@ -119,7 +127,7 @@ def _parse_sampling(body: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...
     for name, kinds in (("temperature", (int, float)), ("top_p", (int, float)), ("seed", int), ("max_tokens", int)):
         if name in fields and (isinstance(fields[name], bool) or not isinstance(fields[name], kinds)):
             raise ValueError(f"{name} = {fields[name]!r}")
-    for name in ("logit_bias", "presence_penalty", "frequency_penalty"):
+    for name in ("logit_bias", "presence_penalty", "frequency_penalty", "top_logprobs"):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported here")
     if body.get("tool_choice") not in (None, "auto", "none"):  # an object names a function
@@ -150,10 +158,6 @@ def _read_items(given: str | list[Any]) -> list[Json]:
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     if body.get("model") not in {MODEL, None}:
         raise RequestRefused(f"there is no model {body['model']!r} here: ask for {MODEL!r}", 404, "model_not_found")
-    if body.get("n") not in {None, 1}:
-        raise RequestRefused("n must be 1: each answer is an action of one episode")
-    if body.get("logprobs"):
-        raise RequestRefused("logprobs are kept for training and not sent")
     kind = (body.get("response_format") or (body.get("text") or {}).get("format") or {}).get("type", "text")
     if kind != "text":
         raise RequestRefused(f"response_format {kind!r} cannot be enforced here: ask for it in words")
@@ -298,6 +302,7 @@ class ModelReply:
     calls: tuple[Json, ...]  # of functions, as chat completions have them
     finish_reason: str
     usage: tuple[int, int]  # tokens read, tips included, and sampled
+    logprobs: tuple[Json, ...] | None  # of all sampled tokens, thinking and the end of the turn included
 
     @property
     def message(self) -> Json:
@@ -305,8 +310,11 @@ class ModelReply:
         return {**message, "tool_calls": list(self.calls)} if self.calls else message
 
 
-def make_reply(call: ModelCall, completion: Completion) -> ModelReply:
-    """Make the answer to `call`: without thinking, cut at its stop strings, with its calls of functions apart."""
+def make_reply(call: ModelCall, completion: Completion, decode: Decode | None = None) -> ModelReply:
+    """Make the answer to `call`: without thinking, cut at its stop strings, with its calls of functions apart.
+
+    `decode` is what log-probabilities are given with, if the call wants them.
+    """
     text = strip_thinking(completion.text)
     whole, text = text, text[: min((place for stop in call.stop if (place := text.find(stop)) >= 0), default=len(text))]
     calls, first = _read_calls(text) if call.tools else ([], 0)
@@ -314,9 +322,15 @@ def make_reply(call: ModelCall, completion: Completion) -> ModelReply:
     reason = "tool_calls" if calls else "stop" if text != whole else completion.finish_reason
     if calls:
         text = text[:first].strip()
+    logprobs = None
+    if call.logprobs and decode is not None:
+        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+        logprobs = tuple(
+            {"token": decode((i,)), "logprob": value, "bytes": None, "top_logprobs": []} for i, value in pairs
+        )
     return ModelReply(
         f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), text, tuple(calls),
-        reason, (completion.num_prompt_tokens, completion.num_tokens),
+        reason, (completion.num_prompt_tokens, completion.num_tokens), logprobs,
     )  # fmt: skip
 
 
@@ -339,23 +353,30 @@ def _read_calls(text: str) -> tuple[list[Json], int]:
     return calls, first
 
 
-def build_chat_answer(reply: ModelReply) -> Json:
-    choice = {"index": 0, "message": reply.message, "finish_reason": reply.finish_reason, "logprobs": None}
-    head = {"id": reply.id, "object": "chat.completion", "created": reply.created, "model": MODEL}
-    read, written = reply.usage
-    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-    return {**head, "choices": [choice], "usage": usage}
+def build_chat_answer(replies: Sequence[ModelReply]) -> Json:
+    choices = []
+    for index, reply in enumerate(replies):
+        logprobs = None if reply.logprobs is None else {"content": list(reply.logprobs), "refusal": None}
+        choice = {"index": index, "message": reply.message, "finish_reason": reply.finish_reason}
+        choices.append({**choice, "logprobs": logprobs})
+    first, written = replies[0], sum(reply.usage[1] for reply in replies)
+    head = {"id": first.id, "object": "chat.completion", "created": first.created, "model": MODEL}
+    usage = {"prompt_tokens": first.usage[0], "completion_tokens": written, "total_tokens": first.usage[0] + written}
+    return {**head, "choices": choices, "usage": usage}
 
 
-def iter_chat_events(reply: ModelReply) -> Iterator[str]:
+def iter_chat_events(replies: Sequence[ModelReply]) -> Iterator[str]:
     """Yield the server-sent events of a streamed chat completion, which is sampled before the first of them."""
-    whole = build_chat_answer(reply)
-    calls = [{"index": index, **call} for index, call in enumerate(reply.calls)]
-    delta = {**reply.message, **({"tool_calls": calls} if calls else {})}
-    head = {**{name: whole[name] for name in ("id", "created", "model")}, "object": "chat.completion.chunk"}
-    for part, reason, usage in ((delta, None, None), ({}, reply.finish_reason, whole["usage"])):
-        choice = {"index": 0, "delta": part, "finish_reason": reason, "logprobs": None}
-        yield f"data: {json.dumps({**head, 'choices': [choice], 'usage': usage})}\n\n"
+    whole = build_chat_answer(replies)
+    head = {**whole, "object": "chat.completion.chunk", "usage": None}
+    for choice in whole["choices"]:
+        delta, reason = choice.pop("message"), choice.pop("finish_reason")
+        if "tool_calls" in delta:
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(delta["tool_calls"])]
+        end = {**choice, "delta": {}, "finish_reason": reason, "logprobs": None}
+        usage = whole["usage"] if choice is whole["choices"][-1] else None
+        yield f"data: {json.dumps({**head, 'choices': [{**choice, 'delta': delta, 'finish_reason': None}]})}\n\n"
+        yield f"data: {json.dumps({**head, 'choices': [end], 'usage': usage})}\n\n"
     yield "data: [DONE]\n\n"
 
 

@@ -119,16 +119,17 @@ class GatewayServer:
 
     async def _chat(self, request: Request) -> Response:
         call = parse_chat_call(await _read_json(request))
-        reply = await self._ask(request, call)
+        replies = await self._ask(request, call)
         if call.stream:
-            return StreamingResponse(iter_chat_events(reply), media_type="text/event-stream")
-        return JSONResponse(build_chat_answer(reply))
+            return StreamingResponse(iter_chat_events(replies), media_type="text/event-stream")
+        return JSONResponse(build_chat_answer(replies))
 
     async def _respond(self, request: Request) -> Response:
         call = parse_responses_call(await _read_json(request))
-        return JSONResponse(build_responses_answer(await self._ask(request, call)))
+        (reply,) = await self._ask(request, call)
+        return JSONResponse(build_responses_answer(reply))
 
-    async def _ask(self, request: Request, call: ModelCall) -> ModelReply:
+    async def _ask(self, request: Request, call: ModelCall) -> list[ModelReply]:
         """Have a session answer, unless the client leaves before."""
         answering = asyncio.ensure_future(self._answer(request, call))
         leaving = asyncio.ensure_future(request.receive())  # the body has been read: what comes is the end
@@ -141,16 +142,18 @@ class GatewayServer:
             answering.cancel()
             leaving.cancel()
 
-    async def _answer(self, request: Request, call: ModelCall) -> ModelReply:
+    async def _answer(self, request: Request, call: ModelCall) -> list[ModelReply]:
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         trained = request.headers.get(TRAINED_HEADER, "1").lower() not in {"0", "false", "no"}
-        while True:
+        replies: list[ModelReply] = []
+        while len(replies) < call.num_answers:
             session = self._find(request)
             try:
-                return await session.ask(call, again=again, trained=trained)
+                replies.append(await session.ask(call, again=again, trained=trained, number=len(replies)))
             except RequestRefused as refusal:  # the next session of a client that names none answers
                 if refusal.code != "episode_over" or not session.num_answered or _get_key(request):
                     raise
+        return replies
 
     async def _open(self, request: Request) -> Response:
         task = (await _read_json(request)).get("task")

@@ -83,6 +83,7 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.num_answered = 0
         self.describe_tools: DescribeTools | None = None  # of the model, where it has a form of its own for tools
+        self.decode: requests.Decode | None = None  # of a model that is served, if its log-probabilities are known
         self.sampling, self.max_prompt_tokens = Sampling(), 2**20  # until `run_episode` sets its own
         self.kept: asyncio.Future[str] | None = None  # of a server: what kept the outcome from the disk, "" for nothing
         self._timeout, self._start, self._scorer = timeout, start, scorer
@@ -112,7 +113,7 @@ class Session:
     def takes_requests(self) -> bool:
         return not self._over and not self._refusal
 
-    async def ask(self, call: ModelCall, *, again: bool = False, trained: bool = True) -> ModelReply:
+    async def ask(self, call: ModelCall, *, again: bool = False, trained: bool = True, number: int = 0) -> ModelReply:
         """Have the run answer a request.
 
         The same request is one step while it is unanswered, or where its clients left before the answer. It leaves the
@@ -122,14 +123,16 @@ class Session:
             call: the request.
             again: its client says that it repeats one, whose answer it may have missed.
             trained: whether a run trains on the answer.
+            number: of this answer, among all that the request wants.
         """
-        facts = self._check_call(call)
+        facts = self._check_call(call, number)
         prompt = requests.render_conversation(call, self._sampled, self.describe_tools)
         self._require_fit(sum(len(text) for _, text in prompt.turns) / MAX_TOKEN_CHARS)
         if self._refusal:
             raise RequestRefused(self._refusal, 400, "episode_over")
         self._require_live()
-        key = prompt.turns[0][1] if prompt.turns[0][0] == "system" else "", prompt.place, call.stop, call.sampling
+        system = prompt.turns[0][1] if prompt.turns[0][0] == "system" else ""
+        key = system, prompt.place, call.stop, call.sampling, number
         request = self._requests.get(key)
         if request is None or (request.delivered and not again):
             if len(self._queue) >= MAX_WAITING:
@@ -147,7 +150,7 @@ class Session:
                 self._queue.remove(request)
                 del self._requests[key]
         request.delivered = True
-        reply = requests.make_reply(call, completion)
+        reply = requests.make_reply(call, completion, self.decode)
         for place in (prompt.place, None):
             self._sampled[place, requests.identify(reply.message)] = completion.text
         return reply
@@ -159,15 +162,21 @@ class Session:
                 "context_length_exceeded",
             )  # fmt: skip
 
-    def _check_call(self, call: ModelCall) -> dict[str, Any]:
+    def _check_call(self, call: ModelCall, number: int) -> dict[str, Any]:
         """Return how a call wants to be sampled; refuses what training cannot sample by, and too many messages."""
         self._require_fit(len(call.messages))
         if len(call.messages) > MAX_MESSAGES:
             raise RequestRefused(f"a request has at most {MAX_MESSAGES:,} messages")
+        if call.logprobs and self.decode is None:
+            raise RequestRefused("logprobs are kept for training and not sent, or the model gives none")
         changes = dict(call.sampling)
+        if "seed" in changes:
+            changes["seed"] += number
         if "max_tokens" in changes:
             changes["max_tokens"] = min(changes["max_tokens"], self.sampling.max_tokens)
         if self._start is not None:
+            if call.num_answers > 1:
+                raise RequestRefused("n must be 1 in training: each answer is an action of one episode")
             for name, default in (("temperature", 1.0), ("top_p", 1.0), ("seed", None)):
                 if changes.pop(name, default) not in {default, getattr(self.sampling, name)}:
                     raise RequestRefused(f"{name} is set by the run, which trains on what it samples: leave it out")

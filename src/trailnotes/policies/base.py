@@ -63,6 +63,9 @@ class TrainedPolicy(OwnedPolicy, Protocol):
     def count_tokens(self, text: str) -> int:
         return self.format.count_tokens(text)
 
+    def decode(self, token_ids: TokenIds) -> str:
+        return self.format.decode(token_ids)
+
     def describe_tools(self, tools: Sequence[dict[str, Any]]) -> str:
         """Word functions as the model's template does in the system message; "" where it has no form that is read."""
         return self.format.describe_tools(tools)

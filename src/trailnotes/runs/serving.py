@@ -75,6 +75,7 @@ class OpenGateway:
         session = self._sessions[key] = Session(key, self._config.env.timeout)
         session.task, session.kept = Task(task, "gateway"), session.loop.create_future()
         session.describe_tools = getattr(self._policy, "describe_tools", None)
+        session.decode = getattr(self._policy, "decode", None)
         session.max_prompt_tokens = compute_prompt_limit(self._policy, self._config)
         self._count += 1
         playing = asyncio.create_task(self._play(session, self._count))
