@@ -82,7 +82,6 @@ def _refuse_malformed() -> Iterator[None]:
 @_refuse_malformed()
 def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
     """Parse the body of a chat completion; raises `RequestRefused` for what a text model cannot do."""
-    _refuse_unsupported(body)
     stop = body.get("stop") or ()
     tools = body.get("tools") or () if body.get("tool_choice") != "none" else ()
     call = ModelCall(
@@ -101,7 +100,6 @@ def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
 @_refuse_malformed()
 def parse_responses_call(body: Mapping[str, Any]) -> ModelCall:
     """Parse the body of a response; raises as `parse_chat_call`, and where it is streamed or continues another."""
-    _refuse_unsupported(body)
     for name in ("stream", "previous_response_id", "conversation", "background", "n", "logprobs"):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported here: send the whole input, or use chat completions")
@@ -116,7 +114,15 @@ def parse_responses_call(body: Mapping[str, Any]) -> ModelCall:
 
 
 def _parse_sampling(body: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], bool]:
-    """Parse the fields of `Sampling` that a request sets, and whether it takes several calls in one answer."""
+    """Parse the fields of `Sampling` that a request sets, and whether it takes several calls in one answer.
+
+    Raises `RequestRefused` for what no answer here can keep to.
+    """
+    if body.get("model") not in {MODEL, None}:
+        raise RequestRefused(f"there is no model {body['model']!r} here: ask for {MODEL!r}", 404, "model_not_found")
+    kind = (body.get("response_format") or (body.get("text") or {}).get("format") or {}).get("type", "text")
+    if kind != "text":
+        raise RequestRefused(f"response_format {kind!r} cannot be enforced here: ask for it in words")
     fields = {name: body[name] for name in ("temperature", "top_p", "seed") if body.get(name) is not None}
     limits = [body[name] for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if body.get(name)]
     if limits:
@@ -155,14 +161,6 @@ def _read_items(given: str | list[Any]) -> list[Json]:
     return messages
 
 
-def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    if body.get("model") not in {MODEL, None}:
-        raise RequestRefused(f"there is no model {body['model']!r} here: ask for {MODEL!r}", 404, "model_not_found")
-    kind = (body.get("response_format") or (body.get("text") or {}).get("format") or {}).get("type", "text")
-    if kind != "text":
-        raise RequestRefused(f"response_format {kind!r} cannot be enforced here: ask for it in words")
-
-
 # -- conversations
 
 
@@ -172,37 +170,6 @@ class ChatPrompt(NamedTuple):
     turns: tuple[ChatTurn, ...]
     newest: str  # message of the last turn: tips stand before it
     place: bytes  # identifies the turns, without the system text
-
-
-class _TurnBuilder:
-    """The turns of a conversation; messages of one role in a row are one turn. Each message is hashed once."""
-
-    def __init__(self) -> None:
-        self._turns: list[tuple[Role, list[str]]] = []
-        self._hash = hashlib.blake2b(digest_size=16)
-
-    def __bool__(self) -> bool:
-        return bool(self._turns)
-
-    @property
-    def place(self) -> bytes:
-        return self._hash.copy().digest()
-
-    @property
-    def last_role(self) -> Role | None:
-        return self._turns[-1][0] if self._turns else None
-
-    def add(self, role: Role, text: str) -> None:
-        if self.last_role == role:
-            self._turns[-1][1].append(text)
-            self._hash.update(b"\n")
-        else:
-            self._turns.append((role, [text]))
-            self._hash.update(b"\xff" + role.encode() + b"\xff")  # a byte that no text in UTF-8 has
-        self._hash.update(text.encode("utf-8", "surrogatepass"))
-
-    def build(self) -> tuple[ChatTurn, ...]:
-        return tuple((role, "\n".join(texts)) for role, texts in self._turns)
 
 
 @_refuse_malformed()
@@ -215,15 +182,16 @@ def render_conversation(
     sent, and by None and the latter: answers that look alike to the agent may differ in their thinking.
     `describe_tools` words the tools as the model knows them, or gives "".
     """
-    head, newest, turns = list[str](), "", _TurnBuilder()
+    head, newest, turns = list[str](), "", list[tuple[Role, list[str]]]()
+    place = hashlib.blake2b(digest_size=16)  # of the turns so far: each message is hashed once
     for message in call.messages:
         role, text = message.get("role"), _read_text(message.get("content"))
         if role == "assistant":
             if not turns:
-                turns.add("user", _BEGINNING)
+                _add_text(turns, place, "user", _BEGINNING)
             name = identify(message)
-            own = sampled.get((turns.place, name)) or sampled.get((None, name))
-            turns.add("assistant", own or _render_assistant(message, text))
+            own = sampled.get((place.copy().digest(), name)) or sampled.get((None, name))
+            _add_text(turns, place, "assistant", own or _render_assistant(message, text))
             continue
         if role in {"system", "developer"} and not turns:
             head += [text] if text or head else []
@@ -231,14 +199,26 @@ def render_conversation(
         if role not in _USER_FORMS:
             raise RequestRefused(f"a message has the role {role!r}: use system, user, assistant or tool")
         newest = _USER_FORMS[role].format(_ROLE_TAG.sub(r"<\\\1", text))
-        turns.add("user", newest)
-    if turns.last_role != "user":
+        _add_text(turns, place, "user", newest)
+    if not turns or turns[-1][0] != "user":
         raise RequestRefused("the last message must be the user's or a tool's")
     if call.tools:
         head.append(_describe_tools(call.tools, describe_tools))
     opening = "\n\n".join(head).strip()
     system: tuple[ChatTurn, ...] = (("system", opening),) if opening else ()
-    return ChatPrompt((*system, *turns.build()), newest, turns.place)
+    texts = ((role, "\n".join(parts)) for role, parts in turns)
+    return ChatPrompt((*system, *texts), newest, place.copy().digest())
+
+
+def _add_text(turns: list[tuple[Role, list[str]]], place: hashlib.blake2b, role: Role, text: str) -> None:
+    """Add a text to a conversation, in which texts of one role in a row are one turn, and to the hash of its turns."""
+    if turns and turns[-1][0] == role:
+        turns[-1][1].append(text)
+        place.update(b"\n")
+    else:
+        turns.append((role, [text]))
+        place.update(b"\xff" + role.encode() + b"\xff")  # a byte that no text in UTF-8 has
+    place.update(text.encode("utf-8", "surrogatepass"))
 
 
 def _describe_tools(tools: Sequence[Json], own: DescribeTools | None) -> str:
