@@ -302,7 +302,7 @@ def make_reply(call: ModelCall, completion: Completion, decode: Decode | None = 
     reason = "tool_calls" if calls else "stop" if text != whole else completion.finish_reason
     if calls:
         text = text[:first].strip()
-    logprobs = None
+    logprobs: tuple[Json, ...] | None = None
     if call.logprobs and decode is not None:
         pairs = zip(completion.token_ids, completion.logprobs, strict=True)
         logprobs = tuple(

@@ -16,17 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from trailnotes.gateway.requests import (
-    MODEL,
-    ModelCall,
-    ModelReply,
-    RequestRefused,
-    build_chat_answer,
-    build_responses_answer,
-    iter_chat_events,
-    parse_chat_call,
-    parse_responses_call,
-)
+from trailnotes.gateway import requests
+from trailnotes.gateway.requests import MODEL, ModelCall, ModelReply, RequestRefused
 from trailnotes.gateway.session import Session, parse_report
 from trailnotes.storage.files import parse_json, task_to_json
 from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
@@ -68,9 +59,8 @@ class GatewayServer:
         layers += [Middleware(BearerMiddleware, token=token, refuse=_refuse)] if token else []
         self._find_session, self._find_default = find, find_default
         site = Starlette(
-            routes=self._list_routes(), middleware=layers, exception_handlers={
-                HTTPException: _refuse_route, RequestRefused: _refuse_request, ClientDisconnect: _drop_request,
-            },
+            routes=self._list_routes(), middleware=layers,
+            exception_handlers=dict.fromkeys((HTTPException, RequestRefused, ClientDisconnect), _answer_error),
         )  # fmt: skip
         config = build_server_config(site)
         config.load()
@@ -118,16 +108,16 @@ class GatewayServer:
         return [Route(path, handler, methods=[method]) for method, path, handler in table]
 
     async def _chat(self, request: Request) -> Response:
-        call = parse_chat_call(await _read_json(request))
+        call = requests.parse_chat_call(await _read_json(request))
         replies = await self._ask(request, call)
         if call.stream:
-            return StreamingResponse(iter_chat_events(replies), media_type="text/event-stream")
-        return JSONResponse(build_chat_answer(replies))
+            return StreamingResponse(requests.iter_chat_events(replies), media_type="text/event-stream")
+        return JSONResponse(requests.build_chat_answer(replies))
 
     async def _respond(self, request: Request) -> Response:
-        call = parse_responses_call(await _read_json(request))
+        call = requests.parse_responses_call(await _read_json(request))
         (reply,) = await self._ask(request, call)
-        return JSONResponse(build_responses_answer(reply))
+        return JSONResponse(requests.build_responses_answer(reply))
 
     async def _ask(self, request: Request, call: ModelCall) -> list[ModelReply]:
         """Have a session answer, unless the client leaves before."""
@@ -197,19 +187,12 @@ def _refuse(status: int, text: str) -> Response:
     return JSONResponse(RequestRefused(text, status).to_json(), status)
 
 
-async def _refuse_request(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestRefused)
-    return JSONResponse(error.to_json(), error.status)
-
-
-async def _refuse_route(request: Request, error: Exception) -> Response:
-    """Refuse a request that no route serves."""
-    assert isinstance(error, HTTPException)
-    called = f"{request.method} {request.url.path}"
-    return _refuse(error.status_code, f"there is no {called} here: the base URL of a client ends in /v1")
-
-
-async def _drop_request(_request: Request, _error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestRefused):
+        return JSONResponse(error.to_json(), error.status)
+    if isinstance(error, HTTPException):  # no route serves it
+        called = f"{request.method} {request.url.path}"
+        return _refuse(error.status_code, f"there is no {called} here: the base URL of a client ends in /v1")
     return Response(status_code=400)  # its client has gone
 
 

@@ -194,7 +194,7 @@ class Session:
         if self._clock is not None:
             self._clock.reschedule(min(self.loop.time() + self._timeout, self._latest))
         if report.done:
-            self._finish()
+            self.end()
 
     def _keep(self, report: Report, before: Report) -> None:
         last = before.score or 0.0
@@ -212,12 +212,8 @@ class Session:
     def end(self, failure: str = "") -> None:
         """End the session with its agent, which has failed by `failure`; after a report that counts for nothing."""
         if not self._over:
-            self._failure = failure
-            self._finish()
-
-    def _finish(self) -> None:
-        self._over = True
-        self._changed.set()
+            self._failure, self._over = failure, True
+            self._changed.set()
 
     def _require_live(self) -> None:
         if self._over:

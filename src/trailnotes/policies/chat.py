@@ -11,7 +11,6 @@ template anew, with marks in place of the words.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -95,9 +94,8 @@ RoleSequence = tuple[Role, ...]
 LayoutRules = dict[tuple[Role | None, Role | None], str]  # text between two neighbouring roles (None: the ends)
 
 TURN: RoleSequence = ("user", "assistant")
-NO_HEAD: RoleSequence = ()
 SYSTEM_HEAD: RoleSequence = ("system",)
-HEADS = (NO_HEAD, SYSTEM_HEAD)
+HEADS: tuple[RoleSequence, ...] = ((), SYSTEM_HEAD)
 PROBED_TURNS = (1, 2, 3, 4, 20)  # of the user, in the conversations that a template is tried on
 MAX_REASON_CHARS = 300  # characters of what a template fails with
 
@@ -155,11 +153,11 @@ class Template:
         """Render and cut a conversation with marks as its contents; raises `PolicyError` as `render`."""
         return self.split_rendered(self.render(roles, [make_mark(index) for index in range(len(roles))]), roles)
 
-    def render_tools(self, tools: str) -> str:
-        """Render what the template adds to a system message for `tools` (JSON); "" where calls have another form."""
+    def describe_tools(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Word functions as the template does in a system message; "" where it has no form like Hermes's and Qwen's."""
         roles, marks = SYSTEM_HEAD + TURN[:1], [make_mark(0), make_mark(1)]
         before, mark, after = (self._try_render(roles, marks) or "").partition(make_mark(0))
-        text = self._try_render(roles, marks, tools=json.loads(tools)) or ""
+        text = self._try_render(roles, marks, tools=tools) or ""
         added = text.removeprefix(before + mark).removesuffix(after)
         whole = before + mark + added + after == text and not self._folds
         return added.strip("\n") if whole and "<tool_call>" in added else ""
@@ -242,7 +240,7 @@ class Template:
         return False
 
     def _find_trimming(self, role: Role) -> tuple[bool, bool]:
-        roles = (SYSTEM_HEAD if role == "system" else NO_HEAD) + alternate_roles(3)
+        roles = (SYSTEM_HEAD if role == "system" else ()) + alternate_roles(3)
         text = self._try_render(roles, [f" {make_mark(0)} " if each == role else "x" for each in roles])
         if text is None or make_mark(0) not in text:
             return False, False
@@ -273,13 +271,6 @@ def cache_ids(encode: Callable[[str], TokenIds]) -> Callable[[str], TokenIds]:
     return encode_cached
 
 
-class Segment(NamedTuple):
-    """Run of tokens by one author."""
-
-    token_ids: TokenIds
-    spoken: bool  # by the assistant, end token included
-
-
 class ChatFormat:
     """Encoder of conversations (system,) user, assistant, user, ... with a tokenizer's chat template, or a plain one.
 
@@ -294,7 +285,7 @@ class ChatFormat:
         self.append_only = self._template.rules is not None and not self._template.reads_thinking
         self._layout = lru_cache(CACHE_SIZE)(self._find_layout)
         self._marked = lru_cache(CACHE_SIZE)(self._template.render)
-        self._tools = lru_cache(8)(self._template.render_tools)
+        self.describe_tools = self._template.describe_tools
         self._line_break = self._find_line_break()
         self._piece = cache_ids(self._encode_piece)
         self._content = cache_ids(self._encode_content)
@@ -319,10 +310,9 @@ class ChatFormat:
         _, parts = self._find_parts(messages)
         ids: list[int] = []
         mask: list[int] = []
-        for index, segment in enumerate(self._iter_segments(messages)):  # each part follows a piece of the template
-            learned = segment.spoken and parts[index // 2].message in turns
-            ids += segment.token_ids
-            mask += [int(learned)] * len(segment.token_ids)
+        for index, (run, spoken) in enumerate(self._iter_segments(messages)):  # each part follows a template's piece
+            ids += run
+            mask += [int(spoken and parts[index // 2].message in turns)] * len(run)
         return ids, mask
 
     def encode_reply(self, messages: Sequence[Message], text: str) -> TokenIds:
@@ -341,10 +331,6 @@ class ChatFormat:
         known = text.startswith(content) if content else not text.strip()
         return message if known else replace(message, token_ids=None)
 
-    def describe_tools(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Word functions as the template does in a system message; "" where it has no form like Hermes's and Qwen's."""
-        return self._tools(json.dumps(tools))
-
     def decode(self, token_ids: TokenIds) -> str:
         """Decode ids without special tokens; tags of thinking stay, which some tokenizers count among them."""
         return "".join(
@@ -355,18 +341,18 @@ class ChatFormat:
     def count_tokens(self, text: str) -> int:
         return len(self._content(text))
 
-    def _iter_segments(self, messages: Sequence[Message]) -> Iterator[Segment]:
+    def _iter_segments(self, messages: Sequence[Message]) -> Iterator[tuple[TokenIds, bool]]:
+        """Yield runs of tokens by one author, and whether the assistant spoke them, end token included."""
         pieces, parts = self._find_parts(messages)
         spoken: TokenIds = ()
         for (text, after), part in zip(pairwise(pieces), parts, strict=True):
             message = messages[part.message]
             is_spoken = message.role == "assistant"
             blanks = "" if is_spoken else text[len(text.rstrip(" ")) :]  # are the beginning of a word
-            yield Segment(_strip_overlap(spoken, self._piece(text.removesuffix(blanks))), spoken=False)
+            yield _strip_overlap(spoken, self._piece(text.removesuffix(blanks))), False
             spoken = self._encode_turn(message, part.texts, after) if is_spoken else ()
-            ids = spoken if is_spoken else self._content(blanks + self._trim_content(message))
-            yield Segment(ids, spoken=is_spoken)
-        yield Segment(_strip_overlap(spoken, self._piece(pieces[-1])), spoken=False)
+            yield spoken if is_spoken else self._content(blanks + self._trim_content(message)), is_spoken
+        yield _strip_overlap(spoken, self._piece(pieces[-1])), False
 
     def _find_parts(self, messages: Sequence[Message]) -> tuple[tuple[str, ...], list[ContentPart]]:
         roles = tuple(message.role for message in messages)
@@ -405,13 +391,15 @@ class ChatFormat:
         return join_parts(layout, words, self._template.prompt)
 
     def _encode_turn(self, message: Message, texts: Sequence[str], after: str) -> TokenIds:
+        end = self._end_mark
         if texts:
             ids = [(self._piece if i % 2 else self._content)(text) for i, text in enumerate(texts)]
-            size = len(self._end_mark)
-            return tuple(chain(*ids, self._end_mark if self._piece(after)[:size] == self._end_mark else ()))
+            return tuple(chain(*ids, end if self._piece(after)[: len(end)] == end else ()))
         if message.token_ids is None:
             left, right = self._template.blanks
-            return self._encode_assistant_text(left + self._trim_content(message) + right) + self._end_mark
+            said = left + self._trim_content(message) + right  # tags of thinking are its own, everything else is data
+            parts = TAG.split(said) if self._has_tags else [said]
+            return tuple(chain(*((self._piece if part in THINK else self._content)(part) for part in parts))) + end
         opened = self.opening if message.content.startswith(self.opening) else ""
         return self._piece(opened) + message.token_ids
 
@@ -443,11 +431,6 @@ class ChatFormat:
         cuts = [match.start() + 1 for match in self._control.finditer(text)]
         bounds = zip([0, *cuts], [*cuts, len(text)], strict=True)
         return tuple(chain.from_iterable(self._encode_piece(text[start:stop]) for start, stop in bounds))
-
-    def _encode_assistant_text(self, text: str) -> TokenIds:
-        """Encode what the assistant says: tags of thinking are its own, everything else is data."""
-        parts = TAG.split(text) if self._has_tags else [text]
-        return tuple(chain.from_iterable((self._piece if part in THINK else self._content)(part) for part in parts))
 
     def _compile_control_pattern(self) -> re.Pattern[str]:
         """Where a control token begins. Tokens of one character are ordinary text to the people who write it."""

@@ -61,11 +61,12 @@ class HFPolicy(TrainedPolicy):
         self.format = ChatFormat(tokenizer, template_options)
         self.append_only = self.format.append_only
         validate_vocabulary(tokenizer, model.get_input_embeddings().num_embeddings)
-        end_ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-        end_ids = frozenset(end_ids if isinstance(end_ids, list) else () if end_ids is None else (int(end_ids),))
+        end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        end_ids = self.format.end_ids.union(end if isinstance(end, list) else () if end is None else (int(end),))
         decoder = make_decoder(model, self.context_length, shared_prompts=shared_prompts)
-        decode, end_ids, opening = self.format.decode, self.format.end_ids | end_ids, self.format.opening
-        self.engine = Engine(decoder, decode, end_ids, deterministic=deterministic, opening=opening)
+        self.engine = Engine(
+            decoder, self.format.decode, end_ids, deterministic=deterministic, opening=self.format.opening
+        )
 
     def open_episode(self, episode: str) -> None:
         self.engine.open(episode)
@@ -129,7 +130,7 @@ def _report_damage(what: str) -> Iterator[None]:
     except (ConfigError, MissingExtraError, PolicyError):
         raise
     except Exception as error:
-        raise PolicyError(f"{what} does not load: {_join_lines(error)}") from error
+        raise PolicyError(f"{what} does not load: {' '.join(str(error).split())}") from error
 
 
 def load_model(config: ModelConfig) -> tuple[Any, Any]:
@@ -312,14 +313,11 @@ def is_cache_only(name: str) -> bool:
         if cached and not isinstance(error, HfHubHTTPError):
             logger.warning("the hub cannot be reached: %s is read from the cache", name)
             return True
+        reason = " ".join(str(error).split())
         raise PolicyError(
-            f"model.path = {name!r} is no directory here, and the hub does not give it ({_join_lines(error)}): correct "
-            "it, log in (HF_TOKEN) where the model asks for it, or fetch it where there is a network"
+            f"model.path = {name!r} is no directory here, and the hub does not give it ({reason}): correct it, log in "
+            "(HF_TOKEN) where the model asks for it, or fetch it where there is a network"
         ) from error
     if not cached:
         logger.warning("%s is not in the cache yet: fetching it from the hub to %s", name, constants.HF_HUB_CACHE)
     return False
-
-
-def _join_lines(error: Exception) -> str:
-    return " ".join(str(error).split())

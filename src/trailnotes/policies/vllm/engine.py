@@ -12,10 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -36,23 +35,18 @@ MAX_SEED = 1 << 63  # vLLM hands seeds to torch
 COMPLETIONS = "/v1/completions"
 MAX_REBUILDS = 3  # in a row, without an answer in between
 
+T = TypeVar("T")
 Connect = Callable[[], EngineServer]  # starts an engine, or finds out where it listens
 
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every request
 
 
-@dataclass(frozen=True, slots=True)
-class WeightFiles:
+class WeightFiles(NamedTuple):
     """Weights of one version, as files that engines can read."""
 
-    folder: Path
+    folder: Path  # its name is that of adapters in the engine, and salt of the prefix cache: no two have the same
     version: int
     is_adapters: bool
-
-    @property
-    def name(self) -> str:
-        """Name of the adapters in the engine, and salt of its prefix cache: no two weights have the same."""
-        return self.folder.name
 
 
 class EngineLostError(Exception):
@@ -80,12 +74,11 @@ class EngineClient:
 
     def wait_until_ready(self) -> None:
         """Block until the engine can be asked. Raises `EngineLostError` where it ends, or takes too long."""
-        limit = self._engine.start_timeout
-        deadline = time.monotonic() + limit
+        limit, start = self._engine.start_timeout, time.monotonic()
         while not self._is_healthy():
             if self.failure or self.server.has_ended:
                 raise self._lose("")
-            if time.monotonic() > deadline:
+            if time.monotonic() > start + limit:
                 raise self._lose(f"did not start within engine.start_timeout = {limit:g} s")
             time.sleep(POLL_SECONDS)
         if self.server.process is None:
@@ -102,9 +95,8 @@ class EngineClient:
     ) -> tuple[Completion, int]:
         """Sample a completion; return it, and how many prompt tokens were cached (-1: unknown, since it was cut short).
 
-        Raises:
-            PolicyError: the engine refuses, or its numbers are not finite.
-            EngineLostError: it is lost, or this request has waited for others and must be repeated.
+        Raises `PolicyError` where the engine refuses, or its numbers are not finite, and `EngineLostError` where it is
+        lost, or this request has waited for others and must be repeated.
         """
         body = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         body |= {"prompt": list(prompt_ids), "logprobs": 0, "seed": sampling.seed % MAX_SEED}
@@ -134,7 +126,12 @@ class EngineClient:
         completion: Completion | None = None
         reason = ""
         async for line in response.aiter_lines():
-            event = await self._parse_event(line)
+            if not line.startswith("data: {"):
+                continue
+            self._progressed_at = time.monotonic()
+            event = parse_json(line.removeprefix("data: "))
+            if "error" in event:
+                raise await asyncio.to_thread(self._refuse, 500, json.dumps(event))
             for choice in event["choices"]:
                 reason = choice["finish_reason"] or reason
                 for token, logprob in () if completion else _read_tokens(choice):
@@ -145,21 +142,11 @@ class EngineClient:
                         break
             if completion and not reason:
                 return completion, -1
-            if completion and (usage := event["usage"]):
+            if completion and (usage := event.get("usage")):
                 return completion, (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         if completion:
             return completion, -1
         raise await asyncio.to_thread(self._refuse, 500, f"it ended a completion too early ({reason})")
-
-    async def _parse_event(self, line: str) -> dict[str, Any]:
-        """Parse a line of a stream; one without an event has no choices and no usage."""
-        event: dict[str, Any] = {"choices": (), "usage": None}
-        if line.startswith("data: {"):
-            self._progressed_at = time.monotonic()
-            event |= parse_json(line.removeprefix("data: "))
-            if "error" in event:
-                raise await asyncio.to_thread(self._refuse, 500, json.dumps(event))
-        return event
 
     def score(self, rows: Sequence[tuple[TokenIds, int]], temperature: float) -> list[list[float]]:
         """Score the tokens of each row from a place on, in nats, as the sampler does. Raises as `call`."""
@@ -179,9 +166,9 @@ class EngineClient:
     def load(self, weights: WeightFiles) -> None:
         """Load weights from their folder. Raises as `call`."""
         if weights.is_adapters:
-            self.call("/v1/load_lora_adapter", {"lora_name": weights.name, "lora_path": str(weights.folder)})
+            self.call("/v1/load_lora_adapter", {"lora_name": weights.folder.name, "lora_path": str(weights.folder)})
             if self.weights:
-                self.call("/v1/unload_lora_adapter", {"lora_name": self.weights.name})
+                self.call("/v1/unload_lora_adapter", {"lora_name": self.weights.folder.name})
         else:
             self.call("/pause")  # which also empties the prefix cache
             self.call("/collective_rpc", {"method": "load_folder", "args": [str(weights.folder)]})
@@ -191,9 +178,7 @@ class EngineClient:
     def call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Ask by POST, and block until the answer comes; return its JSON, None where it is none.
 
-        Raises:
-            PolicyError: the engine refuses.
-            EngineLostError: it is lost.
+        Raises `PolicyError` where the engine refuses, and `EngineLostError` where it is lost.
         """
         if not self.server.is_listening:
             raise self._lose("")
@@ -217,9 +202,9 @@ class EngineClient:
         """Complete a request: token ids come back, only our stop ids end it, and it uses the newest weights."""
         body = {"return_token_ids": True, "return_tokens_as_token_ids": True, "ignore_eos": True, **body}
         if self.weights:
-            body["cache_salt"] = self.weights.name  # so that no key of other weights is ever used
+            body["cache_salt"] = self.weights.folder.name  # so that no key of other weights is ever used
             if self.weights.is_adapters:
-                body["model"] = self.weights.name
+                body["model"] = self.weights.folder.name
         return body
 
     def _is_healthy(self) -> bool:
@@ -324,21 +309,22 @@ class Replica:
         """
         with self._guard:  # an engine that another thread is starting has the old ones when this goes on
             self._weights, self._record = weights, record
-        while True:
-            client = self._ensure_engine()
-            with suppress(EngineLostError):
-                if client.weights is not weights:  # one that was started from now on has them already
-                    client.load(weights)
-                distance = self._check_probes(client, record) if record else 0.0
-                self._rebuilds_in_a_row = 0
-                return distance
 
-    def score(self, rows: Sequence[tuple[TokenIds, int]], temperature: float) -> list[list[float]]:
-        """Score the tokens of each row from a place on, in nats. Raises as `complete` does. Blocks."""
+        def load(client: EngineClient) -> float:
+            if client.weights is not weights:  # one that was started from now on has them already
+                client.load(weights)
+            distance = self._check_probes(client, record) if record else 0.0
+            self._rebuilds_in_a_row = 0
+            return distance
+
+        return self.ask(load)
+
+    def ask(self, question: Callable[[EngineClient], T]) -> T:
+        """Ask the engine, and each one that has to replace it meanwhile. Raises as `complete`. Blocks."""
         while True:
             client = self._ensure_engine()
             with suppress(EngineLostError):
-                return client.score(rows, temperature)
+                return question(client)
 
     def call(self, path: str) -> None:
         """Have the engine sleep or wake. One that is lost is replaced when it is needed, and awake. Blocks."""

@@ -26,24 +26,11 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.policies.base import TrainedPolicy, make_probes
 from trailnotes.policies.chat import ChatFormat, encode_replies
+from trailnotes.policies.hf import policy as hf
 from trailnotes.policies.hf.decoder import Network
 from trailnotes.policies.hf.engine import StopCondition, require_room
-from trailnotes.policies.hf.policy import (
-    get_context_length,
-    load_architecture,
-    load_model,
-    load_tokenizer,
-    resolve_base_model,
-    validate_vocabulary,
-)
+from trailnotes.policies.vllm import server
 from trailnotes.policies.vllm.engine import Connect, ProbeRecord, Replica, WeightFiles
-from trailnotes.policies.vllm.server import (
-    EngineServer,
-    is_sleeping,
-    make_work_dir,
-    start_engine,
-    validate_engine_settings,
-)
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 from trailnotes.web.loopback import is_loopback
 
@@ -64,10 +51,8 @@ def make_vllm_policy(
         connects: how each engine is started or reached; () as the config says.
         directory: of the run, from which engines on other machines read weights.
 
-    Raises:
-        ConfigError: `model`, `engine.python` or `engine.urls` cannot be used.
-        MissingExtraError: vLLM is not installed.
-        PolicyError: an engine does not start, does not answer at its address, or vLLM cannot run the model.
+    Raises `ConfigError` or `MissingExtraError` for settings that cannot be used, and `PolicyError` where an engine does
+    not start or answer, or cannot run the model.
     """
     if config.run.deterministic:
         logger.warning(
@@ -77,27 +62,29 @@ def make_vllm_policy(
     is_elsewhere = bool(connects or config.engine.urls)
     folder = _make_weight_dir(config, directory if is_elsewhere else None)
     if not connects:
-        validate_engine_settings(config.engine)
-        connects = [partial(EngineServer, f"engine {url}", url.rstrip("/")) for url in config.engine.urls]
-        connects = connects or [partial(start_engine, config, each, folder) for each in range(config.engine.replicas)]
-    policy = VLLMPolicy(config, connects, folder, sleeps=trains and not is_elsewhere and is_sleeping(config))
-    if not trains:
-        try:
+        server.validate_engine_settings(config.engine)
+        connects = [partial(server.EngineServer, f"engine {url}", url.rstrip("/")) for url in config.engine.urls]
+    if not connects:
+        connects = [partial(server.start_engine, config, i, folder) for i in range(config.engine.replicas)]
+    policy = VLLMPolicy(config, connects, folder, sleeps=trains and not is_elsewhere and server.is_sleeping(config))
+    try:
+        policy.map_replicas(Replica.start)
+        if not trains:
             _load_initial_weights(config, policy, is_elsewhere=is_elsewhere)
-        except BaseException:
-            policy.close()
-            raise
+    except BaseException:
+        policy.close()
+        raise
     return policy
 
 
 def _load_initial_weights(config: Config, policy: VLLMPolicy, *, is_elsewhere: bool) -> None:
     if is_elsewhere:
-        model, _ = load_model(config.model.model_copy(update={"device": "cpu", "attn_implementation": ""}))
+        model, _ = hf.load_model(config.model.model_copy(update={"device": "cpu", "attn_implementation": ""}))
         has_adapters, network = hasattr(model, "peft_config"), Network(model)
         weights = {name: p for name, p in model.named_parameters() if not has_adapters or ".lora_" in name}
         logprobs = [network.score_replies(each.prompt_ids, [each.token_ids])[0] for each in policy.probes]
         policy.load_blocking(weights, 0, logprobs, 1.0)
-    elif resolve_base_model(config.model)[2]:
+    elif hf.resolve_base_model(config.model)[2]:
         file = Path(config.model.path).expanduser() / "adapter_model.safetensors"
         if not file.is_file():  # a pickle is never read
             raise ConfigError(f'{file} is not there: merge the adapters first, or set engine.name = "hf"')
@@ -108,8 +95,8 @@ def _make_weight_dir(config: Config, shared: Path | None) -> Path:
     """Make the folder of weights: in a private directory, or in the run directory, for engines on other machines."""
     hosts = [urlsplit(url).hostname or "" for url in config.engine.urls]
     if shared is None or (hosts and all(map(is_loopback, hosts))):
-        files = list(Path(resolve_base_model(config.model)[0]).glob("*.safetensors"))  # as many bytes as an update
-        return make_work_dir(sum(file.stat().st_size for file in files) if files else None)
+        files = list(Path(hf.resolve_base_model(config.model)[0]).glob("*.safetensors"))  # as many bytes as an update
+        return server.make_work_dir(sum(file.stat().st_size for file in files) if files else None)
     folder = shared.resolve() / "engine-weights"
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir(parents=True)
@@ -118,7 +105,7 @@ def _make_weight_dir(config: Config, shared: Path | None) -> Path:
 
 def _get_adapter_settings(config: Config) -> dict[str, Any] | None:
     """Collect the settings that the tensors of the adapters do not show; None for a whole model."""
-    saved = resolve_base_model(config.model)[2]
+    saved = hf.resolve_base_model(config.model)[2]
     if not saved:
         return {"lora_alpha": config.model.lora.alpha} if config.model.lora.enabled else None
     if saved.peft_type.value != "LORA" or saved.use_dora or saved.modules_to_save:
@@ -130,11 +117,11 @@ def _get_adapter_settings(config: Config) -> dict[str, Any] | None:
 
 
 def _find_end_ids(config: Config) -> frozenset[int]:
-    path, is_local, _ = resolve_base_model(config.model)
+    path, is_local, _ = hf.resolve_base_model(config.model)
     try:
         end = transformers.GenerationConfig.from_pretrained(path, local_files_only=is_local).eos_token_id
     except OSError:  # it brings none; transformers makes them of the model's config
-        end = getattr(load_architecture(config.model), "eos_token_id", None)
+        end = getattr(hf.load_architecture(config.model), "eos_token_id", None)
     return frozenset(end if isinstance(end, list) else [] if end is None else [end])
 
 
@@ -147,9 +134,10 @@ class VLLMPolicy(TrainedPolicy):
     """
 
     def __init__(self, config: Config, connects: Sequence[Connect], folder: Path, *, sleeps: bool) -> None:
-        self.tokenizer, self.name, self.version = load_tokenizer(config.model), config.model.path, 0
-        validate_vocabulary(self.tokenizer, load_architecture(config.model).get_text_config(decoder=True).vocab_size)
-        self.context_length = min(get_context_length(config.model), config.rollout.max_context_tokens)
+        self.tokenizer, self.name, self.version = hf.load_tokenizer(config.model), config.model.path, 0
+        text = hf.load_architecture(config.model).get_text_config(decoder=True)
+        hf.validate_vocabulary(self.tokenizer, text.vocab_size)
+        self.context_length = min(hf.get_context_length(config.model), config.rollout.max_context_tokens)
         self.format = ChatFormat(self.tokenizer, config.model.template_options)
         self.append_only = self.format.append_only
         end_ids = self.format.end_ids | _find_end_ids(config)
@@ -164,11 +152,6 @@ class VLLMPolicy(TrainedPolicy):
         self._asking: set[str] = set()
         self._loading = False
         self._weights: WeightFiles | None = None
-        try:
-            self._map_replicas(Replica.start)
-        except BaseException:
-            self.close()
-            raise
 
     def open_episode(self, episode: str) -> None:
         if episode in self._assigned:
@@ -203,7 +186,8 @@ class VLLMPolicy(TrainedPolicy):
         """Mean log-probability of the tokens of each reply, at temperature 1; see `HFPolicy.score`."""
         prompt, rows = encode_replies(self.format, messages, replies, self.context_length)
         replica = min(self.replicas, key=lambda each: each.num_episodes)
-        scored = await asyncio.to_thread(replica.score, [((*prompt, *row), len(prompt)) for row in rows], 1.0)
+        whole = [((*prompt, *row), len(prompt)) for row in rows]
+        scored = await asyncio.to_thread(replica.ask, lambda client: client.score(whole, 1.0))
         return [fsum(row) / len(row) for row in scored]
 
     async def load(
@@ -220,12 +204,12 @@ class VLLMPolicy(TrainedPolicy):
 
     async def sleep(self) -> None:
         if self._sleeps:
-            await asyncio.to_thread(self._map_replicas, lambda replica: replica.call("/sleep"))
+            await asyncio.to_thread(self.map_replicas, lambda replica: replica.call("/sleep"))
 
     async def wake(self) -> None:
         if self._sleeps:
             torch.cuda.empty_cache()  # where there is none, nothing happens
-            await asyncio.to_thread(self._map_replicas, lambda replica: replica.call("/wake_up"))
+            await asyncio.to_thread(self.map_replicas, lambda replica: replica.call("/wake_up"))
 
     def report(self) -> dict[str, float]:
         """Count engines started anew since the last call, and the share of prompt tokens found in their caches."""
@@ -250,13 +234,13 @@ class VLLMPolicy(TrainedPolicy):
         folder = self._folder / f"weights-{secrets.token_hex(8)}"
         before, files = self._weights, write_weights(weights, folder, version, self._dtype, self._adapters)
         self._weights = files
-        distances = self._map_replicas(lambda replica: replica.load(files, record))
+        distances = self.map_replicas(lambda replica: replica.load(files, record))
         if before:
             shutil.rmtree(before.folder, ignore_errors=True)
         self.version = version
         return max(distances)
 
-    def _map_replicas(self, ask: Callable[[Replica], T]) -> list[T]:
+    def map_replicas(self, ask: Callable[[Replica], T]) -> list[T]:
         """Ask all engines at once; raise the first error once all have answered."""
         with ThreadPoolExecutor(len(self.replicas)) as pool:
             try:
@@ -274,10 +258,17 @@ def write_weights(
     `adapters` are the settings that the tensors of adapters do not show, ``lora_alpha`` among them; None for a whole
     model. Raises `PolicyError` where the weights are of the other kind, or cannot be written.
     """
+
+    def convert(tensor: Tensor) -> Tensor:
+        return tensor.detach().to("cpu", dtype).contiguous()
+
     matches = {name: match for name in weights if (match := _ADAPTER.search(name))}
+    ranks = {weights[name].shape[0 if match[2] == "A" else 1] for name, match in matches.items()}
     if not weights or len(matches) != (0 if adapters is None else len(weights)):
         wanted = "the adapters alone" if adapters is not None else "a whole model, or set model.lora.enabled = true"
         raise PolicyError(f"{len(matches)} of {len(weights)} tensors are adapters by their names: hand over {wanted}")
+    if len(ranks) > 1:
+        raise PolicyError(f"the adapters have ranks {sorted(ranks)}: vLLM is given adapters of one rank alone")
     try:
         folder.mkdir(parents=True)
         if adapters is None:
@@ -285,25 +276,13 @@ def write_weights(
             for name, tensor in weights.items():
                 first.setdefault((tensor.data_ptr() or name, tensor.shape, tensor.stride()), name)
             for number, name in enumerate(first.values()):  # a file each: no second copy of the whole model
-                _save({name: weights[name]}, folder / f"model-{number:05}.safetensors", dtype)
+                save_file({name: convert(weights[name])}, folder / f"model-{number:05}.safetensors")
         else:
-            settings = {**adapters, **_describe_adapters(weights, matches)}
+            settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "r": ranks.pop(), **adapters}
+            settings["target_modules"] = sorted({match[1] for match in matches.values()})
             (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
-            plain = {f"{name[: m.start()]}.{m[1]}.lora_{m[2]}.weight": weights[name] for name, m in matches.items()}
-            _save(plain, folder / "adapter_model.safetensors", dtype)
+            plain = {f"{n[: m.start()]}.{m[1]}.lora_{m[2]}.weight": convert(weights[n]) for n, m in matches.items()}
+            save_file(plain, folder / "adapter_model.safetensors")
     except (OSError, SafetensorError) as error:
         raise PolicyError(f"the weights for the engine cannot be written: {error}") from error
     return WeightFiles(folder, version, adapters is not None)
-
-
-def _describe_adapters(weights: Mapping[str, Tensor], matches: Mapping[str, re.Match[str]]) -> dict[str, Any]:
-    ranks = {weights[name].shape[0 if match[2] == "A" else 1] for name, match in matches.items()}
-    if len(ranks) != 1:
-        raise PolicyError(f"the adapters have ranks {sorted(ranks)}: vLLM is given adapters of one rank alone")
-    modules = sorted({match[1] for match in matches.values()})
-    fixed = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"}
-    return {**fixed, "r": ranks.pop(), "target_modules": modules}
-
-
-def _save(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
-    save_file({name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}, path)

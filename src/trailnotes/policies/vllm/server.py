@@ -46,10 +46,7 @@ LORA_RANKS = 1, 8, 16, 32, 64, 128, 256, 320, 512  # that vLLM reserves room for
 
 
 def validate_engine_settings(engine: EngineConfig) -> None:
-    """Check that the engines can exist, before anything is loaded or asked.
-
-    Raises `ConfigError` for an address that is none, and as `find_engine_python`.
-    """
+    """Raise `ConfigError` for an address of an engine that is none, and as `find_engine_python`."""
     for url in engine.urls:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
@@ -64,9 +61,7 @@ def validate_engine_settings(engine: EngineConfig) -> None:
 def find_engine_python(named: str) -> str:
     """Find the Python that engines run with: the one named, this one, or that of `make vllm`.
 
-    Raises:
-        ConfigError: there is no such program.
-        MissingExtraError: none is named, and vLLM is not installed.
+    Raises `ConfigError` where there is no such program, and `MissingExtraError` where none is named or has vLLM.
     """
     if named:
         if program := shutil.which(os.path.expanduser(named)):  # noqa: PTH111 - `which` takes names, too
@@ -234,9 +229,8 @@ def make_work_dir(size: int | None = None) -> Path:
     shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - no name in it is foreseeable
     for left in [*shared.glob(f"{WORK_DIR_PREFIX}*"), *disk.glob(f"{WORK_DIR_PREFIX}*")]:
         with suppress(OSError):  # in use, gone already, or another user's
-            descriptor = _lock(left)
+            os.close(_lock(left))
             shutil.rmtree(left, ignore_errors=True)
-            os.close(descriptor)
     in_memory = size is not None and shared.is_dir() and shutil.disk_usage(shared).free > 3 * size
     new = Path(tempfile.mkdtemp(prefix=".new-", dir=shared if in_memory else disk))
     _lock(new)  # until this process ends; programs that we start do not get it
