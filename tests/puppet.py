@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,3 +102,45 @@ def play(
         return await run_episode(policy, env, Task("t", "hall"), mode, memory, config, member=0, seed=1)
 
     return asyncio.run(run()), env.actions
+
+
+WORDS = ["key", "door", "north", "hall", "dark", "\n", "note", "é"]
+
+
+def ask(policy: Any, *samplings: Sampling, text: str = "A hall.") -> list[Completion]:
+    """Completions of as many episodes, all at once."""
+
+    async def answer(name: str, sampling: Sampling) -> Completion:
+        policy.open_episode(name)
+        try:
+            completion: Completion = await policy.generate([Message("user", text)], sampling, name)
+            return completion
+        finally:
+            policy.close_episode(name)
+
+    async def run() -> list[Completion]:
+        return await asyncio.gather(*(answer(f"e{i}", sampling) for i, sampling in enumerate(samplings)))
+
+    return asyncio.run(run())
+
+
+def play_at_random(policy: Any, *turns: int) -> list[list[Completion]]:
+    """Episodes of so many turns, all at once, which join and leave at different times; each depends on its place."""
+
+    async def play_one(seed: int) -> list[Completion]:
+        rng, messages, completions, name = random.Random(seed), list[Message](), list[Completion](), f"e{seed}"
+        policy.open_episode(name)
+        try:
+            for turn in range(turns[seed]):
+                messages.append(Message("user", " ".join(rng.choices(WORDS, k=rng.randint(1, 8)))))
+                sampling = Sampling(seed=100 * seed + turn, max_tokens=rng.randint(1, 7))
+                completions.append(await policy.generate(messages, sampling, name))
+                messages.append(Message("assistant", completions[-1].text, completions[-1].token_ids))
+        finally:
+            policy.close_episode(name)
+        return completions
+
+    async def run() -> list[list[Completion]]:
+        return await asyncio.gather(*map(play_one, range(len(turns))))
+
+    return asyncio.run(run())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -182,6 +186,36 @@ def test_agents_come_to_a_gateway_which_remembers_what_they_report(gateway: tupl
     client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
     with client, pytest.raises(openai.NotFoundError, match="no POST /chat/completions here"):
         client.chat.completions.create(model="trailnotes", messages=messages)
+
+
+SERVERS = {
+    "memory serve over stdio": ["memory", "serve", "{}"],
+    "memory serve": ["memory", "serve", "{}", "--port", "0"],
+    "view": ["view", "{}", "--port", "0"],
+    "envs serve": ["envs", "serve", "waymarks-simulator", "--port", "0", "--env.options.actions", "true"],
+}
+HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "somebody", "version": "1"}}
+
+
+@pytest.mark.parametrize("words", SERVERS.values(), ids=SERVERS)
+def test_a_server_with_a_client_ends_by_sigterm(tmp_path: Path, words: list[str]) -> None:
+    open_memory(tmp_path / "memory.db").close()
+    command = [sys.executable, "-m", "trailnotes", *(word.format(tmp_path) for word in words)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with ExitStack() as stack:
+        process: Any = stack.enter_context(subprocess.Popen(command, text=True, **pipes))
+        if "--port" in words:
+            address = urlsplit(process.stdout.readline().split()[1])
+            client = socket.create_connection((address.hostname or "", address.port or 0), timeout=20)
+            stack.enter_context(client).send(b"GET / HTTP/1.1\r\nhost: localhost\r\n")  # a request that goes on
+        else:
+            request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}
+            process.stdin.write(f"{json.dumps(request)}\n")
+            process.stdin.flush()
+            assert '"id":1' in process.stdout.readline().replace(" ", "")
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_a_public_gateway_needs_a_token(

@@ -1,37 +1,39 @@
-"""What every engine that gives token ids must do, the embedded one and vLLM's: the same tests for both."""
+"""What every engine that gives token ids must do: the embedded one, vLLM's, and that with a stand-in for the server."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import os
-import random
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from puppet import forward
+from puppet import ask, forward, play_at_random
 from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.policies.vllm import make_vllm_policy, server
 from trailnotes.types import Completion, Message, Sampling
 
-WORDS = ["key", "door", "north", "hall", "dark", "\n", "note", "é"]
 CONTEXT = 224
 CLOSE = 1e-4  # nats; float32 on a CPU gives 1e-5
 VLLM = os.environ.get("TRAILNOTES_TEST_VLLM", "")  # a Python that has it, for engine.python
 
 
 class Subject(NamedTuple):
-    """A policy, and the model whose weights it has."""
+    """A policy, the model whose weights it has, and whether it knows more of sampling than a temperature."""
 
     policy: Any
     model: Any
+    truncates: bool = True
 
 
-@pytest.fixture(scope="module", params=["hf", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.fixture(scope="module", params=["hf", "stand-in", pytest.param("vllm", marks=pytest.mark.vllm)])
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer_of: Any, model_of: Any
 ) -> Iterator[Subject]:
@@ -40,53 +42,20 @@ def subject(
     if request.param == "hf":
         yield Subject(HFPolicy(model, tokenizer_of(), deterministic=False), model)
         return
-    from trailnotes.policies.vllm import make_vllm_policy
-
-    path = tmp_path_factory.mktemp("model")
+    path, is_real = tmp_path_factory.mktemp("model"), request.param == "vllm"
     model.save_pretrained(path)
     tokenizer_of().save_pretrained(path)
     config = Config(
         run={"deterministic": False},
         model={"path": str(path), "device": "cpu"},
-        engine={"name": "vllm", "python": VLLM, "max_concurrent": 8},
+        engine={"name": "vllm", "python": VLLM if is_real else sys.executable, "max_concurrent": 8},
     )
-    policy = make_vllm_policy(config)
-    yield Subject(policy, model)
-    policy.close()
-
-
-def ask(policy: Any, *samplings: Sampling, text: str = "A hall.") -> list[Completion]:
-    """Completions of as many episodes, all at once."""
-
-    async def one(name: str, sampling: Sampling) -> Completion:
-        policy.open_episode(name)
-        try:
-            completion: Completion = await policy.generate([Message("user", text)], sampling, name)
-            return completion
-        finally:
-            policy.close_episode(name)
-
-    async def run() -> list[Completion]:
-        return await asyncio.gather(*(one(f"e{i}", sampling) for i, sampling in enumerate(samplings)))
-
-    return asyncio.run(run())
-
-
-async def play(policy: Any, name: str, seed: int, turns: int) -> list[Completion]:
-    """An episode of random observations; its lengths depend on the seed alone."""
-    rng = random.Random(seed)
-    policy.open_episode(name)
-    messages: list[Message] = []
-    completions = []
-    try:
-        for turn in range(turns):
-            messages.append(Message("user", " ".join(rng.choices(WORDS, k=rng.randint(1, 8)))))
-            sampling = Sampling(seed=100 * seed + turn, max_tokens=rng.randint(1, 7))
-            completions.append(await policy.generate(messages, sampling, name))
-            messages.append(Message("assistant", completions[-1].text, completions[-1].token_ids))
-    finally:
-        policy.close_episode(name)
-    return completions
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_real:
+            patch.setattr(server, "PROGRAM", Path(__file__).parents[1] / "causal.py")
+        policy = make_vllm_policy(config)
+        yield Subject(policy, model, truncates=is_real)
+        policy.close()
 
 
 def assert_true(subject: Subject, completions: Sequence[Completion], temperature: float = 1.0) -> None:
@@ -97,10 +66,7 @@ def assert_true(subject: Subject, completions: Sequence[Completion], temperature
 
 
 def test_logprobs_of_episodes_side_by_side_equal_a_fresh_forward(subject: Subject) -> None:
-    async def run() -> list[list[Completion]]:
-        return await asyncio.gather(*(play(subject.policy, f"e{i}", i, 1 + i % 5) for i in range(9)))
-
-    for completions in asyncio.run(run()):
+    for completions in play_at_random(subject.policy, *(1 + i % 5 for i in range(9))):
         assert_true(subject, completions)
         for earlier, later in itertools.pairwise(completions):
             assert later.prompt_ids[: len(earlier.prompt_ids)] == earlier.prompt_ids
@@ -119,12 +85,25 @@ def test_temperature_is_part_of_the_logprobs(subject: Subject) -> None:
 
 
 def test_greedy_tokens_report_their_logprob_at_temperature_one(subject: Subject) -> None:
+    if not subject.truncates:
+        pytest.skip("the stand-in only draws")
     first, second, drawn = ask(subject.policy, Sampling(0, max_tokens=6), Sampling(0, 0.1, 1, 6, seed=9), Sampling())
     assert first.token_ids == second.token_ids
     assert_true(subject, [first, second, drawn])
 
 
+def test_a_score_is_the_mean_logprob_of_a_reply_at_temperature_one(subject: Subject) -> None:
+    (done,) = ask(subject.policy, Sampling(0.5, max_tokens=5))
+    scores = asyncio.run(subject.policy.score([Message("user", "A hall.")], [done.token_ids, done.token_ids[:2]]))
+    wanted = forward(subject.model, done)
+    assert scores == pytest.approx([sum(wanted) / len(wanted), sum(wanted[:2]) / 2], abs=CLOSE)
+    with pytest.raises(PolicyError, match="exceed the context"):
+        asyncio.run(subject.policy.score([Message("user", "A hall.")], [done.token_ids * 100]))
+
+
 def test_truncated_sampling_reports_the_truncated_distribution(subject: Subject) -> None:
+    if not subject.truncates:
+        pytest.skip("the stand-in only draws")
     best, nucleus = ask(subject.policy, Sampling(top_k=1, max_tokens=4), Sampling(top_p=0.5, max_tokens=6))
     assert best.logprobs == pytest.approx([0.0] * len(best.logprobs), abs=1e-6)
     raw = forward(subject.model, nucleus)

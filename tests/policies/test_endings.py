@@ -10,21 +10,8 @@ from trailnotes.policies.hf.engine import MAX_CACHED_TOKENS, StopCondition
 from trailnotes.types import Sampling, TokenIds
 
 TEXTS = (
-    "go",
-    " north",
-    ".\n\nThen",
-    "\n",
-    " \n ",
-    "</act",
-    "ion>",
-    "</action> ",
-    "x</",
-    "action",
-    ">",
-    "\r\n",
-    "é",
-    "",
-)
+    "go", " north", ".\n\nThen", "\n", " \n ", "</act", "ion>", "</action> ", "x</", "action", ">", "\r\n", "é", "",
+)  # fmt: skip
 BYTES = "走".encode()
 END = 99
 

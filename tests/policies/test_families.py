@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -49,12 +48,6 @@ def test_a_conversation_is_what_the_template_makes_of_it(chats, name, num, syste
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_probe_says_whether_a_context_only_grows(chats, name) -> None:
     assert chats[name].append_only == (name not in {"qwen3", "mistral3"})
-
-
-def test_a_template_that_moves_the_system_message_says_what_helps(caplog) -> None:
-    with caplog.at_level(logging.WARNING):
-        ChatFormat(family_tokenizer("mistral3"))
-    assert 'rollout.system_prompt = ""' in caplog.text
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -80,22 +80,6 @@ def test_they_are_trained_further_only_as_they_are(saved: Path) -> None:
         require_trainable(settings(saved))
 
 
-def test_merging_in_float32_loses_nothing_and_bfloat16_most(start_model: Path) -> None:
-    for dtype, low, high in [(torch.float32, 0.0, 1e-3), (torch.bfloat16, 0.5, 1.1)]:
-        model, _ = with_adapters(start_model, size=1e-5)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "lora_" not in name:
-                    parameter.copy_(parameter.bfloat16().float())  # the base as it is on disk
-            applied = model(IDS).logits
-            whole, lost = merge_adapters(model, dtype)
-        assert low <= lost <= high
-        assert whole.dtype == dtype
-        assert not any("lora" in name for name, _ in whole.named_parameters())
-        if dtype == torch.float32:
-            torch.testing.assert_close(whole(IDS).logits, applied, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     "targets", [None, ("q_proj",), ("lm_head",), ("embed_tokens",), ("embed_tokens", "lm_head", "v_proj")]
@@ -114,7 +98,9 @@ def test_a_merged_model_gives_the_logits_of_the_adapted_one(
                 parameter.normal_(std=0.3)
     expected = adapted(IDS).logits.detach()
     assert (expected - tiny_model(tied=tied)(IDS).logits).abs().max() > 0.01
-    export_model(merge_adapters(adapted)[0], tmp_path, load_model(settings(start_model))[1])
+    merged, lost = merge_adapters(adapted)
+    assert lost < 1e-3
+    export_model(merged, tmp_path, load_model(settings(start_model))[1])
     torch.testing.assert_close(load_model(settings(tmp_path))[0](IDS).logits, expected, rtol=1e-4, atol=1e-4)
 
 

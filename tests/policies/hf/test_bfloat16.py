@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import random
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from puppet import play
 from tiny import TASK, tiny_model, with_logprobs
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
@@ -22,7 +22,7 @@ from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.attention import ATTENTION_NAME, attend
 from trailnotes.policies.hf.decoder import SlotDecoder, make_decoder
 from trailnotes.policies.hf.policy import HFPolicy, load_model
-from trailnotes.types import Message, Observation, Sample, Sampling, Step, Trajectory, TrajectoryGroup
+from trailnotes.types import Sample, TrajectoryGroup
 
 HALF = torch.bfloat16
 NATS = 0.01  # by which a log-probability may differ on average, and the mean ratio from 1
@@ -119,31 +119,6 @@ def test_adapters_in_one_sum_are_those_of_peft() -> None:
 # --- ratio, resume, adapters
 
 
-def played(model: Any, tokenizer: Any, episodes: int = 6, turns: int = 4) -> list[TrajectoryGroup]:
-    """Episodes of random numbers of words and tokens, side by side."""
-    policy = HFPolicy(model, tokenizer)
-    policy.engine.endings.end_ids = frozenset()
-
-    async def episode(member: int) -> Trajectory:
-        rng, name = random.Random(member), f"e{member}"
-        policy.open_episode(name)
-        messages: list[Message] = []
-        steps = []
-        for turn in range(turns):
-            messages.append(Message("user", " ".join(rng.choices(["key", "door", "north"], k=rng.randint(2, 9)))))
-            sampling = Sampling(max_tokens=rng.randint(2, 8), seed=100 * member + turn)
-            done = await policy.generate(messages, sampling, name)
-            steps.append(Step(Observation("here"), (), done, done.prompt_ids, done.text, 0.0))
-            messages.append(Message("assistant", done.text, done.token_ids))
-        policy.close_episode(name)
-        return Trajectory(TASK, tuple(steps), Observation("end"), "terminated", True, 1.0, member=member)
-
-    async def run() -> list[Trajectory]:
-        return await asyncio.gather(*(episode(member) for member in range(episodes)))
-
-    return [TrajectoryGroup(TASK, tuple(asyncio.run(run())))]
-
-
 def sharpened(start_model: Path, *, lora: bool) -> tuple[Any, Any]:
     """The start model in bfloat16, its weights tripled, so that its distributions are not flat; and its tokenizer."""
     settings = ModelConfig(path=str(start_model), device="cpu", dtype="bfloat16", lora=LoraConfig(enabled=lora, rank=4))
@@ -162,8 +137,10 @@ def sharpened(start_model: Path, *, lora: bool) -> tuple[Any, Any]:
 def test_the_first_step_has_a_ratio_of_one(start_model: Path, lora: bool) -> None:
     """Sampled one by one over a cache, scored in one pass: apart by rounding, and by no more than that on average."""
     model, tokenizer = sharpened(start_model, lora=lora)
-    groups = played(model, tokenizer)
-    samples = build_samples(groups, [[(-1.0) ** member for member in range(6)]])
+    words = ["", " key", " door north", " key and door" * 4, " a", " north" * 9]
+    settings = {"max_action_tokens": 8, "stop": ()}
+    episodes = tuple(play(HFPolicy(model, tokenizer), more=more, **settings)[0] for more in words)
+    samples = build_samples([TrajectoryGroup(TASK, episodes)], [[(-1.0) ** member for member in range(6)]])
     learner = Learner(model, OptimConfig(minibatch=0, lr=1e-6), LossConfig())
     apart = [
         abs(mine - theirs)

@@ -5,63 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from puppet import forward
+from puppet import WORDS, ask, forward, play_at_random
 from trailnotes.config.model_schema import ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
-from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
-from trailnotes.policies.hf.policy import HFPolicy, load_model, require_context_length
+from trailnotes.learner.logprobs import TokenScorer
+from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder, split_model
+from trailnotes.policies.hf.policy import (
+    HFPolicy,
+    get_context_length,
+    is_cache_only,
+    load_model,
+    require_context_length,
+)
 from trailnotes.types import Completion, Message, Sampling
 
-WORDS = ["key", "door", "north", "hall", "dark", "\n", "note", "é"]
 
-
-async def play(policy: HFPolicy, name: str, seed: int, turns: int, **options: Any) -> list[Completion]:
-    """An episode of random observations; its length, waits and temperatures depend on the seed alone."""
-    rng, waits = random.Random(seed), random.Random(-seed - 1)
-    policy.open_episode(name)
-    messages: list[Message] = []
-    completions = []
-    try:
-        for turn in range(turns):
-            if not policy.engine.deterministic:
-                for _ in range(waits.randrange(4)):
-                    await asyncio.sleep(0)
-            messages.append(Message("user", " ".join(rng.choices(WORDS, k=rng.randint(1, 8)))))
-            sampling = Sampling(seed=100 * seed + turn, **({"max_tokens": rng.randint(1, 7)} | options))
-            completion = await policy.generate(messages, sampling, name)
-            completions.append(completion)
-            messages.append(Message("assistant", completion.text, completion.token_ids))
-    finally:
-        policy.close_episode(name)
-    return completions
-
-
-def play_all(policy: HFPolicy, episodes: int, **options: Any) -> list[list[Completion]]:
-    """Episodes of one to five turns at once: they join and leave at different times."""
-
-    async def run() -> list[list[Completion]]:
-        return await asyncio.gather(*(play(policy, f"e{i}", i, 1 + i % 5, **options) for i in range(episodes)))
-
-    return asyncio.run(run())
-
-
-def one(policy: HFPolicy, text: str = "A hall.", name: str = "e", **options: Any) -> Completion:
-    async def run() -> Completion:
-        policy.open_episode(name)
-        try:
-            return await policy.generate([Message("user", text)], Sampling(**options), name)
-        finally:
-            policy.close_episode(name)
-
-    return asyncio.run(run())
-
-
-EAGER, UNTIED = {"attn_implementation": "eager"}, {"tie_word_embeddings": False}
+def one(policy: HFPolicy, text: str = "A hall.", **options: Any) -> Completion:
+    return ask(policy, Sampling(**options), text=text)[0]
 
 
 def test_later_turns_compute_only_what_is_new(model, tokenizer, monkeypatch):
@@ -69,8 +35,7 @@ def test_later_turns_compute_only_what_is_new(model, tokenizer, monkeypatch):
     fed: list[int] = []
     extend = policy.engine.decoder.extend
     monkeypatch.setattr(policy.engine.decoder, "extend", lambda rows: fed.append(len(rows[0][1])) or extend(rows))
-    completions = asyncio.run(play(policy, "e", 3, 4))
-    last = completions[-1]
+    last = play_at_random(policy, 4)[0][-1]
     assert sum(fed) == len(last.prompt_ids) + len(last.token_ids) - 1  # each token once; the last is never fed
 
 
@@ -136,41 +101,37 @@ def test_deterministic_composition_does_not_depend_on_timing(model, tokenizer, m
     assert batches([0, 1, 2, 3]) == batches([3, 1, 0, 2])
 
 
-def test_a_changed_history_is_rolled_back(model, tokenizer):
-    policy = HFPolicy(model, tokenizer)
+def test_whatever_happens_to_a_slot_logprobs_are_those_of_a_fresh_forward(model_of, tokenizer):
+    """Histories grow and are rewritten, episodes take over slots that others left, and weights change."""
+    model, rng = model_of(), random.Random(0)
+    policy = HFPolicy(model, tokenizer, deterministic=False)
 
-    async def run() -> list[Completion]:
-        policy.open_episode("e")
-        sampling = Sampling(max_tokens=4)
-        talks = [
-            [Message("user", "A hall. A door leads north.")],
-            [Message("user", "A hall. A key."), Message("assistant", "take key"), Message("user", "Taken.")],
-            [Message("user", "A hall. A key.")],
-        ]
-        return [await policy.generate(talk, sampling, "e") for talk in talks]
+    async def run() -> None:
+        policy.open_episode("keeper")  # holds the memory, so that arrays are used again
+        await policy.generate([Message("user", "dark " * 30)], Sampling(max_tokens=5), "keeper")
+        for number in range(24):
+            if number % 4 == 0:
+                policy.close_episode(f"e{number - 4}")
+                policy.open_episode(f"e{number}")
+                talk: list[Message] = []
+            elif rng.random() < 0.3:
+                talk[2 * rng.randrange(len(talk) // 2)] = Message("user", "A key.")
+            talk.append(Message("user", " ".join(rng.choices(WORDS, k=rng.randint(1, 20)))))
+            done = await policy.generate(talk, Sampling(max_tokens=4, seed=number), f"e{number - number % 4}")
+            assert list(done.logprobs) == pytest.approx(forward(model, done), abs=1e-5)
+            talk.append(Message("assistant", done.text, done.token_ids))
+            if number % 5 == 2:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(1.05)
+                policy.bump_version()
+        policy.close_episode("e20")
+        policy.close_episode("keeper")
 
-    for completion in asyncio.run(run()):
-        assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
-
-
-def test_new_weights_forget_the_cache_and_count_a_version(model_of, tokenizer):
-    model = model_of()
-    policy = HFPolicy(model, tokenizer)
-
-    async def run() -> Completion:
-        policy.open_episode("e")
-        talk = [Message("user", "A hall. A door leads north.")]
-        before = await policy.generate(talk, Sampling(max_tokens=3), "e")
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.2)
-        policy.bump_version()
-        talk += [Message("assistant", before.text, before.token_ids), Message("user", "Dark.")]
-        return await policy.generate(talk, Sampling(max_tokens=3), "e")
-
-    after = asyncio.run(run())
-    assert policy.version == 1
-    assert list(after.logprobs) == pytest.approx(forward(model, after), abs=1e-5)
+    asyncio.run(run())
+    assert policy.version == 5
+    cache = policy.engine.decoder.cache
+    assert cache.capacity == cache.num_slots == len(cache.layers) == 0
 
 
 def test_weights_may_not_change_under_a_completion(model, tokenizer):
@@ -189,46 +150,13 @@ def test_weights_may_not_change_under_a_completion(model, tokenizer):
     policy.bump_version()
 
 
-def test_a_slot_used_again_leaks_nothing(model, tokenizer):
-    policy = HFPolicy(model, tokenizer)
-    fresh = one(policy, "A key.", max_tokens=5)
-
-    async def run() -> Completion:
-        policy.open_episode("keeper")  # holds the memory, so that arrays are used again
-        policy.open_episode("long")
-        ask = [policy.generate([Message("user", "dark " * 30)], Sampling(max_tokens=5), n) for n in ("keeper", "long")]
-        await asyncio.gather(*ask)
-        policy.close_episode("long")
-        policy.close_episode("unknown")
-        policy.open_episode("short")
-        keeper = policy.generate([Message("user", "dark " * 30)], Sampling(max_tokens=5), "keeper")
-        short = policy.generate([Message("user", "A key.")], Sampling(max_tokens=5), "short")
-        result = (await asyncio.gather(keeper, short))[1]
-        policy.close_episode("keeper")
-        policy.close_episode("short")
-        return result
-
-    again = asyncio.run(run())
-    assert again.token_ids == fresh.token_ids
-    assert list(again.logprobs) == pytest.approx(list(fresh.logprobs), abs=1e-5)
-    decoder = policy.engine.decoder
-    assert isinstance(decoder, SlotDecoder)
-    assert decoder.cache.capacity == decoder.cache.num_slots == len(decoder.cache.layers) == 0
-
-
-def test_an_engine_that_fails_tells_everybody_and_goes_on(model, tokenizer, monkeypatch):
+def test_an_engine_that_fails_says_so_and_goes_on(model, tokenizer, monkeypatch):
     policy = HFPolicy(model, tokenizer)
     before = one(policy, max_tokens=4)
     with monkeypatch.context() as patch:
         patch.setattr(policy.engine.decoder, "extend", lambda rows: (_ for _ in ()).throw(RuntimeError("broken GPU")))
-
-        async def run() -> list[Any]:
-            return await asyncio.gather(*(play(policy, f"e{i}", i, 2) for i in range(3)), return_exceptions=True)
-
-        errors = asyncio.run(run())
-    assert [type(error) for error in errors] == [PolicyError] * 3
-    assert "RuntimeError: broken GPU" in str(errors[0])
-    assert isinstance(errors[0].__cause__, RuntimeError)
+        with pytest.raises(PolicyError, match="RuntimeError: broken GPU"):
+            ask(policy, *[Sampling(max_tokens=4)] * 3)
     assert one(policy, max_tokens=4) == before
 
 
@@ -265,7 +193,7 @@ def test_a_model_with_other_layers_recomputes_and_is_right(model_of, tokenizer, 
         policy = HFPolicy(model, tokenizer)
     assert isinstance(policy.engine.decoder, RecomputeDecoder)
     assert "no cache is kept between turns" in caplog.text
-    for completions in play_all(policy, 4):
+    for completions in play_at_random(policy, 1, 2, 3, 4):
         for completion in completions:
             assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
 
@@ -278,7 +206,7 @@ def test_sliding_windows(model_of, tokenizer, kind, window):
     assert isinstance(policy.engine.decoder, SlotDecoder)
     capped = policy.engine.decoder.network.parts is None
     assert capped == (kind == "gemma2")
-    for completions in play_all(policy, 5):
+    for completions in play_at_random(policy, 1, 2, 3, 4, 5):
         for completion in completions:
             assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=2e-5)
 
@@ -330,26 +258,10 @@ def test_a_cache_that_the_model_ignores_is_found_out(model_of, tokenizer, caplog
     assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
 
 
-def test_a_model_that_scales_its_logits_is_called_as_a_whole(model_of, tokenizer):
-    model = model_of()
-    whole = type(model).forward
-
-    def scaled(*args: Any, **kwargs: Any) -> Any:
-        output = whole(model, *args, **kwargs)
-        output.logits = output.logits * 0.5
-        return output
-
-    model.forward = scaled
-    policy = HFPolicy(model, tokenizer)
-    assert policy.engine.decoder.network.parts is None
-    completion = one(policy, max_tokens=5)
-    assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
-
-
 def test_long_prompts_are_computed_in_parts(model, tokenizer, monkeypatch):
     monkeypatch.setattr("trailnotes.policies.hf.decoder.MAX_TOKENS", 16)
     policy = HFPolicy(model, tokenizer)
-    for completions in play_all(policy, 5):
+    for completions in play_at_random(policy, 1, 2, 3, 4, 5):
         for completion in completions:
             assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
 
@@ -359,6 +271,72 @@ def test_a_model_left_in_training_mode_samples_without_dropout(model_of, tokeniz
     policy = HFPolicy(model, tokenizer)
     model.train()
     assert one(policy, max_tokens=6) == one(policy, max_tokens=6)
+
+
+# -- log-probabilities of given replies
+
+ASKED = (Message("user", "You are in a hall."), Message("assistant", "look"), Message("user", "It is dark here."))
+REPLIES = ("go north", "take key", "go north and south and look at the key")
+
+
+def score(policy: HFPolicy, messages: Sequence[Message], replies: Sequence[Any]) -> list[float]:
+    return asyncio.run(policy.score(messages, replies))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "gemma2", "mamba"])
+def test_a_score_is_the_mean_logprob_of_the_reply_however_replies_are_batched(model_of, tokenizer, monkeypatch, kind):
+    policy = HFPolicy(model_of(kind), tokenizer)
+    prompt, end = policy.encode(ASKED), tuple(tokenizer.encode("<|im_end|>"))
+    rows = [Completion(prompt, ids, (0.0,) * len(ids), "") for ids in ((*tokenizer.encode(r), *end) for r in REPLIES)]
+    wanted = [sum(forward(policy.model, row)) / len(row.token_ids) for row in rows]
+    assert score(policy, ASKED, REPLIES) == pytest.approx(wanted, abs=1e-4)
+    monkeypatch.setattr("trailnotes.policies.hf.policy.MAX_TOKENS", 1)
+    assert score(policy, ASKED, [*REPLIES, rows[0].token_ids]) == pytest.approx([*wanted, wanted[0]], abs=1e-4)
+    assert score(policy, ASKED, []) == []
+
+
+def test_scoring_in_an_episode_leaves_no_trace(model, tokenizer):
+    async def answer(between: bool) -> list[Completion]:
+        policy, messages, answers = HFPolicy(model, tokenizer), list(ASKED), []
+        policy.open_episode("e")
+        for turn in range(2):
+            if between:
+                await policy.score(messages, REPLIES)
+            answers.append(await policy.generate(messages, Sampling(max_tokens=6, seed=turn), "e"))
+            messages += [Message("assistant", answers[-1].text, answers[-1].token_ids), Message("user", "And now?")]
+        return answers
+
+    assert asyncio.run(answer(between=True)) == asyncio.run(answer(between=False))
+
+
+def test_what_cannot_be_scored_is_refused(model, tokenizer):
+    policy = HFPolicy(model, tokenizer, max_context_tokens=32)
+    with pytest.raises(ValueError, match="an empty reply"):
+        score(policy, ASKED[:1], ["go", " "])
+    with pytest.raises(PolicyError, match="exceed the context of 32"):
+        score(policy, ASKED[:1], ["go " * 40])
+
+
+@pytest.mark.parametrize(("kind", "alone"), [("qwen2", True), ("gemma2", False)])  # Gemma 2 caps its logits at 30
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_policy_and_learner_agree_whether_the_head_alone_gives_the_logits(model_of, tokenizer, kind, alone):
+    model = model_of(kind, initializer_range=0.02, tie_word_embeddings=False)  # logits far too small for the cap
+    model.train()
+    assert (split_model(model) is not None, model.training) == (alone, True), "the probe leaves the mode alone"
+    policy, scorer = HFPolicy(model, tokenizer), TokenScorer(model)
+    assert policy.engine.decoder.network.parts == scorer.parts
+    for growth in (1.0, 500.0):
+        with torch.no_grad():
+            model.get_output_embeddings().weight.mul_(growth)
+        policy.bump_version()
+        done = one(policy, max_tokens=8, seed=3)
+        ids = torch.tensor([[*done.prompt_ids, *done.token_ids]])
+        mask = torch.arange(ids.shape[1])[None] >= len(done.prompt_ids)
+        with torch.no_grad():
+            assert list(done.logprobs) == pytest.approx(scorer(ids, mask)[0][mask].tolist(), abs=1e-4)
+
+
+# -- files
 
 
 @pytest.fixture
@@ -384,3 +362,24 @@ def test_a_model_that_does_not_load_names_the_key(tmp_path, monkeypatch, saved):
     (saved / "config.json").write_text('{"model_type": "qwen2", "vocab_size": "many"}')
     with pytest.raises(PolicyError, match=r"model\.path"):
         load_model(ModelConfig(path=str(saved), device="cpu"))
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_hub_out_of_reach_is_asked_once_and_the_cache_is_read(monkeypatch, is_cached):
+    names: list[str] = []
+
+    def refuse(_: Any, name: str, **options: Any) -> None:
+        names.append(name)
+        raise ConnectionError("Name or service\nnot known")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
+    monkeypatch.setattr("trailnotes.policies.hf.policy.try_to_load_from_cache", lambda *_: "x" if is_cached else None)
+    is_cache_only.cache_clear()
+    if is_cached:
+        assert [is_cache_only("some/model") for _ in range(3)] == [True] * 3
+    else:
+        with pytest.raises(PolicyError, match=r"model\.path = 'some/model'"):
+            get_context_length(ModelConfig(path="some/model"))
+    is_cache_only.cache_clear()
+    assert names == ["some/model"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from puppet import forward
 from trailnotes.config.schema import Config
 from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy, server
 from trailnotes.types import Completion
@@ -23,14 +24,8 @@ class Learner:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    @torch.no_grad()
     def score(self, completions: Sequence[Completion], temperature: float = 1.0) -> list[list[float]]:
-        found = []
-        for completion in completions:
-            logits = self.model(torch.tensor([completion.prompt_ids + completion.token_ids])).logits[0].float()
-            rows = torch.log_softmax(logits / temperature, dim=-1)[len(completion.prompt_ids) - 1 :]
-            found.append([float(row[token]) for row, token in zip(rows, completion.token_ids, strict=False)])
-        return found
+        return [forward(self.model, completion, temperature) for completion in completions]
 
     @torch.no_grad()
     def update(self, seed: int, among: str = "") -> dict[str, torch.Tensor]:

@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from children import alive, wait_for
+from puppet import ask
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError
 from trailnotes.policies.vllm import make_vllm_policy, server
 from trailnotes.policies.vllm.policy import VLLMPolicy
-from trailnotes.types import Completion, Message, Sampling
+from trailnotes.types import Message, Sampling
 
 HALL = [Message("user", "A hall.")]
 
@@ -34,23 +35,6 @@ def pid_of(policy: VLLMPolicy, index: int = 0) -> int:
 def kill(policy: VLLMPolicy, index: int = 0) -> None:
     os.kill(pid_of(policy, index), signal.SIGKILL)
     wait_for(lambda: policy.replicas[index].client.server.has_ended)
-
-
-def ask(policy: VLLMPolicy, *samplings: Sampling) -> list[Completion]:
-    """Completions of as many episodes, all at once."""
-
-    async def run() -> list[Completion]:
-        names = [f"e{i}" for i in range(len(samplings))]
-        for name in names:
-            policy.open_episode(name)
-        try:
-            pairs = zip(names, samplings, strict=True)
-            return await asyncio.gather(*(policy.generate(HALL, sampling, name) for name, sampling in pairs))
-        finally:
-            for name in names:
-                policy.close_episode(name)
-
-    return asyncio.run(run())
 
 
 def seeded(num: int, **options: Any) -> list[Sampling]:
@@ -75,44 +59,6 @@ def test_tokens_come_with_their_logprobs_of_the_newest_weights(policy_of, learne
         for completion in ask(policy, *seeded(4, temperature=0.5)):
             (wanted,) = learner.score([completion], 0.5)
             assert list(completion.logprobs) == pytest.approx(wanted, abs=1e-4)
-
-
-def test_stop_texts_and_end_tokens_end_a_completion(policy_of) -> None:
-    policy = policy_of()
-    (free,) = ask(policy, Sampling(max_tokens=30, seed=5))
-    texts = [policy.format.decode((token,)) for token in free.token_ids]
-    place = next(i for i, text in enumerate(texts) if i > 3 and text.isascii() and text.strip() not in ("", *texts[:i]))
-    (cut,) = ask(policy, Sampling(max_tokens=30, seed=5, stop=(texts[place],)))
-    assert cut.token_ids == free.token_ids[: place + 1]
-    assert cut.logprobs == free.logprobs[: place + 1]
-    text = policy.format.decode(free.token_ids[:place])
-    assert (cut.text, cut.finish_reason) == (text, "stop")
-    policy.endings.end_ids = frozenset({free.token_ids[place]})
-    (ended,) = ask(policy, Sampling(max_tokens=30, seed=5))
-    size = free.token_ids.index(free.token_ids[place])
-    assert ended.token_ids == free.token_ids[: size + 1]
-    assert (ended.text, ended.finish_reason) == (policy.format.decode(free.token_ids[:size]), "stop")
-
-
-def test_score_is_the_mean_logprob_at_temperature_1(policy_of, learner, faults) -> None:
-    policy = policy_of(temperature=0.5)
-    load(policy, learner, 1, 0.5)
-    (faults / "slow").touch()
-    reply = (5, 6, 7)
-
-    async def run() -> tuple[Completion, list[float]]:
-        policy.open_episode("e")
-        speaking = asyncio.create_task(policy.generate(HALL, Sampling(max_tokens=20), "e"))
-        await asyncio.sleep(0)
-        scores = await policy.score(HALL, [reply, "go north"])
-        return await speaking, scores
-
-    _, scores = asyncio.run(run())
-    prompt, spoken = policy.encode(HALL), policy.format.encode_reply(HALL, "go north")
-    wanted = learner.score([Completion(prompt, ids, (0.0,) * len(ids), "") for ids in (reply, spoken)])
-    assert scores == pytest.approx([sum(row) / len(row) for row in wanted], abs=1e-4)
-    with pytest.raises(PolicyError, match="exceed the context of 200"):
-        asyncio.run(policy.score(HALL, [reply * 100]))
 
 
 def test_engines_sleep_where_they_share_a_device_with_the_learner(policy_of, faults: Path) -> None:
@@ -215,24 +161,6 @@ def test_engine_that_dies_each_time_is_given_up(policy_of, faults: Path) -> None
     (faults / "die-always").unlink()
     with pytest.raises(PolicyError, match="in vain"):
         ask(policy, Sampling())
-
-
-def test_a_cancelled_request_leaves_the_others_alone(policy_of, faults: Path) -> None:
-    policy = policy_of()
-    (expected,) = ask(policy, Sampling(max_tokens=6))
-    (faults / "slow").touch()
-
-    async def run() -> Completion:
-        policy.open_episode("a")
-        policy.open_episode("b")
-        doomed = asyncio.create_task(policy.generate(HALL, Sampling(max_tokens=60), "a"))
-        other = asyncio.create_task(policy.generate(HALL, Sampling(max_tokens=6), "b"))
-        await asyncio.sleep(0.01)
-        doomed.cancel()
-        return await other
-
-    assert asyncio.run(run()) == expected
-    assert not policy._asking
 
 
 PARENT = """

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from children import alive, wait_for
+from puppet import ask
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import PolicyError
@@ -26,7 +26,7 @@ from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.policies.vllm import make_vllm_policy
 from trailnotes.policies.vllm.engine import EngineClient, EngineLostError
 from trailnotes.policies.vllm.server import EngineServer, start_engine
-from trailnotes.types import Completion, Message, Sampling
+from trailnotes.types import Sampling
 
 PROGRAM = Path(__file__).parents[2] / "causal.py"
 SERVE = """
@@ -57,18 +57,7 @@ def served(config: Config, folder: Path, port: int) -> Iterator[int]:
             process.kill()
 
 
-def ask(policy: Any) -> Completion:
-    async def run() -> Completion:
-        policy.open_episode("e")
-        try:
-            completion: Completion = await policy.generate(
-                [Message("user", "A hall.")], Sampling(max_tokens=9, seed=4), "e"
-            )
-            return completion
-        finally:
-            policy.close_episode("e")
-
-    return asyncio.run(run())
+ONE = Sampling(max_tokens=9, seed=4)
 
 
 def test_a_served_engine_is_given_its_weights_again(config_of, learner, faults: Path, tmp_path: Path) -> None:
@@ -76,10 +65,10 @@ def test_a_served_engine_is_given_its_weights_again(config_of, learner, faults: 
     with served(config_of(), tmp_path, port) as first:
         policy = make_vllm_policy(config_of(urls=[f"http://127.0.0.1:{port}"]), trains=True)
         assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < 1e-4
-        before = ask(policy)
+        before = ask(policy, ONE)
     wait_for(lambda: not alive(first))
     with served(config_of(), tmp_path, port) as second:
-        assert ask(policy) == before
+        assert ask(policy, ONE) == before
         assert policy.replicas[0].num_rebuilds == 1
         policy.close()
         assert alive(second)  # it is not ours
@@ -110,7 +99,7 @@ def test_initial_weights_replace_those_of_the_server(config_of, model_of, tokeni
     port = find_port()
     with served(config_of(model={"path": str(tmp_path / "other")}), tmp_path, port):
         policy = make_vllm_policy(config_of(urls=[f"http://127.0.0.1:{port}"]))
-        found, wanted = ask(policy), ask(HFPolicy(model_of(), tokenizer_of()))
+        (found,), (wanted,) = ask(policy, ONE), ask(HFPolicy(model_of(), tokenizer_of()), ONE)
         policy.close()
     assert found.token_ids == wanted.token_ids
     assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)

@@ -37,12 +37,9 @@ def option(command: list[str], name: str) -> str:
     return command[command.index(f"--{name}") + 1]
 
 
-def test_command_has_the_settings(config_of, model_path: Path) -> None:
-    command, variables = build_command(config_of(model={"lora": {"enabled": True, "rank": 5}}))
-    assert command[1:4] == [str(server.PROGRAM), "serve", str(model_path)]
-    assert (option(command, "max-model-len"), option(command, "max-lora-rank")) == ("200", "8")
-    assert {"--enable-lora", "--enable-prefix-caching", "--enforce-eager"} <= {*command}
-    assert variables["VLLM_SERVER_DEV_MODE"] == "1"
+def test_room_is_reserved_for_adapters_of_a_rank_that_vllm_knows(config_of) -> None:
+    command, _ = build_command(config_of(model={"lora": {"enabled": True, "rank": 5}}))
+    assert option(command, "max-lora-rank") == "8"
     with pytest.raises(ConfigError, match="rank = 513"):
         build_command(config_of(model={"lora": {"enabled": True, "rank": 513}}))
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from children import alive
+from puppet import ask
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError
@@ -22,12 +23,11 @@ from trailnotes.policies.hf.adapters import save_adapters
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy, server
 from trailnotes.policies.vllm.server import EngineServer
-from trailnotes.types import Completion, Message, Sampling
+from trailnotes.types import Sampling
 
 pytestmark = pytest.mark.vllm
 
 VLLM = os.environ.get("TRAILNOTES_TEST_VLLM", "")
-TALK = [Message("user", "A hall. A door leads north.")]
 CLOSE = 2e-5  # nats on average, in float32 on a CPU
 HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}  # of 32 channels
 
@@ -63,64 +63,34 @@ def policy_of() -> Iterator[Callable[[Config], VLLMPolicy]]:
         policy.close()
 
 
-def ask(policy: VLLMPolicy, num: int = 3, max_tokens: int = 20) -> list[Completion]:
-    async def run() -> list[Completion]:
-        for i in range(num):
-            policy.open_episode(f"e{i}")
-        samplings = [Sampling(max_tokens=max_tokens, seed=i) for i in range(num)]
-        try:
-            return await asyncio.gather(*(policy.generate(TALK, s, f"e{i}") for i, s in enumerate(samplings)))
-        finally:
-            for i in range(num):
-                policy.close_episode(f"e{i}")
-
-    return asyncio.run(run())
-
-
-async def speak_and_score(policy: VLLMPolicy) -> tuple[Completion, list[float]]:
-    """A long completion, and what the policy says of replies while it is under way."""
-    policy.open_episode("long")
-    ends, policy.endings.end_ids = policy.endings.end_ids, frozenset()
-    speaking = asyncio.ensure_future(policy.generate(TALK, Sampling(max_tokens=60, seed=3), "long"))
-    await asyncio.sleep(0)
-    scored = await policy.score(TALK, ["go north", "go north"])
-    try:
-        return await speaking, scored
-    finally:
-        policy.close_episode("long")
-        policy.endings.end_ids = ends
+def samplings(num: int = 3, max_tokens: int = 20) -> list[Sampling]:
+    return [Sampling(max_tokens=max_tokens, seed=seed) for seed in range(num)]
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, learner, tied: bool) -> None:
     path = saved(tie_word_embeddings=tied)
     policy, learner.model = policy_of(config_of(path)), load_model(ModelConfig(path=str(path), device="cpu"))[0]
-    before = ask(policy)
+    before = ask(policy, *samplings())
     old = learner.score(before)
     assert old == [pytest.approx(list(each.logprobs), abs=1e-4) for each in before]  # as the engine read it
     for version in (1, 2, 3):
         assert asyncio.run(policy.load(learner.update(version), version, learner.score(policy.probes))) < CLOSE
     assert max(abs(a - b) for a, b in zip(old[0], learner.score(before)[0], strict=True)) > 0.5
-    expected = ask(policy)
+    expected = ask(policy, *samplings())
     assert learner.score(expected) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in expected]
-    spoken, scored = asyncio.run(speak_and_score(policy))
-    assert len(spoken.token_ids) == 60
-    assert [spoken.logprobs] == [pytest.approx(row, abs=1e-4) for row in learner.score([spoken])]
-    ids = policy.format.encode_reply(TALK, "go north")
-    (wanted,) = learner.score([Completion(policy.encode(TALK), ids, (0.0,) * len(ids), "go north")])
-    assert scored == [pytest.approx(sum(wanted) / len(wanted), abs=1e-4)] * 2
     if not tied:
         return
     pid = policy.replicas[0].client.server.process.pid
     os.kill(pid, signal.SIGSTOP)  # or it would be done before it is killed
     killer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
     killer.start()
-    again = ask(policy, max_tokens=100)
+    again = ask(policy, *samplings(max_tokens=100))
     killer.join(60)
     assert policy.replicas[0].num_rebuilds == 1
     assert not alive(pid)
     assert learner.score(again) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in again]
-    assert [each.token_ids for each in ask(policy)] == [each.token_ids for each in expected]
+    assert [each.token_ids for each in ask(policy, *samplings())] == [each.token_ids for each in expected]
 
 
 def test_adapters_arrive_saved_and_trained(policy_of, saved, learner, tmp_path: Path) -> None:
@@ -130,11 +100,11 @@ def test_adapters_arrive_saved_and_trained(policy_of, saved, learner, tmp_path: 
     learner.update(1, "lora_")
     save_adapters(learner.model, tmp_path / "adapters")
     policy = policy_of(config_of(tmp_path / "adapters", lora.model_dump()))
-    saved_ones = ask(policy)
+    saved_ones = ask(policy, *samplings())
     assert learner.score(saved_ones) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in saved_ones]
     for version in (2, 3, 4):
         assert asyncio.run(policy.load(learner.update(version, "lora_"), version, learner.score(policy.probes))) < CLOSE
-    (first, *_) = ask(policy)
+    (first, *_) = ask(policy, *samplings())
     with learner.model.disable_adapter():
         assert max(abs(a - b) for a, b in zip(first.logprobs, learner.score([first])[0], strict=True)) > 0.5
 
@@ -167,7 +137,7 @@ def test_an_engine_behind_an_address(saved, policy_of, learner, tmp_path: Path) 
         assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < CLOSE
         served.close("was replaced")
         served = serve()
-        (completion,) = ask(policy, 1)
+        (completion,) = ask(policy, *samplings(1))
         assert learner.score([completion])[0] == pytest.approx(list(completion.logprobs), abs=1e-4)
         assert policy.replicas[0].num_rebuilds == 1
     finally:
