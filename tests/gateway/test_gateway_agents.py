@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
 import json
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,12 +43,9 @@ def agent_config(tmp_path: Path, **env: Any) -> Config:
 
 
 def play(
-    config: Config,
-    *agents: Agent,
-    script: Script = echo,
-    tips: Sequence[Tip] = (),
+    config: Config, *agents: Agent, script: Script = echo, tips: Sequence[Tip] = (),
     errors: list[Trajectory] | None = None,
-) -> list[Trajectory]:
+) -> list[Trajectory]:  # fmt: skip
     """Play one episode of each agent, with tips if there are any; those that failed go to `errors`."""
     names = ("one", "two")[: len(agents)]
     AGENTS.update(zip(names, agents, strict=True))
@@ -223,44 +218,6 @@ def test_a_request_that_cannot_be_is_refused_and_the_episode_goes_on(
     assert (len(episode.steps), episode.success) == (1, True)
 
 
-def _silent(session: AgentSession) -> None:
-    ask(session, "a")
-    threading.Event().wait(15)
-    with pytest.raises(SessionOver):
-        session.report(1.0)
-
-
-def test_an_agent_that_never_ends_is_cut_off(tmp_path: Path) -> None:
-    (episode,) = play(agent_config(tmp_path, timeout=2.0), _silent)
-    assert (episode.outcome, episode.score, len(episode.steps)) == ("truncated", 0.0, 1)
-
-
-def test_an_episode_ends_with_its_steps(tmp_path: Path) -> None:
-    def endless(session: AgentSession) -> None:
-        session.report(0.25, done=False)
-        for _ in range(6):
-            ask(session, "a")
-        with pytest.raises(openai.APIStatusError, match="the episode is over"):
-            ask(session, "a")
-
-    (episode,) = play(agent_config(tmp_path), endless)
-    assert (episode.outcome, episode.score, len(episode.steps)) == ("truncated", 0.25, 6)
-
-
-@pytest.mark.parametrize("limit", [{"max_steps": 3}, {"max_context_tokens": 300, "max_action_tokens": 16}])
-def test_a_report_after_the_episode_was_cut_counts(tmp_path: Path, limit: dict[str, int]) -> None:
-    def agent(session: AgentSession) -> float:
-        with contextlib.suppress(openai.APIStatusError):
-            for number in range(40):
-                ask(session, *("a long question, and its answer " * (number + 1),))
-        return 1.0
-
-    config = agent_config(tmp_path)
-    config = config.model_copy(update={"rollout": config.rollout.model_copy(update=limit)})
-    (episode,) = play(config, agent)
-    assert (episode.outcome, episode.score, episode.success, episode.episode_return) == ("truncated", 1.0, True, 1.0)
-
-
 def _raises(session: AgentSession) -> None:
     ask(session, "a")
     raise RuntimeError("out of\nluck")
@@ -328,20 +285,15 @@ def test_a_scorer_is_asked_where_the_run_ends_the_episode(tmp_path: Path) -> Non
     assert [step.reward for step in episode.steps] == [0.0] * 5 + [7.0]
 
 
-@pytest.mark.parametrize("name", ["by_magic", "by_nothing"])
-def test_a_failing_scorer_costs_the_episode(tmp_path: Path, name: str) -> None:
-    errors: list[Trajectory] = []
-    config = agent_config(tmp_path, options={"scorer": f"test_gateway_agents:{name}"})
-    assert play(config, lambda session: ask(session, "a") and None, errors=errors) == []
-    assert "env.options.scorer raised" in errors[0].error
-
-
 def by_magic(task: Task, messages: list[dict[str, str]]) -> float:
     raise LookupError(task.id)
 
 
-def by_nothing(task: Task, messages: list[dict[str, str]]) -> None:
-    """Return no score."""
+def test_a_failing_scorer_costs_the_episode(tmp_path: Path) -> None:
+    errors: list[Trajectory] = []
+    config = agent_config(tmp_path, options={"scorer": "test_gateway_agents:by_magic"})
+    assert play(config, lambda session: ask(session, "a") and None, errors=errors) == []
+    assert "env.options.scorer raised" in errors[0].error
 
 
 def test_a_coroutine_is_an_agent(tmp_path: Path) -> None:
@@ -352,27 +304,6 @@ def test_a_coroutine_is_an_agent(tmp_path: Path) -> None:
 
     (episode,) = play(agent_config(tmp_path), agent)
     assert (episode.score, episode.success) == (0.5, True)
-
-
-def test_connections_end_with_the_loop_though_the_pool_stays_open(tmp_path: Path) -> None:
-    config = agent_config(tmp_path)
-    left: list[http.client.HTTPConnection] = []
-
-    def leaves_one_open(session: AgentSession) -> float:
-        left.append(http.client.HTTPConnection(urlsplit(session.base_url).netloc, timeout=20))
-        left[0].request("GET", urlsplit(session.base_url).path + "/models")
-        assert left[0].getresponse().read()
-        return 1.0
-
-    AGENTS["one"] = leaves_one_open
-
-    async def run(pool: GatewayPool) -> None:
-        await run_groups(ScriptedPolicy(echo), pool, [Task("one", "gateway")], [["plain"]], None, config, seed=0)
-
-    with GatewayPool(config.env) as pool:
-        asyncio.run(run(pool))
-        assert left[0].sock.recv(1) == b""  # an end, where a forgotten socket would keep it waiting
-    left[0].close()
 
 
 def test_conversations_in_turn_keep_their_own_thinking(tmp_path: Path) -> None:

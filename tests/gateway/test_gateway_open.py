@@ -60,10 +60,13 @@ def test_what_was_reported_before_the_end_is_kept_and_each_has_a_tip(tmp_path: P
 
 
 @asynccontextmanager
-async def serve(config: Config, path: Path, memory: Any = None) -> AsyncIterator[tuple[OpenGateway, str]]:
+async def serve(
+    config: Config, path: Path, memory: Any = None, token: str = ""
+) -> AsyncIterator[tuple[OpenGateway, str]]:
     """An open gateway with its address; its episodes are in `path`."""
     gateway = OpenGateway(ScriptedPolicy(echo), memory, config, path, 0.0)
-    server = GatewayServer(gateway.find, open_listener("127.0.0.1", 0), find_default=gateway.find_default)
+    listener = open_listener("127.0.0.1", 0)
+    server = GatewayServer(gateway.find, listener, token=token, find_default=gateway.find_default)
     await server.start()
     yield gateway, server.url
     server.stop()
@@ -94,23 +97,20 @@ def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path) -> None:
 
 
 def test_sessions_without_a_request_give_way(tmp_path: Path) -> None:
-    config = agent_config(tmp_path, max_envs=3)
-
     async def run() -> None:
-        gateway = OpenGateway(ScriptedPolicy(echo), None, config, tmp_path / "episodes.jsonl", 0.0)
-        honest = gateway.find("honest", "tea")
-        await honest.ask(CALL)
-        for number in range(20):
-            gateway.find(f"idle {number}", "tea")
-            await asyncio.sleep(0)
-        assert gateway.find("honest") is honest
-        for number in (18, 19):
-            await gateway.find(f"idle {number}").ask(CALL)
-        with pytest.raises(RequestRefused, match="no such session"):
-            gateway.find("idle 0")
-        with pytest.raises(RequestRefused, match="3 sessions are alive"):
-            gateway.find("late", "tea")
-        await gateway.close()
+        async with serve(agent_config(tmp_path, max_envs=3), tmp_path / "episodes.jsonl") as (gateway, _):
+            honest = gateway.find("honest", "tea")
+            await honest.ask(CALL)
+            for number in range(20):
+                gateway.find(f"idle {number}", "tea")
+                await asyncio.sleep(0)
+            assert gateway.find("honest") is honest
+            for number in (18, 19):
+                await gateway.find(f"idle {number}").ask(CALL)
+            with pytest.raises(RequestRefused, match="no such session"):
+                gateway.find("idle 0")
+            with pytest.raises(RequestRefused, match="3 sessions are alive"):
+                gateway.find("late", "tea")
 
     asyncio.run(run())
 
@@ -161,6 +161,18 @@ def test_half_of_a_character_is_refused_wherever_it_is(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_token_and_a_task_are_asked_for(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serve(agent_config(tmp_path), tmp_path / "episodes.jsonl", token="secret") as (_, url):
+            with pytest.raises(ConfigError, match="Say the token"):
+                await asyncio.to_thread(session, "tea", gateway=url)
+            with pytest.raises(ConfigError, match="a session needs a task"):
+                await asyncio.to_thread(session, gateway=url, token="secret")
+            assert await asyncio.to_thread(session, "tea", gateway=url, token="secret")
+
+    asyncio.run(run())
+
+
 def test_a_signal_during_a_request_ends_the_loop() -> None:
     def find(key: str, task: str) -> Any:
         raise Interrupted(15)
@@ -176,19 +188,15 @@ def test_a_signal_during_a_request_ends_the_loop() -> None:
 
 
 def test_a_name_is_of_one_session(tmp_path: Path) -> None:
-    config = agent_config(tmp_path)
-
     async def run() -> None:
-        gateway: Any = OpenGateway(ScriptedPolicy(echo), None, config, tmp_path / "episodes.jsonl", 0.0)
-        session = gateway.find("mine", "coffee")
-        assert gateway.find("mine") is gateway.find("mine", "coffee") is session
-        with pytest.raises(RequestRefused, match="plays 'coffee'"):
-            gateway.find("mine", "tea")
-        with pytest.raises(RequestRefused, match="no /"):
-            gateway.find("a/b", "tea")
-        await session.ask(CALL)
-        session.report(Report(score=1.0))
-        await gateway.close()
+        async with serve(agent_config(tmp_path), tmp_path / "episodes.jsonl") as (gateway, _):
+            session: Any = gateway.find("mine", "coffee")
+            assert gateway.find("mine") is gateway.find("mine", "coffee") is session
+            await session.ask(CALL)
+            session.report(Report(score=1.0))
+            for name, task, said in (("mine", "tea", "plays 'coffee'"), ("a/b", "tea", "no /")):
+                with pytest.raises(RequestRefused, match=said):
+                    gateway.find(name, task)
         with pytest.raises(RequestRefused, match="it is over"):
             gateway.find("mine", "coffee")
 

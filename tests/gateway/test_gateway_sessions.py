@@ -59,28 +59,17 @@ class StrictPolicy(ScriptedPolicy):
 
 
 def play(
-    agent: Callable[[Session], Awaitable[Any]],
-    policy: ScriptedPolicy | None = None,
-    *,
-    tips: Sequence[Tip] = (),
-    mode: Mode | None = None,
-    leave_room: bool = False,
-    trained: bool = True,
-    timeout: float = 20.0,
-    **rollout: Any,
-) -> Trajectory:
+    agent: Callable[[Session], Awaitable[Any]], policy: ScriptedPolicy | None = None, *, tips: Sequence[Tip] = (),
+    mode: Mode | None = None, leave_room: bool = False, trained: bool = True, timeout: float = 20.0, **rollout: Any,
+) -> Trajectory:  # fmt: skip
     """Play the episode of a coroutine that uses its session directly; by default with the tips that there are."""
     config = small_config(rollout=ROLLOUT | rollout, memory={"leave_room": leave_room, "top_k": 2, "threshold": -1.0})
 
     async def run() -> Trajectory:
         agents: list[asyncio.Future[Any]] = []
 
-        class Started:
-            stop = staticmethod(lambda: None)
-
-        def start(opened: Session) -> Started:
+        def start(opened: Session) -> None:
             agents.append(asyncio.ensure_future(agent(opened)))
-            return Started()
 
         with open_memory(None, config.memory) as memory:
             memory.add(tips)

@@ -58,10 +58,3 @@ def test_an_answer_ends_with_the_first_token_that_completes_a_stop_text(ids: Tok
     assert (num, reason) == (wanted, "stop")
     assert decode(ids).startswith(text)
     assert not any(stop in text for stop in stops)
-
-
-def test_a_long_answer_is_not_remembered_from_each_of_its_beginnings() -> None:
-    endings, sampling = StopCondition(decode, {END}), Sampling(max_tokens=1000, stop=("never\n",))
-    for num in range(1, 500):
-        endings.find_end((3,) * num, sampling)
-    assert endings._short.cache_info().currsize <= MAX_CACHED_TOKENS

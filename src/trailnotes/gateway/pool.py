@@ -89,7 +89,6 @@ class AgentProcess:
     def _end(self) -> None:
         self._waiter.join(GRACE_S)
         kill_group(self._process)
-        self._waiter.join()
 
     def _read(self) -> None:
         """Read what it prints, and keep the end."""
@@ -115,33 +114,23 @@ class AgentProcess:
         _report_end(self._session, failure)
 
 
-class AgentThread:
-    """An agent that is a function of its session (`trailnotes.client.AgentSession`), plain or a coroutine's.
+def play_function(play: Callable[[AgentSession], Any], session: Session, url: str) -> None:
+    """Play as an agent that is a function of its session (`trailnotes.client.AgentSession`), plain or a coroutine's.
 
     What it returns is its report: a score, or the fields of one; None for none.
     """
-
-    def __init__(self, play: Callable[[AgentSession], Any], session: Session, url: str) -> None:
-        self._play, self._session = play, session
-        self._client = AgentSession(url, task_to_json(session.task))
-        threading.Thread(target=self._run, name=f"agent {session.task.id}", daemon=True).start()
-
-    def stop(self) -> None:
-        """Leave it alone: a thread cannot be stopped, and its next request is refused."""
-
-    def _run(self) -> None:
-        failure = ""
-        try:
-            result = self._play(self._client)
-            if inspect.iscoroutine(result):
-                result = asyncio.run(result)
-            if result is not None:
-                self._client.report(**(result if isinstance(result, Mapping) else {"score": float(result)}))
-        except SessionOver:  # raised by `report` alone
-            pass
-        except BaseException as error:  # noqa: BLE001 (foreign code, `sys.exit` included)
-            failure = f"the agent raised {format_error(error)}"
-        _report_end(self._session, failure)
+    client, failure = AgentSession(url, task_to_json(session.task)), ""
+    try:
+        result = play(client)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+        if result is not None:
+            client.report(**(result if isinstance(result, Mapping) else {"score": float(result)}))
+    except SessionOver:  # raised by `report` alone
+        pass
+    except BaseException as error:  # noqa: BLE001 (foreign code, `sys.exit` included)
+        failure = f"the agent raised {format_error(error)}"
+    _report_end(session, failure)
 
 
 def _report_end(session: Session, failure: str) -> None:
@@ -204,12 +193,14 @@ class GatewayPool(contextlib.AbstractContextManager["GatewayPool"]):
         self._server = GatewayServer(self.find, open_listener(LOOPBACK, 0))
         await self._server.start()
 
-    def _start(self, session: Session) -> Any:
+    def _start(self, session: Session) -> Callable[[], None] | None:
         assert self._server is not None, "a lease has opened it"
         url = f"{self._server.url}/sessions/{session.key}"
-        if self._agent:
-            return AgentThread(self._agent, session, url)
-        return AgentProcess(self._command, session, url)
+        if not self._agent:
+            return AgentProcess(self._command, session, url).stop
+        name = f"agent {session.task.id}"
+        threading.Thread(target=play_function, args=(self._agent, session, url), name=name, daemon=True).start()
+        return None
 
 
 def open_pool(env: EnvConfig, make_host: Callable[[int], Host] | None = None) -> EnvPool | GatewayPool:

@@ -50,7 +50,7 @@ def parse_report(body: Mapping[str, Any]) -> Report:
         raise RequestRefused(f"this is no report ({faults[:MAX_FAULT_CHARS]})") from None
 
 
-StartAgent = Callable[["Session"], Any]  # returns the running agent, which `close` stops
+StartAgent = Callable[["Session"], Callable[[], None] | None]  # returns what stops it, None for one that nothing can
 Score = Callable[[Task, list[dict[str, str]]], Any]
 
 
@@ -87,7 +87,7 @@ class Session:
         self.sampling, self.max_prompt_tokens = Sampling(), 2**20  # until `run_episode` sets its own
         self.kept: asyncio.Future[str] | None = None  # of a server: what kept the outcome from the disk, "" for nothing
         self._timeout, self._start, self._scorer = timeout, start, scorer
-        self._agent: Any = None
+        self._stop: Callable[[], None] | None = None
         self._requests: dict[Hashable, _Request] = {}
         self._queue: deque[_Request] = deque()
         self._changed = asyncio.Event()  # there is another request, or the end
@@ -223,7 +223,7 @@ class Session:
         """Start the agent on `task`, and wait for its first request; raises `EnvError` where none comes."""
         self.task = task
         try:
-            self._agent = self._start(self) if self._start else None
+            self._stop = self._start(self) if self._start else None
         except OSError as error:
             raise EnvError(f"the agent cannot be started ({error})") from error
         return await self._observe()
@@ -254,8 +254,8 @@ class Session:
         """Refuse all requests, and end the agent."""
         self._over = True
         self._refuse(reason)
-        if self._agent is not None:
-            self._agent.stop()
+        if self._stop is not None:
+            self._stop()
 
     def _refuse(self, reason: str) -> None:
         self._refusal = reason

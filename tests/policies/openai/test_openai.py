@@ -45,19 +45,19 @@ def policy(
     return made
 
 
-def ask(
+async def play(
     policy: OpenAIPolicy, *samplings: Sampling, messages: Sequence[Message] = PROMPT, episode: str = "e"
 ) -> list[Completion]:
     """The completions of one episode, asked for one after the other."""
+    policy.open_episode(episode)
+    try:
+        return [await policy.generate(messages, sampling, episode) for sampling in samplings]
+    finally:
+        policy.close_episode(episode)
 
-    async def play() -> list[Completion]:
-        policy.open_episode(episode)
-        try:
-            return [await policy.generate(messages, sampling, episode) for sampling in samplings]
-        finally:
-            policy.close_episode(episode)
 
-    return asyncio.run(play())
+def ask(policy: OpenAIPolicy, *samplings: Sampling, **options: Any) -> list[Completion]:
+    return asyncio.run(play(policy, *samplings, **options))
 
 
 def sampling(seed: int = 0, **changes: Any) -> Sampling:
@@ -259,10 +259,7 @@ def test_key_is_redacted_everywhere(
         ({}, "", "OPENAI_API_KEY"),
         ({"base_url": "http://h/v1", "max_cost": 1.0}, "", "endpoint.price_input"),
         ({"base_url": "http://h/v1"}, "sk-\u201chush\u201d", "OPENAI_API_KEY"),
-        *(
-            ({"base_url": url}, "", "endpoint.base_url")
-            for url in ("http:me:hush@h/v1", "http:/me:hush@h", "//me:hush@h", "me:hush@h", "me%3Ahush%40h", "h:80/v1")
-        ),
+        *(({"base_url": url}, "", "endpoint.base_url") for url in ("http:me:hush@h/v1", "me:hush@h", "h:80/v1")),
     ],
 )
 def test_impossible_settings_name_the_key(
@@ -282,12 +279,8 @@ def test_no_more_requests_are_under_way_than_allowed(proxy: Proxy) -> None:
     proxy.delay = 0.2
     endpoint = policy(proxy.url, concurrency=3)
 
-    async def play(number: int) -> Completion:
-        endpoint.open_episode(f"{number}")
-        return await endpoint.generate(PROMPT, sampling(number), f"{number}")
-
     async def main() -> None:
-        await asyncio.gather(*map(play, range(12)))
+        await asyncio.gather(*(play(endpoint, sampling(number), episode=f"{number}") for number in range(12)))
 
     asyncio.run(main())
     assert proxy.most_under_way == 3
@@ -298,14 +291,8 @@ def test_no_more_requests_are_under_way_than_allowed(proxy: Proxy) -> None:
 def test_equal_requests_share_answers_across_episodes(proxy: Proxy) -> None:
     endpoint = policy(proxy.url)
 
-    async def play(episode: str) -> list[Completion]:
-        endpoint.open_episode(episode)
-        done = [await endpoint.generate(PROMPT, sampling(), episode) for _ in range(3)]
-        endpoint.close_episode(episode)
-        return done
-
     async def main() -> list[list[Completion]]:
-        return await asyncio.gather(*map(play, "abcd"))
+        return await asyncio.gather(*(play(endpoint, *[sampling()] * 3, episode=episode) for episode in "abcd"))
 
     played = asyncio.run(main())
     assert all(done == played[0] for done in played)
@@ -317,8 +304,7 @@ def test_cancelled_episode_keeps_its_answer(proxy: Proxy) -> None:
     endpoint = policy(proxy.url)
 
     async def main() -> None:
-        endpoint.open_episode("e")
-        task = asyncio.create_task(endpoint.generate(PROMPT, sampling(), "e"))
+        task = asyncio.create_task(play(endpoint, sampling()))
         while not proxy.asked:  # noqa: ASYNC110 (the proxy lives in another thread)
             await asyncio.sleep(0.01)
         task.cancel()
@@ -338,12 +324,9 @@ def test_a_request_that_could_pass_the_token_limit_is_not_sent(proxy: Proxy, tmp
     limit = 200
     endpoint = policy(proxy.url, tmp_path / "a.jsonl", max_tokens_total=limit)
 
-    async def play(number: int) -> None:
-        endpoint.open_episode(f"{number}")
-        await endpoint.generate(PROMPT, sampling(number), f"{number}")
-
-    async def main() -> list[BaseException | None]:
-        return await asyncio.gather(*map(play, range(20)), return_exceptions=True)
+    async def main() -> list[Any]:
+        asks = (play(endpoint, sampling(number), episode=f"{number}") for number in range(20))
+        return await asyncio.gather(*asks, return_exceptions=True)
 
     ends = asyncio.run(main())
     stopped = [end for end in ends if isinstance(end, BudgetError)]
@@ -364,9 +347,7 @@ def test_a_request_that_could_pass_the_token_limit_is_not_sent(proxy: Proxy, tmp
 
 def test_max_cost_counts_what_is_under_way() -> None:
     answers = AnswerCache(None, EndpointConfig(price_input=2.0, price_output=10.0, max_cost=0.001))
-    amount = TokenUsage(100, 20)  # 0.0002 + 0.0002
-    assert answers.compute_cost(amount) == pytest.approx(0.0004)
-    assert not answers.explain_limit(amount)
+    amount = TokenUsage(100, 20)  # costs 0.0002 + 0.0002
     answers.reserved.append(amount)
     assert not answers.explain_limit(amount)
     answers.reserved.append(amount)
