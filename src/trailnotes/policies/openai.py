@@ -153,17 +153,6 @@ class EndpointReply:
     model: str  # as the server names it
 
 
-@dataclass(frozen=True, slots=True)
-class LoopClient:
-    """Client and limits of one event loop."""
-
-    loop: asyncio.AbstractEventLoop
-    opened: AsyncIterator[AsyncOpenAI]
-    client: AsyncOpenAI
-    slots: asyncio.Semaphore  # for the requests under way
-    freed: asyncio.Event  # set when one ends
-
-
 class Endpoint:
     """Server of `config`, and one model there, whose chat template gets `options`; it keeps the key to itself."""
 
@@ -173,15 +162,16 @@ class Endpoint:
             raise ConfigError("endpoint.base_url must begin with http:// or https://")  # it may hold a key
         self._has_answered = False
         self._key = load_api_key(config)
-        self._line: LoopClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def get_loop_client(self) -> LoopClient:
-        loop = asyncio.get_running_loop()
-        if self._line is None or self._line.loop is not loop:
-            opened = self._open_client()
-            slots = asyncio.Semaphore(self.config.concurrency)
-            self._line = LoopClient(loop, opened, await anext(opened), slots, asyncio.Event())
-        return self._line
+    async def open(self) -> None:
+        """Make the client of this event loop, and its limits, unless they are there."""
+        if self._loop is not asyncio.get_running_loop():
+            self._opened = self._open_client()
+            self._client = await anext(self._opened)
+            self.slots = asyncio.Semaphore(self.config.concurrency)  # for the requests under way
+            self.freed = asyncio.Event()  # set when one ends
+            self._loop = asyncio.get_running_loop()
 
     async def require_answer(self) -> None:
         """Raise `PolicyError` where a server that has not answered yet gives no answer at all within `FIRST_TIMEOUT`.
@@ -190,10 +180,9 @@ class Endpoint:
         """
         if self._has_answered:
             return
-        client = (await self.get_loop_client()).client
         try:
             async with asyncio.timeout(FIRST_TIMEOUT):
-                await client.models.with_raw_response.list()
+                await self._client.models.with_raw_response.list()
         except APIStatusError:
             pass  # an answer, too
         except (TimeoutError, APIConnectionError) as error:
@@ -208,10 +197,10 @@ class Endpoint:
 
     async def send(self, messages: Sequence[Message], sampling: Sampling) -> EndpointReply:
         """Send a request once. Raises `RetryableError` for what may pass, else `PolicyError`."""
-        client = (await self.get_loop_client()).client
+        create = self._client.chat.completions.with_raw_response.create
         try:
             async with asyncio.timeout(self.config.timeout):  # the client's own limit starts anew with each byte
-                answer = await client.chat.completions.with_raw_response.create(**self._build_body(messages, sampling))
+                answer = await create(**self._build_body(messages, sampling))
         except (TimeoutError, APITimeoutError) as error:
             reason = f"no answer within endpoint.timeout = {self.config.timeout:g} s"
             raise RetryableError(reason, billed=_was_sent(error)) from None
@@ -329,13 +318,14 @@ class OpenAIPolicy(OwnedPolicy):
 
     async def _ask(self, key: str, messages: Sequence[Message], sampling: Sampling) -> PaidAnswer:
         estimate = sum(self.count_tokens(message.content) + TOKENS_PER_MESSAGE for message in messages)
-        line, tries = await self.endpoint.get_loop_client(), 0
-        async with line.slots:
+        await self.endpoint.open()
+        tries = 0
+        async with self.endpoint.slots:
             await self.endpoint.require_answer()
             while True:
                 most = TokenUsage(math.ceil(estimate * self._density), sampling.max_tokens)
                 try:
-                    async with self._reserve_budget(most, line):
+                    async with self._reserve_budget(most):
                         answer = await _shield_until_done(self._send_once(key, messages, sampling, most, tries))
                 except RetryableError as trouble:
                     tries += 1
@@ -363,19 +353,19 @@ class OpenAIPolicy(OwnedPolicy):
         )
 
     @asynccontextmanager
-    async def _reserve_budget(self, most: TokenUsage, line: LoopClient) -> AsyncIterator[None]:
+    async def _reserve_budget(self, most: TokenUsage) -> AsyncIterator[None]:
         """Wait until a request fits under the limits, and reserve the most that it can take."""
         while refusal := self.answers.explain_limit(most):
             if not self.answers.reserved:
                 raise BudgetError(refusal)
-            line.freed.clear()
-            await line.freed.wait()  # what is under way may end with less than is reserved for it
+            self.endpoint.freed.clear()
+            await self.endpoint.freed.wait()  # what is under way may end with less than is reserved for it
         self.answers.reserved.append(most)
         try:
             yield
         finally:
             self.answers.reserved.remove(most)
-            line.freed.set()
+            self.endpoint.freed.set()
 
     async def _send_once(
         self, key: str, messages: Sequence[Message], sampling: Sampling, most: TokenUsage, tries: int
