@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -239,7 +240,11 @@ def _serve(args: Namespace) -> None:
         embedder = new or load_file_embedder(store.identity.name, args.embedder)
         toolbox = Toolbox(TipMemory(store, embedder, unbound), rules)
         if args.port is None:
-            make_server(toolbox).run()
+            try:
+                make_server(toolbox).run()
+            except KeyboardInterrupt as stop:  # a thread reads standard input, and would be waited for
+                store.close()
+                os._exit(128 + getattr(stop, "number", signal.SIGINT))
             return
         given = os.environ.get(TOKEN_VARIABLE, "").strip()
         token = given or secrets.token_urlsafe(18)
