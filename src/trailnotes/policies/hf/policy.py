@@ -98,12 +98,7 @@ class HFPolicy(TrainedPolicy):
         self.reset_cache()
         self.version += 1
 
-    async def load(
-        self,
-        weights: Mapping[str, Tensor],
-        version: int,
-        logprobs: Sequence[Sequence[float]] = (),  # noqa: ARG002
-    ) -> float:
+    async def load(self, weights: Mapping[str, Tensor], version: int, logprobs: Any = ()) -> float:  # noqa: ARG002
         """Copy the weights of a learner whose model is another one; no probes, since a copy cannot go wrong."""
         self.reset_cache()
         own = get_trained_parameters(self.model)
@@ -163,14 +158,10 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
 
 
 def _make_load_options(config: ModelConfig, device: torch.device) -> dict[str, Any]:
-    dtype, attention = getattr(torch, config.dtype), config.attn_implementation
+    dtype = getattr(torch, config.dtype)
     options: dict[str, Any] = {"dtype": dtype}
-    if attention:
-        needs_gpu, needs_bfloat16 = attention.startswith(("flash", "flex")), attention.startswith("flash")
-        if (needs_gpu and device.type == "cpu") or (needs_bfloat16 and dtype != torch.bfloat16):
-            needed = "a GPU and model.dtype = bfloat16" if needs_bfloat16 else "a GPU"
-            raise ConfigError(f"model.attn_implementation = {attention!r} needs {needed}: set it to 'sdpa', or ''")
-        options["attn_implementation"] = attention
+    if config.attn_implementation:
+        options["attn_implementation"] = config.attn_implementation
     if config.load_in_4bit:
         if package := find_missing_module("quantize"):
             raise MissingExtraError(f"{package} is not installed: {format_install_command('quantize')}")
