@@ -9,6 +9,8 @@
 # make gpu: the tests that need a GPU, and a table of what one card gives (runs/gpu/gpu.md); without a GPU that of a toy.
 # make wheels: builds dist/ (three wheels and their sources), and installs and uses the wheels with every Python from 3.11
 #   to 3.14 on the path, and those in PYTHONS="...", as a stranger does; pip takes its options from the environment.
+# make gpu-real: on one GPU, Qwen2.5-Coder-0.5B is taught to read and write tips, and GRPO and EMPO2 train it on a task of
+#   ScienceWorld, 128 episodes an iteration (runs/compare/qwen-gpu); never run yet.
 # make docs: the documentation site, to build/site; fails where a link leads nowhere.
 # make real: Qwen2.5-Coder-0.5B-Instruct learns a task of ScienceWorld on two cores (runs/demo-real);
 #   make real SMALL=--small: two small iterations of it, to see that it runs.
@@ -33,7 +35,7 @@ TINKER_JAX ?= $(if $(shell command -v nvidia-smi),jax[cuda12],jax)>=0.8,<1
 TINKER_PYTHON := .venv-tinker/bin/python
 TINKER_INSTALLED := .venv-tinker/.installed
 
-.PHONY: demo demo-full real test test-long lint format docs bench gpu wheels smollm2 qwen vllm test-vllm tinker test-tinker test-ray
+.PHONY: demo demo-full real test test-long lint format docs bench gpu gpu-real wheels smollm2 qwen vllm test-vllm tinker test-tinker test-ray
 .DELETE_ON_ERROR:
 # Some hundred processes would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -81,6 +83,13 @@ gpu: $(INSTALLED)
 	mkdir -p runs/gpu
 	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST)
 	$(BIN)/python benchmarks/gpu.py --markdown runs/gpu/gpu.md --json runs/gpu/gpu.json
+
+gpu-real: $(INSTALLED)
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU that torch sees: trailnotes doctor")'
+	$(MAKE) qwen
+	test -f runs/qwen-scienceworld-start/warmstart.json || $(BIN)/python -m trailnotes warmstart qwen/scienceworld-warmstart \
+	  --model.device cuda --out runs/qwen-scienceworld-start
+	$(BIN)/python -m trailnotes compare run compare/qwen-gpu
 
 wheels:
 	$(PYTHON) packages/wheels.py
