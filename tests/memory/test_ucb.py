@@ -112,7 +112,9 @@ def test_a_tip_that_does_harm_is_withheld_and_tried_again() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("effects", [(0.1, 0.1, 0.1, -0.49), (0.0, 0.0, 0.0, -0.49)], ids=str)
+@pytest.mark.parametrize(
+    "effects", [(0.1, 0.1, 0.1, -0.49), (0.0, 0.0, 0.0, -0.49), (-0.49, -0.2, -0.2, -0.2), (-0.49,)], ids=str
+)
 def test_sessions_do_no_worse_than_without_tips(effects: tuple[float, ...]) -> None:
     """An agent wins .49 of its attempts, and with each tip more or less; 400 reports, ten seeds, one in ten plain."""
     for seed in range(10):

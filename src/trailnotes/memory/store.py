@@ -244,7 +244,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         rows = self._query(f"{sql} RETURNING namespace, tips", (earned, name, task))
         return next(((namespace, json.loads(tips)) for namespace, tips in rows), None)
 
-    def load_attempts(self, namespace: str, limit: int, *, without: str) -> list[tuple[set[int], float]]:
+    def load_attempts(self, namespace: str, limit: int, *, without: str = "") -> list[tuple[set[int], float]]:
         """Return the tips and earnings of the newest finished attempts at a task, but for one."""
         sql = (
             "SELECT tips, earned FROM attempts WHERE namespace = ? AND earned IS NOT NULL AND id <> ? "

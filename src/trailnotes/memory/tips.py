@@ -37,12 +37,7 @@ MAX_ACTION_WORDS = 32
 MAX_CHARS = 2000  # of a tip or action: words may be endless
 MAX_KEY_CHARS = 32_768  # several times what the longest context holds
 MARKUP = re.compile(r"<\|[^<>]{0,64}\|>|</?[A-Za-z][^<>]{0,64}>")  # special tokens of chat templates, tags
-COMPUTED_KEYS = {
-    "similarity",
-    "ucb",
-    "worth",
-    "gain",
-}  # orders that depend on the search, so that no page is sorted by them
+COMPUTED_KEYS = {"similarity", "ucb", "worth", "gain"}  # they depend on the search: no page is sorted by them
 PROTECTED_SHARE = 0.25  # share of the capacity: the newest tips, exempt from eviction by use or worth
 COMPARED_ATTEMPTS = 32  # newest attempts at the task that one is compared with
 RETRY_SPACING = 8  # a withheld tip with n readers comes back in one search of so many times n
@@ -246,12 +241,21 @@ class TipMemory(StoreBackedMemory):
         return TipSession(self, task, query, self.record_attempt(task, tips), tuple(tips), author)
 
     def _leave_out(self, task: str, tips: Sequence[Tip]) -> list[Tip]:
-        """Leave out each tip now and then, the more often the newer: tips that always come together share one gain."""
+        """Leave out each tip now and then, the more often the newer: tips that always come together share one gain.
+
+        Leave out all of them as often as attempts without tips are likely to earn more (Thompson sampling): each of
+        several bad tips looks harmless beside the others.
+        """
         draw, kept = random.Random(derive_seed("leave out", task, self.store.count_events())), list[Tip]()
         for tip in tips:
             readers = self.store.load_reader_stats(tip.id)[tip.id or 0]
             if readers.shown < SURE_READERS or draw.random() >= LEAVE_OUT / (1 + readers.compared / 16):
                 kept.append(tip)
+        attempts = self.store.load_attempts(replace_surrogates(task), 2 * COMPARED_ATTEMPTS)
+        earned = [[value for shown, value in attempts if bool(shown) == reads] for reads in (True, False)]
+        if kept and all(earned):
+            reading, plain = (draw.betavariate(1 + sum(e), 1 + len(e) - sum(e)) for e in earned)
+            return kept if reading >= plain else []
         return kept
 
     def record_attempt(self, task: str, tips: Sequence[Tip]) -> str:
