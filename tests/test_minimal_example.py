@@ -64,7 +64,7 @@ def replay(episode: minimal.Episode, task: Task) -> Trajectory:
         prompts = CHAT.encode(conversation.acting), CHAT.encode(conversation.plain)
         completion = Completion(prompts[0], ids, (0.0,) * len(ids), CHAT.decode(ids))
         conversation.act(completion.text, ids)
-        action = parse_action(completion.text, "line", "terse").action
+        action = parse_action(completion.text, "line", "terse")
         after = env.step(action)
         steps.append(Step(observation, shown, completion, prompts[1], action, after.reward))
         observation = after

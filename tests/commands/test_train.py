@@ -282,7 +282,7 @@ def test_the_best_on_the_validation_split_is_kept(
     train(config, tmp_path)
     kept = [path.name for path in sorted((tmp_path / "checkpoints").glob("step-*"))]
     assert kept == ["step-000002", "step-000006"]
-    assert checkpoint.load_best(tmp_path / "checkpoints") == (tmp_path / "checkpoints" / "step-000002", 0.9)
+    assert checkpoint.load_best(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-000002"
     assert [line["validation/success"] for line in metrics(tmp_path)] == [0.1, 0.9, 0.3, 0.2, 0.4, 0.1]
     assert splits == {"validation"}
 

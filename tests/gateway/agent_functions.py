@@ -43,7 +43,7 @@ def play(session: AgentSession) -> None:
             answer = client.chat.completions.create(model=session.model, messages=messages)
             text = answer.choices[0].message.content or ""
             messages.append({"role": "assistant", "content": text})
-            observation = env.step(parse_action(text, "line", SETTINGS["rollout"]["style"]).action)
+            observation = env.step(parse_action(text, "line", SETTINGS["rollout"]["style"]))
             if not observation.done:
                 session.report(observation.score, reward=observation.reward, done=False)
     session.report(

@@ -153,7 +153,7 @@ def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path, mon
     (tmp_path / "snapshot.db").unlink()
     monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
     with TipStore(tmp_path / "snapshot.db", memory.store.identity) as old, old.transaction():
-        for tip, vector in zip(tips := memory.store.load_tips(), memory.embed_keys(tips), strict=True):
+        for tip, vector in zip(tips := memory.store.load_tips(), memory.embed([tip.key for tip in tips]), strict=True):
             old.insert(tip, vector, tip.id)
         old._write("UPDATE meta SET value = ? WHERE name = 'lineage'", (memory.store.lineage,))
     monkeypatch.undo()

@@ -194,7 +194,7 @@ def test_thinking_that_does_not_end_is_no_action(thinker, template: str) -> None
     done = say(led(*thinker(template), text), stop=("\n",))
     assert done.finish_reason == "length"
     assert done.text.startswith("<think>\nA hall.")
-    assert not parse_action(done.text, "line").ok
+    assert not parse_action(done.text, "line")
 
 
 # -- what is made of it
@@ -213,10 +213,10 @@ def test_thinking_that_does_not_end_is_no_action(thinker, template: str) -> None
     ],
 )
 def test_thinking_is_no_action(text: str, action: str) -> None:
-    assert parse_action(text, "line").action == action
+    assert parse_action(text, "line") == action
     tagged = text.replace("go south", "<action>go south</action>").replace("go north", "<action>go north</action>")
     if action == "go north":
-        assert parse_action(tagged, "tags").action == action
+        assert parse_action(tagged, "tags") == action
     elif action == NO_OP:
         assert parse_action(tagged, "tags") == parse_action("", "tags")
 

@@ -17,7 +17,6 @@ from trailnotes.rollout.conversation import (
     MAX_ACTION_CHARS,
     NOTES_HEADER,
     Conversation,
-    ParsedAction,
     build_memory_keys,
     build_memory_query,
     build_reflection_messages,
@@ -460,17 +459,15 @@ UNREADABLE = ("", " \n\t\n", ">", "Action:", "\x00\x07", "x" * (MAX_ACTION_CHARS
     ],
 )  # fmt: skip
 def test_actions_are_read_out_of_what_a_model_writes(action_format: str, style: str, readings: dict[str, str]) -> None:
-    parsed = {text: parse_action(text, action_format, style) for text in readings}
-    assert parsed == {text: ParsedAction(action, ok=action != NO_OP) for text, action in readings.items()}
+    assert {text: parse_action(text, action_format, style) for text in readings} == readings
 
 
 @relaxed
 @given(st.text(st.characters(), max_size=100), st.sampled_from(["line", "tags", "react"]))
 def test_parsing_never_raises_and_gives_one_clean_line(text: str, action_format: str) -> None:
-    parsed = parse_action(text, action_format)
-    assert parsed.ok == bool(parsed.action)
-    assert parsed.action == " ".join(parsed.action.split())
-    assert not any(ord(c) < 32 for c in parsed.action)
+    action = parse_action(text, action_format)
+    assert action == " ".join(action.split())
+    assert not any(ord(c) < 32 for c in action)
 
 
 # --- queries, keys and reflection

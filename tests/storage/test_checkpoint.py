@@ -186,7 +186,7 @@ def test_the_best_is_remembered(tmp_path: Path) -> None:
     assert checkpoint.load_best(tmp_path) is None
     path = checkpoint.save(tmp_path, 1, writer())
     checkpoint.mark_best(tmp_path, path, 0.5)
-    assert checkpoint.load_best(tmp_path) == (path, 0.5)
+    assert checkpoint.load_best(tmp_path) == path
     assert checkpoint.find_latest(tmp_path) == path
     (tmp_path / "best.json").write_text('{"checkpoint": "step-000009", "score": 1}')
     assert checkpoint.load_best(tmp_path) is None

@@ -7,7 +7,6 @@ after its checkpoint, so it drops the tips that it wrote since, and replays thes
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -27,7 +26,6 @@ from trailnotes.storage.checkpoint import META
 from trailnotes.types import MAX_MAGNITUDE, StrPath, Tip
 
 MAX_NAMED_NAMESPACES = 10  # namespaces that an error spells out
-REEMBED_BATCH = 256
 IMPORT_BATCH = 10_000
 
 TipOrder = Literal["recency", "score", "shown", "worth"]
@@ -62,8 +60,6 @@ def list_tips(
     store: TipStore, namespace: str | None = None, *, limit: int = 0, by: TipOrder = "recency", retired: bool = False
 ) -> list[Tip]:
     """List tips, or with `retired` the retired ones, by a key of `LIST_ORDERS`; `limit` 0 gives all."""
-    if limit < 0:
-        raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
         require_namespace(store, namespace)
     return store.list_sorted(namespace, by, limit, retired=retired)
@@ -93,8 +89,6 @@ def search_tips(
     *, embedder: str = "",
 ) -> list[SearchHit]:  # fmt: skip
     """Search the enabled tips most similar to `query`, by the embedder of the file, in the scope of a task."""
-    if top_k < 1:
-        raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
     if scope == "task" or store.get_task_info(namespace) is None:
         require_namespace(store, namespace)
     memory = _make_memory(store, MemoryConfig(threshold=threshold, scope=scope), embedder)
@@ -135,9 +129,8 @@ def add_new_tip(memory: TipMemory, tip: Tip) -> Tip:
 
 def delete_tips(store: TipStore, ids: Iterable[int]) -> int:
     """Delete all of `ids`, or none if one does not exist; return how many."""
-    wanted = list(dict.fromkeys(ids))
     with store.transaction():
-        for tip_id in wanted:
+        for tip_id in (wanted := dict.fromkeys(ids)):
             require_tip(store, tip_id)
             store.record_owner_change(OwnerChange(tip_id, None))
         return store.delete(wanted)
@@ -194,8 +187,7 @@ def set_tip_enabled(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
 def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) -> int:
     """Export tips as JSONL, the oldest first, atomically, without vectors and retired tips; return how many."""
     tips = list_tips(store, namespace)[::-1]
-    items = store.load_items()
-    _refuse_items(path, [item for item in items if namespace in {None, ".".join(json.loads(item.namespace))}])
+    _refuse_items(path, [item for item in store.load_items() if namespace in {None, item.dotted_namespace}])
     write_tips(path, tips, memory=store.lineage)
     return len(tips)
 
@@ -228,7 +220,7 @@ def import_tips(
 def _refuse_items(path: StrPath, items: Sequence[ItemRow]) -> None:
     """Refuse to carry values of a LangGraph store, which are more than their tips."""
     if items:
-        names = ", ".join(sorted({".".join(json.loads(item.namespace)) for item in items})[:MAX_NAMED_NAMESPACES])
+        names = ", ".join(sorted({item.dotted_namespace for item in items})[:MAX_NAMED_NAMESPACES])
         raise MemoryStoreError(
             f"{path}: {len(items)} values of a LangGraph store ({names}) are no tips, and would be lost: copy the "
             "memory file, or name another task with --namespace"
@@ -238,13 +230,10 @@ def _refuse_items(path: StrPath, items: Sequence[ItemRow]) -> None:
 def delete_namespace(store: TipStore, namespace: str) -> int:
     """Delete all tips of a task, retired ones too, and the values of a LangGraph store there; return how many tips."""
     with store.transaction():
-        ids = [tip.id for tip in store.load_tips(namespace) if tip.id is not None]
         for item in store.load_items():
-            if ".".join(json.loads(item.namespace)) == namespace:
+            if item.dotted_namespace == namespace:
                 store.put_item(item.namespace, item.key, None, None)
-        for tip_id in ids:
-            store.record_owner_change(OwnerChange(tip_id, None))
-        return store.delete(ids)
+    return delete_tips(store, [tip.id for tip in store.load_tips(namespace) if tip.id is not None])
 
 
 def add_imported(memory: TipMemory, tips: Sequence[Tip]) -> int:
@@ -262,8 +251,7 @@ def reembed(path: StrPath, name: str, *, make: Callable[[str], Embedder] = make_
     embedder = make(name)
     with open_store(path) as store, store.transaction():
         tips = store.load_tips()
-        batches = [tips[start : start + REEMBED_BATCH] for start in range(0, len(tips), REEMBED_BATCH)]
-        vectors = [vector for batch in batches for vector in embedder.embed([tip.key for tip in batch])]
+        vectors = embedder.embed([tip.key for tip in tips])
         store.set_vectors(EmbedderIdentity(embedder.name, embedder.dim), tips, vectors)
     return len(tips)
 
@@ -357,7 +345,7 @@ def _replay_change(memory: TipMemory, change: OwnerChange, late: Tip | None) -> 
         return
     tip = Tip(id=change.tip_id, **fields) if change.is_addition else late
     if tip is not None:  # else it was deleted afterwards
-        store.insert(tip, memory.embed_keys([tip])[0], change.tip_id)
+        store.insert(tip, memory.embed([tip.key])[0], change.tip_id)
         memory.evict([tip.namespace])
         store.record_owner_change(build_addition(tip))
 

@@ -98,21 +98,19 @@ class TipStore(base.BaseStore):
 
 def _encode(op: base.PutOp) -> str:
     """Encode a value as JSON; raises `ValueError` where it, its namespace or its key cannot be read back."""
-    level, depth = list[Any]([op.value]), 0
     try:
         "".join((*op.namespace, op.key)).encode()
         text = json.dumps(op.value, allow_nan=False)
-        while level and depth <= MAX_DEPTH:
-            parents = (each.values() if isinstance(each, dict) else each for each in level)
-            level, depth = (
-                [child for each in parents for child in each if isinstance(child, dict | list | tuple)],
-                depth + 1,
-            )
-        if depth > MAX_DEPTH or json.dumps(parse_json(text)) != text:
+        if _measure_depth(op.value) > MAX_DEPTH or json.dumps(parse_json(text)) != text:
             raise ValueError(f"it nests more than {MAX_DEPTH} deep, or JSON does not give it back")  # noqa: TRY301
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the value of {op.key!r} in {op.namespace} cannot be stored: {error}") from None
     return text
+
+
+def _measure_depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
+    return 0 if inner is None else 1 + max(map(_measure_depth, inner), default=0)
 
 
 def _build_item(row: ItemRow) -> base.Item:

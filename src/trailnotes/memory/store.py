@@ -61,6 +61,10 @@ class ItemRow(NamedTuple):
     created: float  # seconds since 1970
     updated: float
 
+    @property
+    def dotted_namespace(self) -> str:
+        return ".".join(json.loads(self.namespace))
+
 
 class OwnerChange(NamedTuple):
     """One manual change of the owner to a tip."""
@@ -95,7 +99,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         return [parse_tip_row(row) for row in self._query(sql, [*values, min(limit, 2**31) or -1])]
 
     def get_tip(self, tip_id: int) -> Tip | None:
-        return next((parse_tip_row(row) for row in self._query(f"{SELECT_TIP} WHERE id = ?", (tip_id,))), None)
+        return next(map(parse_tip_row, self._query(f"{SELECT_TIP} WHERE id = ?", (tip_id,))), None)
 
     def get_best_score(self, namespace: str) -> tuple[float, float]:
         """Return score and highest possible score of the best tip of a namespace: 1 of 1 where there is none."""
@@ -308,7 +312,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         schema.copy_rows(source, self._connection)
         self._pages.clear()
 
-    def set_vectors(self, identity: EmbedderIdentity, tips: Sequence[Tip], vectors: Sequence[Floats]) -> None:
+    def set_vectors(self, identity: EmbedderIdentity, tips: Sequence[Tip], vectors: Floats) -> None:
         for tip, vector in zip(tips, vectors, strict=True):
             self._write("UPDATE tips SET vector = ? WHERE id = ?", (_encode_vector(vector), tip.id))
             self._touched.add(tip.namespace)

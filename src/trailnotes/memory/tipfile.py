@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, get_type_hints
@@ -26,7 +25,6 @@ MAX_LINE_BYTES: Final = 512 * 1024  # bytes: more than twice what the longest ke
 FILE_NAME: Final = "memory.db"
 FIELD_TYPES = {name: kind for name, kind in get_type_hints(Tip).items() if name != "id"}
 REQUIRED_FIELDS = [field.name for field in fields(Tip) if field.default is MISSING]
-MAX_REPORTED_LINES = 10  # malformed lines that an error spells out
 SQLITE_MAGIC = b"SQLite format 3\0"  # how every memory file begins
 
 
@@ -54,13 +52,13 @@ def read_tips(path: StrPath) -> list[Tip]:
     """Read the tips of a JSONL file (blank lines are skipped), a memory file, or the memory file of a run directory.
 
     Raises:
-        MemoryStoreError: it cannot be read, was cut, is of a newer version, or has malformed lines, named by number.
+        MemoryStoreError: it cannot be read, was cut, is of a newer version, or has a malformed line, named by number.
     """
     return list(iter_tips(path))
 
 
 def iter_tips(path: StrPath) -> Iterator[Tip]:
-    """Yield tips as `read_tips` does; faults of a file are raised at its end, so read on until there."""
+    """Yield tips as `read_tips` does; that a file was cut is raised at its end, so read on until there."""
     path = resolve_memory_file(path)
     if is_memory_file(path):
         with open_snapshot(path) as source:
@@ -71,7 +69,6 @@ def iter_tips(path: StrPath) -> Iterator[Tip]:
 
 
 def _iter_jsonl(path: Path) -> Iterator[Tip]:
-    faults: list[str] = []
     announced, count, number = None, 0, 0
     with _open_readable(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
@@ -87,18 +84,12 @@ def _iter_jsonl(path: Path) -> Iterator[Tip]:
                 count += 1
                 tip = parse_tip(record)
             except ValueError as error:
-                faults.append(f"line {number}: {error}")
-            else:
-                yield tip
-    if faults:
-        raise MemoryStoreError(
-            f"{path} has {len(faults)} malformed lines, nothing was imported: fix or remove "
-            f"{'; '.join(faults[:MAX_REPORTED_LINES])}{' ...' * (len(faults) > MAX_REPORTED_LINES)}"
-        )
+                raise MemoryStoreError(f"{path}, line {number}: {error}: nothing was imported") from error
+            yield tip
     if announced not in {None, count}:
         raise MemoryStoreError(
             f"{path} ends at line {number} with {count} tips, and its first line promises {announced}: it was cut, and "
-            'nothing was imported. Fetch it again, or mend "tips" in the first line where you changed others on purpose'
+            'nothing was imported. Fetch it again, or mend "tips" in the first line'
         )
 
 
@@ -108,11 +99,9 @@ def is_memory_file(path: Path) -> bool:
         return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
 
 
-@contextmanager
-def _open_readable(path: Path) -> Iterator[BinaryIO]:
+def _open_readable(path: Path) -> BinaryIO:
     try:
-        with open_regular(path) as file:
-            yield file
+        return open_regular(path)
     except OSError as error:
         raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
 

@@ -147,7 +147,7 @@ class TipMemory(StoreBackedMemory):
         place, by_index = self._resolve_place(namespace)
         if filters:
             place, by_index = add_filters(place, filters), False
-        vector = self._embed([query])[0] if top_k > 0 and self._needs_vector(place, by_index) else None
+        vector = self.embed([query])[0] if top_k > 0 and self._needs_vector(place, by_index) else None
         return self._search_place(place, by_index, query, vector, top_k)
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
@@ -161,7 +161,7 @@ class TipMemory(StoreBackedMemory):
 
     def search_nearest(self, namespace: str, query: str, top_k: int, threshold: float | None = None) -> list[SearchHit]:
         """Return the candidates with their cosine similarity, the most similar first, whatever `config.order` is."""
-        vector = self._embed([query])[0]
+        vector = self.embed([query])[0]
         page = self._load_page(*self._resolve_place(namespace), vector, top_k)
         least = self.config.threshold if threshold is None else threshold
         rows, similarities = page.index.find_within(vector, least)
@@ -190,7 +190,7 @@ class TipMemory(StoreBackedMemory):
         back, with its readers; a distilled one does not.
         """
         usable = [clean for tip in tips if (clean := normalize_tip(tip, self._clock))]
-        vectors = self.embed_keys(usable)
+        vectors = self.embed([tip.key for tip in usable])
         with self.store.transaction():
             if once and not self.store.mark_first_time(once):
                 return 0
@@ -318,9 +318,6 @@ class TipMemory(StoreBackedMemory):
         self.store.update(merged, vector, refresh=True)
         return 1
 
-    def embed_keys(self, tips: Sequence[Tip]) -> Floats:
-        return self._embed([tip.key for tip in tips])
-
     def _resolve_place(self, namespace: str) -> tuple[str | TipFilter, bool]:
         """Return what a task searches, and whether it has so many tips that the index is asked."""
         namespace, config = replace_surrogates(namespace), self.config
@@ -396,7 +393,7 @@ class TipMemory(StoreBackedMemory):
             kept[position] = not derive_seed("try again", page.ids[rows[position]], clock) % (RETRY_SPACING * readers)
         return kept
 
-    def _embed(self, texts: Sequence[str]) -> Floats:
+    def embed(self, texts: Sequence[str]) -> Floats:
         return self.embedder.embed([_truncate_for_embedding(text) for text in texts])
 
 
@@ -430,39 +427,6 @@ def open_memory(
     except MemoryStoreError:
         store.close()
         raise
-
-
-def tips_of(  # noqa: PLR0913 (an author is four words)
-    trajectory: Trajectory, text: str, config: MemoryConfig, *,
-    keys: Sequence[str], model: str = "", version: int = 0, run: str = "", step: int = 0,
-) -> list[Tip]:  # fmt: skip
-    """Make the entries of one written tip, not yet cleaned: none without usable text, or after a failed episode.
-
-    Args:
-        trajectory: the episode; gives namespace, score and actions.
-        text: as the model wrote it; the memory cleans what is added.
-        config: `entries`: "episode" is one entry with the last action; "step" one for each step.
-        keys: the retrieval key of each step, then that of the final observation (which may be left out). "episode"
-            takes the last of them, "step" each step's own.
-        model: its author, a model's name or path.
-        version: of the author's weights.
-        run: name of the run.
-        step: iteration or trial.
-    """
-    if not clean_tip(text) or not trajectory.steps or trajectory.outcome == "error":
-        return []
-    actions = [played.action for played in trajectory.steps]
-    if config.entries == "episode":
-        actions, keys = actions[-1:], keys[-1:]
-    if len(keys) < len(actions):
-        raise ValueError(f"{len(actions)} entries need as many keys, got {len(keys)}")
-    return [
-        Tip(
-            namespace=trajectory.task.id, text=text, key=key, action=action,
-            score=trajectory.score, max_score=trajectory.max_score, model=model, version=version, run=run, step=step,
-        )
-        for key, action in zip(keys, actions, strict=False)
-    ]  # fmt: skip
 
 
 def normalize_tip(tip: Tip, clock: Callable[[], str], max_words: int = MAX_TIP_WORDS) -> Tip | None:

@@ -31,15 +31,7 @@ _QUOTES: Final = ('""', "''", "\u201c\u201d", "\u2018\u2019", "\u00ab\u00bb", "\
 _STOPS: Final = re.compile(r"(?:(?<=[^\W\d_])|(?<=[\"'\u201d\u2019\u00bb]))[.!\u3002]$")
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedAction:
-    """An action for the environment; `ok` is False where it is the no-op."""
-
-    action: str
-    ok: bool
-
-
-def parse_action(text: str, action_format: ActionFormat, style: Literal["full", "terse"] = "full") -> ParsedAction:
+def parse_action(text: str, action_format: ActionFormat, style: Literal["full", "terse"] = "full") -> str:
     """Parse the action out of a policy's text; an empty or too long one is `NO_OP`. Never raises.
 
     "line" takes the first non-blank line, "tags" the content of the last filled action tags (the closing one may be
@@ -59,8 +51,7 @@ def parse_action(text: str, action_format: ActionFormat, style: Literal["full", 
     else:
         bare_lines = [bare for line in lines if (bare := _strip_decoration(_remove_controls(line)))]
         action = next((bare for bare in bare_lines if bare[-1] != ":"), bare_lines[0] if bare_lines else "")
-    ok = 0 < len(action) <= MAX_ACTION_CHARS
-    return ParsedAction(action if ok else NO_OP, ok)
+    return action if len(action) <= MAX_ACTION_CHARS else NO_OP
 
 
 def _remove_controls(line: str) -> str:

@@ -231,7 +231,7 @@ class TipsActor:
         completion = await policy.generate(tuple(conversation.acting), sampling, context.episode)
         plain_ids = policy.encode(conversation.plain) if conversation.tips_shown else completion.prompt_ids
         conversation.act(completion.text, completion.token_ids)
-        action = parse_action(completion.text, config.rollout.action_format, config.rollout.style).action
+        action = parse_action(completion.text, config.rollout.action_format, config.rollout.style)
         return Decision(action, completion, plain_ids, tips)
 
 

@@ -93,7 +93,7 @@ class GroupRunner:
         left = [slot for slot in slots if not slot.is_over]
         await run_with_limit(
             self.policy, [slot.episode for slot in left], lambda live, index: self._play_slot(live, left[index]),
-            limit=self.config.env.max_envs, on_done=self._report_progress,
+            limit=self.config.env.max_envs,
         )  # fmt: skip
         # Ahead of the update, timing would decide the order of these counts and of the tips that are stored.
         if not self.config.rollout.max_async_iterations or self.config.memory.is_ranked_by_feedback:
@@ -120,7 +120,7 @@ class GroupRunner:
                 register_tasks(tasks)
         return rows
 
-    async def _play_slot(self, live: LiveEpisode, slot: EpisodeSlot) -> Trajectory | None:
+    async def _play_slot(self, live: LiveEpisode, slot: EpisodeSlot) -> None:
         while not slot.is_over:
             if slot.num_failed:
                 live.switch_to(f"{slot.episode}+{slot.num_failed}")
@@ -132,11 +132,8 @@ class GroupRunner:
             slot.record(trajectory)
             if slot.played is None and self.on_error is not None:
                 self.on_error(trajectory)
-        return slot.played
-
-    def _report_progress(self, _: int, played: Trajectory | None) -> None:
-        if self.progress is not None and played is not None:
-            self.progress(played)
+        if slot.played is not None and self.progress is not None:
+            self.progress(slot.played)
 
     def _report_results(self, slots: Iterable[EpisodeSlot]) -> None:
         """Report readers' results to each memory that asks; returned members began further on and do not count."""

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
-from trailnotes.memory.tips import clean_tip, tips_of
+from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.conversation import (
     build_memory_keys,
@@ -158,22 +158,30 @@ def _cut_to_gain(policy: Policy, trajectory: Trajectory, config: Config) -> Traj
 def parse_tips(
     policy: Policy, trajectories: Sequence[Trajectory], completions: Sequence[Completion], config: Config, *, step: int
 ) -> list[WrittenTip]:
-    """Parse the answers to `build_tip_requests` as memory entries."""
+    """Parse the answers to `build_tip_requests` as memory entries, not yet cleaned: none without usable text.
+
+    `memory.entries = "episode"` makes one, of the last action under the final state; "step" one for each step.
+    """
     written = []
-    is_extracted = config.algorithm.author == EXTRACT
+    by_step, is_extracted = config.memory.entries == "step", config.algorithm.author == EXTRACT
+    model = EXTRACT if is_extracted else policy.name
     for trajectory, completion in zip(trajectories, completions, strict=True):
         source = _cut_to_gain(policy, trajectory, config) if is_extracted else trajectory
         keys = build_memory_keys(source, config.rollout, config.memory, policy.count_tokens)
         text = completion.text
         if completion.finish_reason == "length" and config.rollout.style == "full":
             text = text.rstrip("\ufffd")  # the first bytes of a character that the limit has cut in two
-        tips = tips_of(
-            source, text, config.memory, keys=keys[-1:] if config.memory.entries == "episode" else keys[:-1],
-            model=EXTRACT if is_extracted else policy.name, version=policy.version,
-            run=config.run.name, step=step,
-        )  # fmt: skip
-        if tips and is_extracted and config.memory.entries == "step":  # what was done in each state
-            pairs = zip(tips, source.steps, strict=True)
-            tips = [replace(tip, text=_quote([step], config)) for tip, step in pairs if clean_tip(step.action)]
+        entries = zip(source.steps, keys, strict=False) if by_step else zip(source.steps[-1:], keys[-1:], strict=False)
+        tips = []
+        for played, key in entries if clean_tip(text) else ():
+            if by_step and is_extracted:  # what was done in each state
+                text = _quote([played], config) if clean_tip(played.action) else ""
+            if text:
+                tips.append(
+                    Tip(
+                        source.task.id, text, key, source.score, source.max_score, played.action, step=step,
+                        model=model, version=policy.version, run=config.run.name,
+                    )
+                )  # fmt: skip
         written.append(WrittenTip(trajectory, completion, tuple(tips)))
     return written

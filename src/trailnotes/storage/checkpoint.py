@@ -68,22 +68,22 @@ def load_meta(path: Path) -> dict[str, Any]:
 
 def scan(root: Path, contents: bool = True) -> list[Checkpoint]:
     """List all checkpoints below `root`, oldest first, each verified (see `verify`); deleted ones are left out."""
-    looked_at = [Checkpoint(path, step, tuple(verify(path, contents))) for step, path in _list_directories(root)]
-    return [checkpoint for checkpoint in looked_at if not checkpoint.problems or checkpoint.path.is_dir()]
+    found = [Checkpoint(path, step, tuple(verify(path, contents))) for step, path in _list_directories(root)]
+    return [checkpoint for checkpoint in found if checkpoint.path.is_dir()]
 
 
 def find_latest(root: Path, skip_damaged: bool = False) -> Path | None:
     """Return the newest whole checkpoint, or None; raises `RunError` for a newer damaged one unless `skip_damaged`."""
-    checkpoints = scan(root)
-    whole = [c for c in checkpoints if not c.problems]
-    newest = whole[-1] if whole else None
-    damaged = [c for c in checkpoints if c.problems and (newest is None or c.step > newest.step)]
+    damaged: list[Checkpoint] = []
+    newest: Path | None = None
+    for checkpoint in scan(root):
+        newest, damaged = (newest, [*damaged, checkpoint]) if checkpoint.problems else (checkpoint.path, [])
     if damaged and not skip_damaged:
         named = "; ".join(f"{c.path} is damaged ({c.problems[0]})" for c in damaged)
         if newest is None:
             raise RunError(f"{named}. No whole checkpoint is left: start a new run directory")
-        raise RunError(f"{named}. The last good one is {newest.path}: delete the damaged one to resume from there")
-    return newest.path if newest else None
+        raise RunError(f"{named}. The last good one is {newest}: delete the damaged one to resume from there")
+    return newest
 
 
 def hold_checkpoint(path: Path) -> AbstractContextManager[bool]:
@@ -94,23 +94,19 @@ def hold_checkpoint(path: Path) -> AbstractContextManager[bool]:
 @contextmanager
 def hold_latest(root: Path) -> Iterator[Path | None]:
     """Hold `find_latest` (which may raise) inside the block, choosing again where the chosen one was deleted."""
-    while True:
-        path = find_latest(root)
-        if path is None and not _list_directories(root):
-            yield None
-            return
+    while (path := find_latest(root)) is not None or _list_directories(root):
         if path is not None:
             with hold_checkpoint(path) as there:
                 if there:
                     yield path
                     return
+    yield None
 
 
 def verify(path: Path, contents: bool = True) -> list[str]:
     """List the problems of a checkpoint; without `contents` only presence and size of the files count."""
     try:
-        text = (path / MANIFEST).read_bytes()
-        manifest = parse_json(text, "drop")
+        manifest = parse_json(text := (path / MANIFEST).read_bytes(), "drop")
         expected = {str(name): (int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
         version = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -137,21 +133,16 @@ def mark_best(root: Path, path: Path, score: float) -> None:
     write_json(root / BEST, {"checkpoint": path.name, "score": score})
 
 
-def load_best(root: Path) -> tuple[Path, float] | None:
-    if not (root / BEST).is_file():
-        return None
-    marker = read_json(root / BEST)
-    path = root / marker["checkpoint"]
-    return (path, float(marker["score"])) if path.is_dir() else None
+def load_best(root: Path) -> Path | None:
+    path = root / read_json(root / BEST)["checkpoint"] if (root / BEST).is_file() else None
+    return path if path is not None and path.is_dir() else None
 
 
 def prune(root: Path, keep_last: int) -> list[Path]:
     """Delete all but the newest `keep_last` checkpoints and the best one; damaged and locked ones stay, uncounted."""
-    marked = load_best(root)
+    marked, removed = load_best(root), []
     whole = [c.path for c in scan(root, contents=False) if not c.problems]
-    old = [path for path in whole[:-keep_last] if not (marked and path == marked[0]) and not verify(path)]
-    removed = []
-    for path in old:
+    for path in [path for path in whole[:-keep_last] if path != marked and not verify(path)]:
         with _try_lock(path / MANIFEST, fcntl.LOCK_EX) as free:
             if free:
                 _remove(path)
@@ -208,8 +199,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object that `write_json` wrote; raises `RunError` if it is damaged."""
     try:
-        value = parse_json(path.read_bytes())
-        return dict(value)
+        return dict(parse_json(path.read_bytes()))
     except (OSError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): name another checkpoint, or start a new run") from error
 
@@ -226,7 +216,7 @@ def _try_lock(file: Path, operation: int) -> Iterator[bool]:
     """Yield whether `file` still exists and could be locked at once; the block's end frees it."""
     try:
         writable = operation == fcntl.LOCK_EX and os.access(file, os.W_OK)  # some file systems ask for that
-        descriptor = os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
+        descriptor = os.open(file, os.O_RDWR if writable else os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         yield False
         return

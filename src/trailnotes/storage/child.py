@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 Process: TypeAlias = "subprocess.Popen[bytes]"
-Request = tuple[list[str], dict[str, Any], "Future[Process]"]
 
 STOP_TIMEOUT = 5.0  # seconds for a killed process to be gone
+# The one thread that starts all children: the death signal comes when the *thread* that started a child ends.
+_spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
 
 # The child itself must ask for the parent-death signal. Code between fork and exec (preexec_fn) may deadlock in a
 # process with threads, and makes subprocess copy the page tables of one that holds a model; an interpreter that becomes
@@ -46,7 +45,22 @@ def start_child(command: Sequence[str], *, death_signal: int | None = signal.SIG
         stub = [sys.executable, "-I", "-S", "-c", _EXEC_STUB, str(os.getpid()), str(int(death_signal))]
         command = [*stub, *command]
     quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    return _SPAWNER.run(command, {**quiet, "bufsize": 0, "process_group": 0, **options})
+    options = {**quiet, "bufsize": 0, "process_group": 0, **options}
+    started: Future[Process] = _spawner.submit(subprocess.Popen[bytes], command, **options)
+    try:
+        return started.result()
+    except BaseException:  # interrupted: nothing else knows of this child
+        started.add_done_callback(lambda done: None if done.exception() else done.result().kill())
+        raise
+
+
+def _renew_spawner() -> None:
+    """Begin anew in a forked copy of this process, which has no such thread."""
+    global _spawner  # noqa: PLW0603
+    _spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
+
+
+os.register_at_fork(after_in_child=_renew_spawner)
 
 
 def kill_group(process: subprocess.Popen[Any], limit: float = STOP_TIMEOUT) -> None:
@@ -80,45 +94,3 @@ def last_line(output: bytes) -> str:
     """Find the last line of a process's output that is not blank; at most 500 characters, "" for none."""
     lines = output.decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[:500]
-
-
-class _Spawner:
-    """The one thread that starts all children: the death signal comes when the *thread* that started a child ends."""
-
-    _thread: threading.Thread | None
-
-    def __init__(self) -> None:
-        self._forget()
-        os.register_at_fork(after_in_child=self._forget)
-
-    def run(self, command: list[str], options: dict[str, Any]) -> Process:
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, args=(self._requests,), name="spawner", daemon=True)
-                self._thread.start()
-        answer: Future[Process] = Future()
-        self._requests.put((command, options, answer))
-        try:
-            return answer.result()
-        except BaseException:  # interrupted: nothing else knows of this child
-            answer.add_done_callback(lambda done: None if done.exception() else done.result().kill())
-            raise
-
-    def _forget(self) -> None:
-        """Begin anew in a forked copy of this process, which has no such thread."""
-        self._starting = threading.Lock()
-        self._thread = None
-        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-
-    @staticmethod
-    def _serve(requests: queue.SimpleQueue[Request]) -> None:
-        while True:
-            command, options, answer = requests.get()
-            try:
-                answer.set_result(cast("Process", subprocess.Popen(command, **options)))  # noqa: S603 - callers choose it
-            except BaseException as error:  # noqa: BLE001 - raised again in the caller
-                answer.set_exception(error)
-            del answer  # or this thread would keep the process until the next request
-
-
-_SPAWNER = _Spawner()

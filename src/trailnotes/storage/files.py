@@ -14,13 +14,11 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import tomllib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeVar
 
@@ -57,21 +55,21 @@ def parse_json_at(text: str, place: int) -> tuple[Any, int]:
         raise ValueError("it nests too deeply") from None
 
 
-def _parse_number(nonfinite: Nonfinite, digits: str) -> float | None:
-    value = float(digits)
-    if nonfinite == "refuse" and not math.isfinite(value):
+def _drop_nonfinite(digits: str) -> float | None:
+    return value if math.isfinite(value := float(digits)) else None
+
+
+def _refuse_nonfinite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
         raise ValueError(f"{digits[:20]} is not a finite number of JSON")
-    return value if math.isfinite(value) else None
-
-
-def _make_decoder(nonfinite: Nonfinite) -> json.JSONDecoder:
-    parse = partial(_parse_number, nonfinite)
-    return json.JSONDecoder(parse_float=parse, parse_constant=parse)
+    return value
 
 
 _DECODERS: Final[Mapping[Nonfinite, json.JSONDecoder]] = {
-    "keep": json.JSONDecoder(), "drop": _make_decoder("drop"), "refuse": _make_decoder("refuse"),
-}  # fmt: skip
+    "keep": json.JSONDecoder(),
+    "drop": json.JSONDecoder(parse_float=_drop_nonfinite, parse_constant=_drop_nonfinite),
+    "refuse": json.JSONDecoder(parse_float=_refuse_nonfinite, parse_constant=_refuse_nonfinite),
+}
 
 
 def get_cache_dir(name: str) -> Path:
@@ -114,11 +112,9 @@ def open_aside(path: Path) -> Iterator[Path]:
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file to read; refuse anything else at once, even a pipe without a writer, by `OSError`."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path.open("rb")
 
 
 def fsync_path(path: Path) -> None:
@@ -137,7 +133,7 @@ def write_text_atomic(path: Path, text: str) -> None:
 def find_free_path(path: Path) -> Path:
     """Return `path` with the first free number before its suffix: ``a.jsonl`` -> ``a.1.jsonl``."""
     candidates = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
-    return next(candidate for candidate in candidates if not candidate.exists())
+    return next(itertools.filterfalse(Path.exists, candidates))
 
 
 def append_jsonl(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool = False) -> None:
@@ -187,12 +183,7 @@ def read_user_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file of the user, which may begin with a byte order mark.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no TOML.
-    """
+    """Read a TOML file of the user, which may begin with a byte order mark."""
     return tomllib.loads(path.read_bytes().removeprefix(BOM_UTF8).decode())
 
 
@@ -253,8 +244,7 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=repr)
     except ValueError:
-        finite = parse_json(json.dumps(record, default=repr), "drop")
-        text = json.dumps(finite, ensure_ascii=False)
+        text = json.dumps(parse_json(json.dumps(record, default=repr), "drop"), ensure_ascii=False)
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair from an environment: escaped, so that it comes back the same

@@ -92,7 +92,7 @@ def choose_advice(
     Encouraged is the best action, if its value is above 0; else a random admissible one that was not tried, or is not
     discouraged, with a made-up value below 0.5. Discouraged are all others, the worst first.
     """
-    ranked = sorted(record.values.values(), key=lambda value: (-value.value, -value.number, value.action))
+    ranked = record.rank_values()
     encouraged = [ValuedAction(value.action, value.value) for value in ranked[:1] if value.value > 0]
     discouraged = [ValuedAction(value.action, value.value) for value in reversed(ranked) if value.value <= 0]
     if not encouraged:
@@ -150,7 +150,7 @@ class AdvisedActor:
         config = context.config.section(RemembererConfig)
         rng = random.Random(derive_seed(context.seed, context.task.id, context.member, f"advice {self.num_turns}"))
         rollout, capped, examples = context.config.rollout, self.words.cap_text, list[Example]()
-        offered = words.join_actions(observation.actions or (), style) if rollout.show_actions else ""
+        offered = words.WORDS[style]["separator"].join(observation.actions or ()) if rollout.show_actions else ""
         present = Situation(
             capped(self.task), capped(observation.text), self._select_recent(self.history), capped(offered),
             observation.reward, self.earned, self.facts,

@@ -49,7 +49,7 @@ class Situation:
     task: str
     observation: str
     history: tuple[str, ...] = ()  # the last actions, oldest first
-    actions: str = ""  # admissible ones, see `join_actions`; "" in an example
+    actions: str = ""  # admissible ones; "" in an example
     last_reward: float = 0.0  # rewards are in the full style only, as the release has them in WikiHow
     total_reward: float = 0.0
     facts: tuple[str, ...] = ()  # of the environment's briefing, in words; () in an example
@@ -90,10 +90,6 @@ def build_advice_messages(present: Situation, examples: Sequence[Example], style
     return [*system, Message("user", "\n".join(lines))]
 
 
-def join_actions(actions: Sequence[str], style: Style) -> str:
-    return WORDS[style]["separator"].join(actions)
-
-
 def format_advice(valued: Sequence[ValuedAction]) -> str:
     """Format an ideal answer for `parse_advice`; actions verbatim, not quoted."""
     return "\n".join(f"{item.action} -> {item.value:.1f}" for item in valued)
@@ -109,17 +105,16 @@ def parse_advice(text: str) -> list[ValuedAction]:
     for line in strip_thinking(text).splitlines():
         if _STOP.match(line):
             break
-        if match := _LINE.match(_OPENING.sub("", line)):
-            action = parse_action(match["action"].strip(" \"'"), "line", "terse")
-            if action.ok:
-                advice.append(ValuedAction(action.action, float("".join(match["value"].split()))))
+        match = _LINE.match(_OPENING.sub("", line))
+        if match and (action := parse_action(match["action"].strip(" \"'"), "line", "terse")):
+            advice.append(ValuedAction(action, float("".join(match["value"].split()))))
     return advice
 
 
 def _format_situation(situation: Situation, style: Style, *, quote: bool) -> list[str]:
     words = WORDS[style]
     as_text = quoted if quote else str
-    did = join_actions(situation.history, style) or words["nothing"]
+    did = words["separator"].join(situation.history) or words["nothing"]
     lines = [words["task"].format(as_text(situation.task)), *situation.facts, words["did"].format(as_text(did))]
     if words["earned"]:
         lines.append(words["earned"].format(situation.last_reward, situation.total_reward))

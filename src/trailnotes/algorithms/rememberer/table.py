@@ -35,8 +35,6 @@ class RemembererConfig(Section):
     action_capacity: ClassVar[int] = 20  # actions of a record
     examples: ClassVar[int] = 2  # records in a prompt
     history: ClassVar[int] = 5  # last actions in a prompt
-    n_step: ClassVar[int] = 0  # rewards before the bootstrap; 0 = Monte Carlo
-    gamma: ClassVar[float] = 1.0  # discount
 
     epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
     num_tasks: int = key(0, "training tasks, evenly spaced in train.split; 0 = all (release: 10)", ge=0)
@@ -96,9 +94,9 @@ class ExperienceRecord:
     def samples(self) -> int:
         return sum(value.number for value in self.values.values())
 
-    @property
-    def max_value(self) -> float:
-        return max(value.value for value in self.values.values())
+    def rank_values(self) -> list[ActionValue]:
+        """Return the actions, the best first."""
+        return sorted(self.values.values(), key=lambda value: (-value.value, -value.number, value.action))
 
 
 def update_mean(old: float, new: float, number: int) -> float:
@@ -297,30 +295,22 @@ class ExperienceTable(MemoryFile):
     def learn(self, episode: Sequence[Experience]) -> None:
         """Update the table by the decisions of one episode, in their order, inside ``with table.transaction():``.
 
-        The target of a decision is the discounted sum of the next n rewards, and beyond them the best value of the
-        situation then met: of its own record, else of the most similar other one (0 in an empty table). The last n
-        decisions, or all with `n_step = 0` (Monte Carlo), have the rewards until the end and no bootstrap.
+        The target of a decision is the sum of the rewards until the end (Monte Carlo).
         """
-        for position in range(len(episode)):
-            self._learn_step(episode, position)
+        for position, experience in enumerate(episode):
+            self._learn_step(experience, math.fsum(each.reward for each in episode[position:]))
 
     def _on_rollback(self) -> None:
         self._data_version = -1
 
-    def _learn_step(self, episode: Sequence[Experience], position: int) -> None:
-        situations, config = self._load_situations(), self.config
-        experience = replace(episode[position], action=replace_surrogates(episode[position].action))
+    def _learn_step(self, experience: Experience, target: float) -> None:
+        situations = self._load_situations()
+        experience = replace(experience, action=replace_surrogates(experience.action))
         texts = _make_situation(experience.task, experience.observation)
         row = situations.rows.get(texts)
         old = ExperienceRecord(0, *texts) if row is None else situations.records[row]
-        after = position + (config.n_step or len(episode))
-        rewards = [each.reward for each in episode[position:after]]
-        bootstrap = self._compute_bootstrap(episode[after], episode[position]) if after < len(episode) else 0.0
-        target = math.fsum(config.gamma**i * reward for i, reward in enumerate(rewards))
-        target += config.gamma ** len(rewards) * bootstrap
         record = update_record(old, experience, target)
-        ranked = sorted(record.values.values(), key=lambda value: (-value.value, -value.number, value.action))
-        kept = {value.action for value in ranked[: config.action_capacity]}
+        kept = {value.action for value in record.rank_values()[: self.config.action_capacity]}
         values = {action: value for action, value in record.values.items() if action in kept}
         record = replace(record, values=values, age=1 + max((each.age for each in situations.records), default=0))
         if row is None:
@@ -347,14 +337,6 @@ class ExperienceTable(MemoryFile):
                 "INSERT OR REPLACE INTO experience_values VALUES (?, ?, ?, ?, ?, 0.0, 0)",  # two unused columns
                 (record.id, value.action, value.reward, value.value, value.number),
             )
-
-    def _compute_bootstrap(self, after: Experience, own: Experience) -> float:
-        """The best value of the situation of `after`; where it is unknown, that of another record than `own`."""
-        exact, own_situation = self.find(after.task, after.observation), _make_situation(own.task, own.observation)
-        if exact is not None and exact.values:
-            return exact.max_value
-        others = (each for each in self.iter_nearest(after.task, after.observation) if each.situation != own_situation)
-        return next((record.max_value for record in others if record.values), 0.0)
 
     def _embed(self, texts: SituationKey, needs: Sequence[bool] = (True, True)) -> Floats:
         vectors = np.zeros((2, self.embedder.dim), np.float32)

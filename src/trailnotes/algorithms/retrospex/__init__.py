@@ -107,7 +107,7 @@ class RescoringActor:
             seed = derive_seed(context.seed, context.task.id, context.member, f"{step}.{number}")
             sampling = replace(context.build_sampling(step), seed=seed)
             completions.append(await policy.generate(tuple(self.conversation.acting), sampling, context.episode))
-        read = [parse_action(c.text, config.rollout.action_format, config.rollout.style).action for c in completions]
+        read = [parse_action(c.text, config.rollout.action_format, config.rollout.style) for c in completions]
         readable = [action for action in read if action != NO_OP]
         if observation.actions:
             num = config.section(RetrospexConfig).candidates

@@ -44,7 +44,6 @@ from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import parse_json, task_to_json
 
-LEARNING_SETTINGS = ("reward", "failure", "epochs")  # a critic depends on these; the others configure its use
 EXPECTILE = 0.7  # tau of the value loss (Retrospex, arXiv 2505.11807)
 GAMMA = 0.99  # discount (Retrospex, arXiv 2505.11807)
 TARGET_RATE = 0.005  # share of the critic that enters its target after each step
@@ -189,13 +188,13 @@ def train_critic(config: Config, places: Sequence[str | Path], out: Path) -> Cri
     or `out` a critic of other settings or data.
     """
     settings = config.section(RetrospexConfig)
-    data = transitions.read_transitions(places, settings.reward, settings.failure)
+    data = transitions.read_transitions(places)
     kept = transitions.select_held_out_tasks((step.task_id for step in data), HELD_OUT_SHARE, config.run.seed)
     episodes, digest = {step.episode: step.success for step in data}, hashlib.sha256()
     for step in data:
         digest.update(repr(step).encode("utf-8", "backslashreplace"))
     about: dict[str, Any] = {  # all that makes one critic another
-        "settings": {name: getattr(settings, name) for name in LEARNING_SETTINGS}, "seed": config.run.seed,
+        "settings": {"epochs": settings.epochs}, "seed": config.run.seed,
         "transitions": len(data), "episodes": len(episodes), "episodes_won": sum(episodes.values()),
         "held_out_tasks": sorted(kept), "fingerprint": digest.hexdigest()[:16],
     }  # fmt: skip

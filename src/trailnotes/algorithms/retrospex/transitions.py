@@ -1,13 +1,11 @@
 """Transitions from the episodes on disk of any run: training, adaptation, evaluation.
 
-Fields and reward rules are those of Retrospex (arXiv 2505.11807) for WebShop and ALFWorld. Unlike its release, a
-truncated episode bootstraps from its last real observation, and no result depends on the number of rows in a file.
+Fields are those of Retrospex (arXiv 2505.11807) for ALFWorld. Unlike in its release, a truncated episode bootstraps
+from its last real observation, and no result depends on the number of rows in a file.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
 from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
+from trailnotes.rollout.conversation import get_instruction
 from trailnotes.storage.files import parse_json, read_jsonl, trajectory_from_json
 from trailnotes.types import Task, Trajectory
 
@@ -30,16 +29,11 @@ class RetrospexConfig(Section):
 
     data: tuple[str, ...] = key((), "run directories whose trajectories.jsonl train the critic")
     critic: str = key("", "a critic trained before, instead of data")
-    reward: Literal["raw", "spread"] = key("raw", "rewards as given, or the return spread over the steps (WebShop)")
-    failure: Literal["raw", "floor0", "last_positive"] = key("raw", "negative final score: as is, 0, or last positive")
     epochs: int = key(20, "passes over the transitions", "Retrospex release 6d169a4", ge=1)
     decay: float = key(0.97, "d: the policy weighs max(floor, d^t) at step t", RETROSPEX, gt=0, le=1)
     first_step: Literal[0, 1] = key(0, "t of the first action; 1 in ALFWorld", "Retrospex release 6d169a4")
     floor: float = key(0.6, "b: the policy's least weight", RETROSPEX, ge=0, le=1)
 
-
-RewardRule = Literal["raw", "spread"]
-FailureRule = Literal["raw", "floor0", "last_positive"]
 
 EPISODE_FILES = ("trajectories.jsonl", "episodes.jsonl", "trial-*.jsonl")  # of a run, an evaluation, an adaptation
 
@@ -97,45 +91,24 @@ def find_episode_files(place: Path) -> list[Path]:
     raise ConfigError(f"{place} holds no episodes ({', '.join(EPISODE_FILES)}): name a run that has played")
 
 
-def read_transitions(places: Iterable[str | Path], reward: RewardRule, failure: FailureRule) -> list[Transition]:
-    places = list(places)
-    episodes = enumerate(read_episodes(places))
-    steps = [step for number, episode in episodes for step in build_transitions(episode, number, reward, failure)]
+def read_transitions(places: Sequence[str | Path]) -> list[Transition]:
+    steps = [step for number, each in enumerate(read_episodes(places)) for step in build_transitions(each, number)]
     if not steps:
         raise ConfigError(f"no step of a good episode in {', '.join(map(str, places))}")
     return steps
 
 
-def build_transitions(episode: Trajectory, number: int, reward: RewardRule, failure: FailureRule) -> list[Transition]:
-    if not episode.steps:
-        return []
-    observations = [step.observation.text for step in episode.steps] + [episode.final_observation.text]
-    rewards = shape_rewards([step.reward for step in episode.steps], reward, failure)
-    last = len(rewards) - 1
+def build_transitions(episode: Trajectory, number: int) -> list[Transition]:
+    observations = [*(step.observation.text for step in episode.steps), episode.final_observation.text]
     return [
         Transition(
-            task=episode.steps[0].observation.instruction or "", observation=observations[index], action=step.action,
-            reward=rewards[index], next_observation=observations[index + 1],
-            terminated=index == last and episode.outcome == "terminated",
+            task=get_instruction(episode), observation=observations[index], action=step.action,
+            reward=step.reward, next_observation=observations[index + 1],
+            terminated=index == len(episode.steps) - 1 and episode.outcome == "terminated",
             success=episode.success, task_id=episode.task.id, episode=number,
         )
         for index, step in enumerate(episode.steps)
     ]  # fmt: skip
-
-
-def shape_rewards(rewards: Sequence[float], reward: RewardRule, failure: FailureRule) -> list[float]:
-    """Shape the rewards of one episode by the named rules of Retrospex; the score is their running sum.
-
-    The last reward makes up the difference to the new final score; `last_positive` is 0 if there was none.
-    """
-    shaped = list(rewards)
-    score = math.fsum(shaped)
-    if score < 0 and failure != "raw":
-        positive = [running for running in itertools.accumulate(shaped) if running > 0]
-        kept = positive[-1] if failure == "last_positive" and positive else 0.0
-        shaped[-1] += kept - score
-        score = kept
-    return [score / len(shaped)] * len(shaped) if reward == "spread" else shaped
 
 
 def select_held_out_tasks(task_ids: Iterable[str], share: float, seed: int) -> frozenset[str]:
