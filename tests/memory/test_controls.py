@@ -52,16 +52,6 @@ def test_tips_that_are_switched_off_or_retired_stand_for_no_other(scope: str) ->
     assert [tip.namespace for tip in found] == [tasks[1].id]
 
 
-def test_a_family_that_a_task_names_is_believed_before_its_id(memory: TipMemory) -> None:
-    control = make_prompt_memory(memory, "other")
-    control.register_tasks([Task(name, "house", family="maze" if name in TASKS[:3] else "vault") for name in TASKS])
-    for name in TASKS[:3]:
-        assert {tip.namespace for tip in control.search(name, "here", 10)} == {TASKS[3]}
-    assert make_prompt_memory(memory, "empty").register_tasks([Task("new", "house")]) is False, (
-        "nothing else asks for it with scope = task"
-    )
-
-
 def test_no_more_is_shown_than_the_task_has_of_its_own(memory: TipMemory) -> None:
     control = make_prompt_memory(memory, "other")
     assert len(control.search(TASKS[0], "here", 1)) == 1

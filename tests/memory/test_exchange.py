@@ -131,19 +131,6 @@ def test_import_from_another_memory(memory: TipMemory, tmp_path: Path, name: str
         assert theirs.store.load_tips() == expected
 
 
-def test_a_malformed_line_keeps_the_whole_file_out(
-    memory: TipMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(p, "IMPORT_BATCH", 1)  # even what stands before it
-    path = tmp_path / "in.jsonl"
-    path.write_text(f"{json.dumps(record())}\n\n{json.dumps(record())[:-5]}\n{json.dumps(record(text='last'))}")
-    with pytest.raises(MemoryStoreError, match=r"in\.jsonl has 1 malformed lines.*line 3: "):
-        p.import_tips(memory.store, path)
-    with pytest.raises(MemoryStoreError, match="cannot read"):
-        p.import_tips(memory.store, tmp_path / "missing.jsonl")
-    assert memory.stats()["tips"] == 4
-
-
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 NUMBER = st.floats(-1e30, 1e30)
 TIPS = st.builds(

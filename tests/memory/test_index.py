@@ -14,7 +14,7 @@ import pytest
 from index_workers import EXACT, NEAREST, Directions
 
 from trailnotes.memory import TipMemory, exchange, index, open_memory
-from trailnotes.memory.index import IndexStamp, TipIndex
+from trailnotes.memory.index import TipIndex
 from trailnotes.types import Task, Tip
 
 pytest.importorskip("faiss", reason="the index needs the extra index")
@@ -71,30 +71,6 @@ def test_it_is_saved_and_read_again(path: Path, monkeypatch: pytest.MonkeyPatch)
         assert found(memory, "key 301", 1) == ["tip 301"]
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "bit", "text"])
-def test_a_damaged_index_is_built_again(path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    filled(path)
-    file = path.with_name("memory.db-index")
-    whole = file.read_bytes()
-    middle = len(whole) // 2
-    file.write_bytes(
-        {
-            "empty": b"",
-            "cut": whole[:-100],
-            "bit": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
-            "text": b"these are my notes\n" * 100,
-        }[damage]
-    )
-    with opened(path) as memory:
-        assert found(memory, "key 9", 1) == ["tip 9"]
-    assert "memory.db-index is no index of memory.db" in caplog.text
-    assert "it is built again" in caplog.text
-    caplog.clear()
-    with opened(path) as memory:
-        assert found(memory, "key 9", 1) == ["tip 9"]
-    assert not caplog.text
-
-
 def test_a_full_disk_costs_the_index_and_nothing_else(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,14 +96,6 @@ def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: p
             assert found(memory, "key 250", 1) == ["tip 250"]
         assert memory.store._index is not first
         assert len(memory.store._index or ()) < 150
-
-
-def test_stamps_lead_only_forward_within_one_era() -> None:
-    now = IndexStamp("era", 5, 2)
-    assert now.is_ancestor_of(now)
-    assert now.is_ancestor_of(now._replace(written=6, changed=3))
-    for earlier in ({"written": 4}, {"changed": 1}, {"era": "another"}):
-        assert not now.is_ancestor_of(now._replace(**earlier))
 
 
 def test_killed_writers_leave_a_file_and_an_index_that_agree(path: Path) -> None:

@@ -148,9 +148,3 @@ def test_over_http_the_token_opens(place: Path) -> None:
             assert http.post(url, content=b"{", headers=known).status_code in {400, 406}
     with open_store(place) as store:
         assert [tip.model for tip in store.load_tips()] == ["", "mcp: somebody"]
-
-
-# --- in this process
-
-
-# --- the command

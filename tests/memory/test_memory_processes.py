@@ -17,7 +17,6 @@ import memory_workers
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import open_store
-from trailnotes.types import Tip
 
 KILLS = 50
 
@@ -88,18 +87,3 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, processes: Fo
     assert shared.support == num_writers * num_tips, "a repeat was lost between reading and writing"
     assert shared.score == num_writers - 1
     assert sequence == 2 * num_writers * num_tips
-
-
-def test_a_reader_sees_what_another_connection_writes(tmp_path: Path) -> None:
-    config = MemoryConfig(threshold=-1)
-    with (
-        open_memory(tmp_path / "memory.db", config) as reader,
-        open_memory(tmp_path / "memory.db", config) as writer,
-    ):
-        assert reader.search("task", "q", 10) == []
-        for number in range(3):  # each time the reader has just cached the page
-            writer.add([Tip("task", f"tip {number}", "key", 0.0)])
-            assert len(reader.search("task", "q", 10)) == number + 1
-        with writer.store.transaction():
-            writer.store.delete([1])
-        assert [tip.id for tip in reader.search("task", "q", 10)] == [3, 2]

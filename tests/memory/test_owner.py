@@ -163,10 +163,3 @@ def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path, mon
     assert reconcile(memory, tmp_path / "snapshot.db", tmp_path / "start.db", tmp_path / "late.jsonl") is False
     assert texts(memory) == ["one", "two", "three", "mine"]
     assert memory.store.lineage == lineage
-
-
-# --- starts -------------------------------------------------------------------------------------------------------
-
-
-def start(memory: TipMemory, tmp_path: Path, tips: list[Tip] | None = None) -> bool:
-    return reconcile(memory, None, tmp_path / "start.db", tmp_path / "late.jsonl", tips or [])

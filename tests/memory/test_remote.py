@@ -20,7 +20,7 @@ from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, MemoryStoreError
-from trailnotes.memory import embedder_of, make_embedder, open_memory
+from trailnotes.memory import embedder_of, open_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.memory.retrieval import EndpointEmbedder, HashingEmbedder
 from trailnotes.types import Tip
@@ -156,19 +156,6 @@ def test_an_address_in_the_name_has_a_key_of_its_own(server: EmbeddingServer, mo
     monkeypatch.setenv("TRAILNOTES_EMBEDDER_KEY", "sk-other")
     embedder_of(config)
     assert server.keys[1] == "Bearer sk-other"
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("openai:", "names no model"),
-        ("openai: ", "names no model"),
-        ("openai:small", "without its server: export OPENAI_BASE_URL=URL"),
-    ],
-)
-def test_nothing_is_sent_where_nobody_said(name: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        make_embedder(name)
 
 
 # --- bad days

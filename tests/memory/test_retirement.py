@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pytest
 
 from trailnotes.config.schema import MemoryConfig
@@ -60,28 +59,6 @@ def test_the_oldest_goes_and_is_marked() -> None:
     assert memory.stats() == memory.stats() | {"tips": 2, "enabled": 2, "retired": 1}
 
 
-def test_the_least_used_goes_but_none_of_the_newest_quarter() -> None:
-    memory = memory_of(capacity=4, retire="least_used")
-    write(memory, *"abcd")
-    for tip_id in (1, 1, 3):
-        read(memory, tip_id, None)
-    write(memory, "e")
-    assert marks(memory).keys() == {2}, "nobody read b, d and e: e is the newest, and b older than d"
-    write(memory, "f", "g")
-    assert found(memory) == {"a", "c", "f", "g"}
-
-
-def test_the_least_worth_goes_what_misled_before_what_nobody_read() -> None:
-    memory = memory_of(capacity=4, retire="least_worth")
-    write(memory, *"abcd")
-    read(memory, 1, 0.5, 0.5)
-    read(memory, 3, -0.25)
-    write(memory, "e")
-    assert marks(memory) == {3: ("least_worth", "memory.capacity = 4")}
-    write(memory, "f")
-    assert marks(memory).keys() == {2, 3}, "then the older of those that nobody read"
-
-
 def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
     memory = memory_of(capacity=2, scope="family")
     house = [Task(name, "house", split=split, family="maze") for name, split in (("a", "train"), ("b", "train"))]
@@ -97,32 +74,6 @@ def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
 # --- what is distilled --------------------------------------------------------------------------------------------
 
 
-def test_the_lead_is_a_mean_of_the_first_readers_and_then_one_that_forgets() -> None:
-    memory = memory_of()
-    write(memory, "one")
-    leads = []
-    for nats in (4.0, 2.0, 1.0, 0.0):
-        memory.record_effects([TipEffect(1, nats), TipEffect(7, 1.0)])
-        leads.append(memory.store.load_reader_stats(1)[1].lead)
-    assert leads == [4.0, 3.0, 2.0, 1.0]
-    assert memory.store.load_reader_stats(1)[1].tip_free_ratio == pytest.approx(np.exp(-1))
-    assert not marks(memory), "memory.distilled is off"
-
-
-def test_what_the_policy_does_anyway_is_retired_and_stays_so() -> None:
-    memory = memory_of(distilled=0.5)
-    write(memory, "known", "new")
-    memory.record_effects([TipEffect(1, 0.25), TipEffect(2, 3.0)])
-    assert found(memory) == {"known", "new"}, "one reader does not tell"
-    memory.record_effects([TipEffect(1, 0.75), TipEffect(2, 0.0)])
-    assert marks(memory) == {1: ("distilled", "0.61 as often without it, by 2 readers who did well")}
-    write(memory, "known")
-    assert found(memory) == {"new"}
-    exchange.enable_tips(memory.store, [1])
-    assert found(memory) == {"known", "new"}
-    assert not marks(memory)
-
-
 def test_a_named_measure_counts_once_and_nothing_is_written_without() -> None:
     memory = memory_of()
     write(memory, "one")
@@ -135,19 +86,6 @@ def test_a_named_measure_counts_once_and_nothing_is_written_without() -> None:
 
 
 # --- how they come back, and what their owner sees ----------------------------------------------------------------
-
-
-def test_what_made_room_comes_back_when_it_is_written_again_with_its_readers() -> None:
-    for duplicates in ("count", "reject"):
-        memory = memory_of(capacity=2, duplicates=duplicates)
-        write(memory, "one")
-        read(memory, 1, 0.5)
-        write(memory, "two", "three")
-        assert found(memory) == {"two", "three"}
-        write(memory, "one")
-        assert found(memory) == {"three", "one"}
-        assert memory.store.load_reader_stats(1)[1].shown == 1
-        assert marks(memory).keys() == {2}
 
 
 def test_a_run_that_goes_back_has_the_marks_of_then_and_its_owner_s_wishes(path: Path, tmp_path: Path) -> None:

@@ -20,14 +20,12 @@ from hypothesis import strategies as st
 from trailnotes.commands import main
 from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import ConfigError
 from trailnotes.memory import TipMemory, clean_tip, open_memory
 from trailnotes.memory.index import BM25Index, Doubles, fuse_reciprocal_ranks
 from trailnotes.memory.retrieval import (
     CachedEmbedder,
     HashingEmbedder,
     QueuedEmbedder,
-    embedder_of,
     make_embedder,
     split_words,
 )
@@ -36,11 +34,6 @@ from trailnotes.rollout.conversation import CUT_MARK, truncate
 from trailnotes.types import Tip
 
 ROOM = "You are in a damp cellar. There is a rusty key here."
-
-
-def cosine(left: str, right: str) -> float:
-    a, b = HashingEmbedder().embed([left, right])
-    return float(a @ b)
 
 
 def test_one_word_by_hand() -> None:
@@ -122,17 +115,6 @@ class FakeLibrary:
         return np.tile(np.array([0.6, 0.8, 0.0]), (len(texts), 1))
 
 
-def test_any_model_of_the_library(monkeypatch) -> None:
-    library = FakeLibrary()
-    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
-    embedder = make_embedder("some/model")
-    assert (embedder.name, embedder.dim) == ("some/model", 3)
-    assert embedder.embed(["x", "y"]).tolist() == [[np.float32(0.6), np.float32(0.8), 0.0]] * 2
-    assert embedder.embed(["x"]).dtype == np.float32
-    with pytest.raises(ConfigError, match="'nowhere' cannot be loaded"):
-        make_embedder("nowhere")
-
-
 def test_a_model_that_only_a_file_names_is_not_loaded(monkeypatch, tmp_path, capsys) -> None:
     """A directory of that name may lie beside the file, and loading a model may run code."""
     library = FakeLibrary()
@@ -155,21 +137,6 @@ def test_a_model_that_only_a_file_names_is_not_loaded(monkeypatch, tmp_path, cap
     for words in commands[:-1]:
         assert main(["memory", *words, "--embedder", "./model"]) == 0
     assert library.sources == ["./model"] * 3
-
-
-@pytest.mark.parametrize(
-    ("device", "deterministic", "expected"),
-    [("cpu", True, ("cpu", 1)), ("cuda:1", True, ("cuda:1", 1)), ("auto", False, (None, 64))],
-)
-def test_a_run_embeds_on_the_device_of_its_model(
-    monkeypatch, device: str, deterministic: bool, expected: tuple[str | None, int]
-) -> None:
-    """None is the library's word for a GPU where there is one."""
-    library = FakeLibrary()
-    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
-    config = Config(run={"deterministic": deterministic}, model={"device": device}, memory={"embedder": "some/model"})
-    embedder_of(config).embed(["x"])
-    assert (library.devices[-1], library.batch_sizes[-1]) == expected
 
 
 class Slow:

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.config.schema import MemoryConfig
-from trailnotes.memory import clean_tip, open_memory, tips_of
+from trailnotes.memory import clean_tip, open_memory
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import MARKUP, MAX_KEY_CHARS, TipMemory
-from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
+from trailnotes.types import Tip
 
 # --- fakes --------------------------------------------------------------------------------------------------------
 
@@ -48,13 +48,6 @@ def kept(memory: TipMemory) -> list[str]:
     """Texts of those that are not retired, the oldest first."""
     gone = memory.store.load_retirements()
     return [tip.text for tip in memory.store.load_tips() if tip.id not in gone]
-
-
-def episode(actions: Sequence[str] = ("look", "go north"), **fields: object) -> Trajectory:
-    observation = Observation("a room")
-    steps = tuple(Step(observation, (), Completion((1,), (2,), (0.0,), a), (1,), a, 0.0) for a in actions)
-    defaults = {"outcome": "terminated", "success": False, "score": 3.0, "max_score": 7.0}
-    return Trajectory(Task("cellar-1", "env"), steps, Observation("the end"), **{**defaults, **fields})
 
 
 # --- search -------------------------------------------------------------------------------------------------------
@@ -109,22 +102,7 @@ def test_namespaces_never_mix() -> None:
     assert memory.search("b", "0", 10) == []
 
 
-def test_disabled_tips_are_not_found_do_not_count_and_do_not_go() -> None:
-    memory = compass_memory(threshold=-1, capacity=1)
-    memory.add([note("off", enabled=False, imported=True), note("one"), note("two")])
-    assert texts(memory.search("task", "0", 10)) == ["two"]
-    assert kept(memory) == ["off", "two"]
-
-
 # --- add ----------------------------------------------------------------------------------------------------------
-
-
-def test_at_capacity_the_oldest_goes_and_the_new_one_stays() -> None:
-    memory = compass_memory(threshold=-1, capacity=3)
-    for number in range(10):
-        assert memory.add([note(f"tip {number}", score=float(-number))]) == 1
-        assert memory.search("task", "0", 10)[-1].text == f"tip {number}", "the worst score, and still accepted"
-    assert kept(memory) == ["tip 7", "tip 8", "tip 9"]
 
 
 def test_a_repeat_is_counted_and_refreshes_the_age() -> None:
@@ -206,20 +184,3 @@ def test_hostile_tips_are_bounded_wherever_they_come_in() -> None:
     assert found.action == " ".join(["'"] + ["z"] * 31)
     assert len(found.key) == MAX_KEY_CHARS
     assert found.model == "?"
-
-
-# --- entries ------------------------------------------------------------------------------------------------------
-
-
-def test_an_episode_entry_has_the_last_action_and_the_final_key() -> None:
-    (tip,) = tips_of(
-        episode(), "the door sticks", MemoryConfig(), keys=["k0", "k1", "end"], model="m", version=4, run="r", step=2
-    )
-    assert tip == Tip("cellar-1", "the door sticks", "end", 3.0, 7.0, "go north", None, 1, 2, "m", 4, "r")
-
-
-@pytest.mark.parametrize("keys", [["k0", "k1"], ["k0", "k1", "end"]])
-def test_step_entries_have_each_its_own_action_and_key(keys: list[str]) -> None:
-    tips = tips_of(episode(), "the door sticks", MemoryConfig(entries="step"), keys=keys)
-    assert [(tip.key, tip.action) for tip in tips] == [("k0", "look"), ("k1", "go north")]
-    assert {tip.text for tip in tips} == {"the door sticks"}

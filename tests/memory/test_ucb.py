@@ -20,7 +20,6 @@ from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import TipMemory, open_memory
-from trailnotes.memory.exchange import rewind_to_snapshot
 from trailnotes.memory.tip_stats import (
     TipEffect,
     compute_gain_bounds,
@@ -28,7 +27,6 @@ from trailnotes.memory.tip_stats import (
     estimate_reliance,
     estimate_tip_effects,
     mean_gain,
-    normalize_score,
 )
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import read_jsonl
@@ -68,16 +66,6 @@ def test_the_bound_is_the_mean_and_a_bonus_for_what_was_read_seldom() -> None:
     assert compute_ucb_scores(np.array([0, 3]), np.array([0, 3]), 0.0).tolist() == [0.5, 0.875]
     assert compute_ucb_scores(np.array([0]), np.array([0]), 1.0).tolist() == [0.5], "ln 1 = 0: it has no rival"
     assert compute_ucb_scores(np.array([]), np.array([]), 1.0).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("success", "score", "max_score", "worth"),
-    [(True, 0, 1, 1), (False, 3, 4, 0.75), (False, -100, 100, 0), (False, 9, 4, 1), (False, 0, 0, 0)],
-)
-def test_what_a_reader_earned_is_between_nothing_and_all(
-    success: bool, score: float, max_score: float, worth: float
-) -> None:
-    assert normalize_score(read([], success, score=score, max_score=max_score)) == worth
 
 
 # --- the order ----------------------------------------------------------------------------------------------------
@@ -168,17 +156,6 @@ def test_what_readers_gained_is_over_those_of_their_group_that_did_not_read_it()
         assert (readers["useless"].shown, readers["useless"].earned) == (3, 2.5)
         assert order(memory) == ["helps", "useless", "unread", "misleads"], "5/9, 5/18, 0, -.3125"
         assert mean_gain(np.array([2, 1]), np.array([5 / 3, -0.625])).tolist() == pytest.approx([5 / 9, -0.3125])
-
-
-def test_a_run_that_goes_back_forgets_readers_though_nobody_wrote_since(tmp_path: Path) -> None:
-    with open_memory(tmp_path / "memory.db", UCB) as memory:
-        tips = written(memory, "a")
-        memory.report([read([tips["a"]], True)])
-        memory.snapshot(tmp_path / "snapshot.db")
-        memory.report([read([tips["a"]], True)])
-        assert readings(tmp_path / "memory.db") == [("a", 2, 2.0)]
-        assert rewind_to_snapshot(memory, tmp_path / "snapshot.db", tmp_path / "late.jsonl") == 0
-        assert readings(tmp_path / "memory.db") == readings(tmp_path / "snapshot.db") == [("a", 1, 1.0)]
 
 
 # --- whoever plays reports ----------------------------------------------------------------------------------------
@@ -272,10 +249,6 @@ def test_rows_of_an_episode_or_of_a_step_give_the_same() -> None:
 def test_only_readers_who_did_well_and_were_trained_without_tips_tell() -> None:
     assert leads(played([[1]], score=0.25), played([[1]], mode="on_policy_tips"), played([[]], mode="plain")) == []
     assert leads(played([[1]], score=0.5)) == [TipEffect(1, 1.0)]
-
-
-def test_a_policy_that_does_the_same_without_tips_leads_by_nothing() -> None:
-    assert leads(played([[1], []]), without=ACTED) == [TipEffect(1, 0.0)]
 
 
 def test_reliance_is_the_divergence_of_a_token() -> None:

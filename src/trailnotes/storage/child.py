@@ -46,7 +46,7 @@ def start_child(command: Sequence[str], *, death_signal: int | None = signal.SIG
         command = [*stub, *command]
     quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     options = {**quiet, "bufsize": 0, "process_group": 0, **options}
-    started: Future[Process] = _spawner.submit(subprocess.Popen[bytes], command, **options)
+    started: Future[Process] = _spawner.submit(lambda: subprocess.Popen(command, **options))  # noqa: S603
     try:
         return started.result()
     except BaseException:  # interrupted: nothing else knows of this child
