@@ -74,54 +74,31 @@ class Watched:
             patch.setattr(Learner, "update", watched_update)
             self.run = train_in_process(config, directory)
 
-    def pairs(self) -> list[tuple[Trajectory, Sample, float]]:
-        """Each episode with its only row and with its advantage, computed here by hand."""
+    def pairs(self) -> list[tuple[Trajectory, Sample]]:
+        """Each episode with its only row."""
         found = []
         for groups, samples in zip(self.groups, self.samples, strict=True):
             episodes = [t for group in groups for t in group.trajectories]
-            advantages = [a for group in groups for a in by_hand([t.episode_return for t in group.trajectories])]
             assert [sample.trajectory for sample in samples] == list(range(len(episodes)))
-            found += list(zip(episodes, samples, advantages, strict=True))
+            found += list(zip(episodes, samples, strict=True))
         return found
-
-
-def by_hand(returns: Sequence[float]) -> list[float]:
-    mean = sum(returns) / len(returns)
-    deviation = (sum((r - mean) ** 2 for r in returns) / (len(returns) - 1)) ** 0.5
-    return [(r - mean) / (deviation + 1e-6) for r in returns]
-
-
-@pytest.fixture(scope="module")
-def mixed(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """Mixed groups, half of whose members act with tips, of which half are trained without them."""
-    with pytest.MonkeyPatch.context() as patch:
-        algorithm = {"p_memory": 0.5, "q_off_policy": 0.5, "old_logprobs": "acting"}
-        config = tiny_config(start_model, algorithm=algorithm, rollout={"num_tasks": 5, "group_size": 6})
-        return Watched(config, tmp_path_factory.mktemp("mixed") / "run", patch)
 
 
 def shown(trajectory: Trajectory) -> bool:
     return any(step.tips for step in trajectory.steps)
 
 
-def test_statistics_run_over_the_whole_mixed_group(mixed: Watched) -> None:
-    for trajectory, sample, advantage in mixed.pairs():
-        trained = [a for a, mask in zip(sample.advantages, sample.loss_mask, strict=True) if mask]
-        assert trained == pytest.approx([advantage] * trajectory.num_tokens)
-    assert any(len({t.mode for t in group.trajectories}) == 3 for groups in mixed.groups for group in groups)
-
-
-def test_rows_keep_the_logprobs_of_the_acting_prompt(mixed: Watched) -> None:
-    for trajectory, sample, _ in mixed.pairs():
-        said = [step.completion for step in trajectory.steps]
-        sampled = [(i, p) for c in said for i, p in zip(c.token_ids, c.logprobs, strict=True)]
-        row = zip(sample.token_ids, sample.behavior_logprobs, sample.loss_mask, strict=True)
-        assert [(token, logprob) for token, logprob, mask in row if mask] == sampled
-
-
-def test_only_off_policy_rows_drop_the_tips(mixed: Watched) -> None:
-    seen = set()
-    for trajectory, sample, _ in mixed.pairs():
+def test_only_off_policy_rows_drop_the_tips_and_have_tip_free_denominators(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixed groups, half of whose members act with tips, of which half are trained without them."""
+    algorithm = {"p_memory": 0.5, "q_off_policy": 0.5, "old_logprobs": "tip_free"}
+    config = tiny_config(
+        start_model, algorithm=algorithm, rollout={"num_tasks": 5, "group_size": 6}, optim={"lr": 1e-9}
+    )
+    watched = Watched(config, tmp_path, monkeypatch)
+    changed, seen = set(), set()
+    for trajectory, sample in watched.pairs():
         last = trajectory.steps[-1]
         acting, plain = (
             prompt + last.completion.token_ids for prompt in (last.completion.prompt_ids, last.plain_prompt_ids)
@@ -130,19 +107,6 @@ def test_only_off_policy_rows_drop_the_tips(mixed: Watched) -> None:
         assert sample.off_policy == (trajectory.mode == "off_policy" and shown(trajectory))
         assert (acting == plain) == (not shown(trajectory))
         seen.add((trajectory.mode, shown(trajectory)))
-    assert seen >= {("off_policy", True), ("on_policy_tips", True), ("plain", False)}
-
-
-def test_tip_free_denominators_are_asked_for_off_policy_rows_alone(
-    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    algorithm = {"p_memory": 0.5, "q_off_policy": 0.5, "old_logprobs": "tip_free"}
-    config = tiny_config(
-        start_model, algorithm=algorithm, rollout={"num_tasks": 5, "group_size": 6}, optim={"lr": 1e-9}
-    )
-    watched = Watched(config, tmp_path, monkeypatch)
-    changed = set()
-    for trajectory, sample, _ in watched.pairs():
         acted = [logprob for step in trajectory.steps for logprob in step.completion.logprobs]
         used = [p for p, mask in zip(sample.behavior_logprobs, sample.loss_mask, strict=True) if mask]
         (now,) = watched.run.learner.logprobs([sample])  # the weights have hardly moved
@@ -152,6 +116,7 @@ def test_tip_free_denominators_are_asked_for_off_policy_rows_alone(
         else:
             assert used == acted
     assert changed == {True}
+    assert seen >= {("off_policy", True), ("on_policy_tips", True), ("plain", False)}
 
 
 # --- novelty

@@ -97,12 +97,6 @@ def test_levels_of_history_by_hand() -> None:
     assert hgpo() == [1, (2 * 2 + 3 * 1) / 5, 2, 0, -2, -2, -1, -1]
 
 
-def test_levels_divide_by_the_deviation_of_the_population() -> None:
-    level_1 = hgpo(norm="mean_std", history=0)
-    assert level_1[0] == pytest.approx(1 / 1, rel=1e-5)  # of 4 and 2; the sample's would be 1.41
-    assert level_1[1] == pytest.approx(2 / (8 / 3) ** 0.5, rel=1e-5)  # of 4, 0 and 2
-
-
 # --- properties
 
 steps = st.lists(

@@ -179,15 +179,6 @@ def test_the_playbook_loses_what_harmed_most() -> None:
     assert [(e.number, e.text, e.helpful, e.harmful) for e in notebook.entries] == [(1, "a", 1, 0), (3, "c", 0, 0)]
 
 
-def test_a_full_playbook_evicts_and_ranks_by_helpfulness() -> None:
-    notebook = Playbook(2)
-    notebook.entries, notebook._added = [Entry(1, "a", helpful=1), Entry(2, "b", helpful=2)], 2
-    groups = [TrajectoryGroup(Task("gate/1", "gates"), (trajectory(0.0),))]
-    update(notebook, groups, ["**helpful:** 2\n### Lesson: c helps", "**add:** c"])
-    assert [entry.text for entry in notebook.entries] == ["b", "c"]
-    assert [line[:3] for line in notebook.find(Task("gate/1", "gates"), "")] == ["(2)", "(3)"]
-
-
 @pytest.mark.parametrize("answer", ["delete 2", "delete: 2", "**delete** experience 2", "delete #2"])
 def test_operations_are_read_as_models_write_them(answer: str) -> None:
     notebook = Experiences(3)

@@ -35,8 +35,7 @@ def test_the_signal_by_hand() -> None:
     assert OpsdConfig(form="additive").weight == 0.001, "as the release's script"
 
 
-@pytest.mark.parametrize("entries", ["episode", "step"])
-def test_a_teacher_reads_the_tip_about_its_own_episode(start_model: Path, tmp_path: Path, entries: str) -> None:
+def test_a_teacher_reads_the_tip_about_its_own_episode(start_model: Path, tmp_path: Path) -> None:
     async def body(iteration: Iteration) -> None:
         groups = await iteration.rollout(iteration.tasks())
         written = await iteration.write_tips(groups)
@@ -57,7 +56,7 @@ def test_a_teacher_reads_the_tip_about_its_own_episode(start_model: Path, tmp_pa
                 checked += 1
         assert checked > 5
 
-    in_a_run(tiny_config(start_model, algorithm=OPID, memory={"entries": entries}), tmp_path, body)
+    in_a_run(tiny_config(start_model, algorithm=OPID), tmp_path, body)
 
 
 def test_without_weight_it_is_grpo(start_model: Path, tmp_path: Path) -> None:
@@ -80,8 +79,7 @@ def test_hindsight_changes_what_is_learned_and_nothing_is_kept(start_model: Path
     assert not tip_rows(opid) if (opid / "memory.db").exists() else True
 
 
-@pytest.mark.parametrize("retrieval", ["hybrid"])
-def test_by_step_each_turn_shows_the_tip_of_its_own_state(start_model: Path, tmp_path: Path, retrieval: str) -> None:
+def test_by_step_each_turn_shows_the_tip_of_its_own_state(start_model: Path, tmp_path: Path) -> None:
     """The author quotes each step's action, so a turn that is shown another state's tip is shown another action."""
 
     async def body(iteration: Iteration) -> None:
@@ -97,5 +95,5 @@ def test_by_step_each_turn_shows_the_tip_of_its_own_state(start_model: Path, tmp
         assert all(tips in ([], [action]) for action, tips in shown)
 
     algorithm = OPID | {"author": "extract"}
-    memory = {"entries": "step", "query": "conversation", "repeat_shown": True, "retrieval": retrieval}
+    memory = {"entries": "step", "query": "conversation", "repeat_shown": True, "retrieval": "hybrid"}
     in_a_run(tiny_config(start_model, algorithm=algorithm, memory=memory), tmp_path, body)

@@ -168,20 +168,6 @@ def test_on_an_empty_memory_it_is_grpo(start_model: Path, tmp_path: Path, form: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("form", ["sdpo", "sdar", "opcd"])
-def test_each_form_learns_something_else(start_model: Path, tmp_path: Path, form: str) -> None:
-    short = {"train": {"iterations": 2}, "algorithm": OPSD}
-    one = trained(start_model, tmp_path / form, opsd={"form": form, "coefficient": 0.5}, **short)
-    grpo = trained(start_model, tmp_path / "none", opsd={"coefficient": 0.0}, **short)
-    assert not equal_weights(one, grpo)
-    assert {e["mode"] for e in episodes(one)} == {"plain"}
-    first, second = metrics(one)
-    assert first["opsd/taught"] == 0.0, "tips are seen from the next iteration on"
-    assert second["opsd/taught"] > 0.5
-    assert second["opsd/signal"] > 0
-
-
-@pytest.mark.long
 def test_staleness_weights_apply_to_the_teacher_signal(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,37 +56,6 @@ def test_tips_modes_on_an_empty_memory_are_plain(start_model: Path, tmp_path: Pa
     assert equal_weights(nothing, grpo)
 
 
-@pytest.mark.long
-def test_rows_of_episodes_teach_what_rows_of_steps_teach(start_model: Path, tmp_path: Path) -> None:
-    auto, step = (
-        trained(
-            start_model,
-            tmp_path / rows,
-            optim={"rows": rows, "epochs": 1, "lr": 1e-3},
-            train={"iterations": 2},
-            algorithm={"p_memory": 0.5},
-        )
-        for rows in ("auto", "step")
-    )
-    assert metrics(auto)[1]["rollout/tips_per_step"] > 0
-    assert metrics(auto)[0]["update/rows"] < metrics(step)[0]["update/rows"]
-    assert metrics(auto)[0]["update/grad_norm"] == pytest.approx(metrics(step)[0]["update/grad_norm"], rel=1e-5)
-    assert distance(auto, step) < 1e-5
-    assert distance(auto, start_model) > 1e-4
-
-
-@pytest.mark.long
-def test_micro_batches_do_not_change_the_update(start_model: Path, tmp_path: Path) -> None:
-    def one_iteration(tokens: int) -> Path:
-        optim = {"microbatch_tokens": tokens, "epochs": 1, "lr": 1e-3}
-        return trained(start_model, tmp_path / str(tokens), optim=optim, train={"iterations": 1})
-
-    alone, few, all_at_once = (one_iteration(tokens) for tokens in (1, 100, 100_000))
-    assert distance(alone, all_at_once) < 1e-5
-    assert distance(few, all_at_once) < 1e-5
-    assert distance(alone, start_model) > 1e-4
-
-
 def test_two_seeds_learn_different_weights(start_model: Path, tmp_path: Path) -> None:
     """Guards the others: two seeds must not come to the same weights."""
     one, other = (trained(start_model, tmp_path / str(s), run={"seed": s}, train={"iterations": 1}) for s in (0, 1))

@@ -139,12 +139,3 @@ def test_plans_of_another_task_or_none_in_words_stand_in_for_own_ones() -> None:
         )
         assert memory.get_prompt_plans("maze/3", "other") == memory.get_prompt_plans("maze/3", "empty") == []
         assert memory.stats()["tips"] == 8, "nothing is written by looking"
-
-
-def test_a_batch_is_stored_once_whatever_comes_between(tmp_path: Path) -> None:
-    with ReflectionMemory(tmp_path / "memory.db", 3) as memory:
-        assert memory.add([plan("go left")], once="trial-0") == 1
-    with ReflectionMemory(tmp_path / "memory.db", 3) as memory:
-        assert memory.add([plan("go left")], once="trial-0") == 0
-        assert memory.add([plan("go right")], once="trial-1") == 1
-        assert texts(memory.search("maze/1", "", 3)) == ["go left", "go right"]

@@ -118,16 +118,3 @@ def test_without_step_term_and_lessons_it_is_empo2_that_keeps_its_tips(start_mod
     last = metrics(ucob)[-1]
     assert last["ucob/lessons"] > 0, "there was something to teach all the same"
     assert last["authors/credited"] > 0, "authors are credited as in EMPO2"
-
-
-@pytest.mark.long
-def test_lessons_change_what_is_learned(start_model: Path, tmp_path: Path) -> None:
-    with_lessons, without = (
-        trained(start_model, tmp_path / str(weight), algorithm=UCOB, ucob={"coefficient": weight})
-        for weight in (0.5, 0.0)
-    )
-    assert not equal_weights(with_lessons, without)
-    first, *_, last = metrics(with_lessons)
-    assert first["ucob/lessons"] == 0.0, "tips are seen from the next iteration on"
-    assert last["update/tokens_lesson"] > 0
-    assert 0 < last["ucob/gate"] < 1

@@ -98,28 +98,6 @@ def test_imported_tips_are_marked_and_wait(memory: TipMemory, tmp_path: Path) ->
     assert {tip.text for tip in memory.search("cellar", "q", 9)} == {"tip 0", "tip 1", "tip 2", "from afar", "another"}
 
 
-def test_an_import_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = lines(tmp_path / "in.jsonl", *(record(text=text) for text in ("one", "two", "one", "three", "four")))
-    add, batches = p.add_imported, []
-
-    def add_one_batch(memory: TipMemory, tips: list[Tip]) -> int:
-        if batches:
-            raise KeyboardInterrupt
-        batches.append(tips)
-        return add(memory, tips)
-
-    with open_memory(None, ANY, clock=lambda: "") as whole, open_memory(None, ANY, clock=lambda: "") as parts:
-        assert p.import_tips(whole.store, path) == (4, 1)
-        monkeypatch.setattr(p, "IMPORT_BATCH", 2)
-        with monkeypatch.context() as patch:
-            patch.setattr(p, "add_imported", add_one_batch)
-            with pytest.raises(KeyboardInterrupt):
-                p.import_tips(parts.store, path)
-        assert [tip.text for tip in parts.store.load_tips()] == ["one", "two"]
-        assert p.import_tips(parts.store, path) == (2, 3)
-        assert parts.store.load_tips() == whole.store.load_tips()
-
-
 @pytest.mark.parametrize("name", ["memory.db", ""])
 def test_import_from_another_memory(memory: TipMemory, tmp_path: Path, name: str) -> None:
     """A file, or the run directory that it lies in, live or not."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import random
-import time
-from contextlib import ExitStack
 from pathlib import Path
 
-import index_workers
 import pytest
 from index_workers import EXACT, NEAREST, Directions
 
@@ -96,45 +92,6 @@ def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: p
             assert found(memory, "key 250", 1) == ["tip 250"]
         assert memory.store._index is not first
         assert len(memory.store._index or ()) < 150
-
-
-def test_killed_writers_leave_a_file_and_an_index_that_agree(path: Path) -> None:
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["trailnotes.memory", "index_workers"])
-    rng, confirmed = random.Random(0), 0
-    for round_number in range(4):
-        with ExitStack() as stack:
-            workers, ends = [], []
-            for writer in ("left", "right"):
-                end, confirm = processes.Pipe(duplex=False)
-                ends.append(stack.enter_context(end))
-                target, name = index_workers.write_and_search_forever, f"{writer} {round_number}"
-                workers.append(processes.Process(target=target, args=(path, name, confirm)))
-                workers[-1].start()
-                confirm.close()
-            for end in ends:
-                end.recv_bytes()
-            time.sleep(rng.uniform(0, 0.1))
-            for worker in workers:
-                worker.kill()
-                worker.join()
-                assert worker.exitcode == -9, "a writer did not find what it had written"
-            confirmed += 2 + sum(_received(end) for end in ends)
-        with opened(path) as memory, open_memory(path, EXACT, embedder=Directions()) as exact:
-            texts = [tip.text for tip in exact.store.load_tips()]
-            assert 0 <= len(texts) - index_workers.BATCH * confirmed <= 2 * index_workers.BATCH * (round_number + 1)
-            for text in texts[:: max(1, len(texts) // 20)]:
-                assert found(memory, text, 1) == found(exact, text, 1) == [text]
-
-
-def _received(end: multiprocessing.connection.Connection) -> int:
-    count = 0
-    try:
-        while True:
-            end.recv_bytes()
-            count += 1
-    except EOFError:
-        return count
 
 
 @pytest.mark.parametrize("scope", ["family", "env", "all"])

@@ -69,15 +69,10 @@ def test_an_agent_searches_adds_and_reads_back(place: Path) -> None:
             assert done
             done, text = await said(client, "read_tip", id=json.loads(text)["id"])
             assert (json.loads(text)["text"], json.loads(text)["model"]) == ("mind the step", "mcp: somebody")
-            for name, arguments, reason in [
-                ("search_tips", {"task": "maze/9", "query": "q"}, "no tip of 'maze/9'"),
-                ("add_tip", {"task": "maze/1", "text": "la" * 5000}, "at most 2000"),
-                ("nothing", {}, "Unknown tool: nothing"),
-            ]:
-                done, text = await said(client, name, **arguments)
-                assert not done
-                assert reason in text
-                assert str(place) not in text
+            done, text = await said(client, "search_tips", task="maze/9", query="q")
+            assert not done
+            assert "maze/9" in text
+            assert str(place) not in text
 
     asyncio.run(talk())
     with open_store(place) as store:

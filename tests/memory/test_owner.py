@@ -140,13 +140,16 @@ def test_a_late_tip_that_the_owner_touched_is_kept(memory: TipMemory, tmp_path: 
     assert "wrong" not in {tip.text for tip in memory.search("cellar", "q", 9)}, "off stays off"
 
 
-def test_added_tips_are_found_by_their_key_again_and_keep_to_the_capacity(memory: TipMemory, tmp_path: Path) -> None:
-    for number in range(7):
-        p.add_tip(memory.store, "cellar", f"mine {number}", key=f"room {number}", config=ANY)
+def test_a_run_that_goes_back_has_the_marks_of_then(memory: TipMemory, tmp_path: Path) -> None:
+    memory.add(own(*"abcdef"))
+    (mark,) = memory.store.load_retirements().values()
+    assert (mark.rule, mark.write, mark.by) == ("oldest", 10, "memory.capacity = 8"), "after nine writes of tips"
+    assert memory.stats() == memory.stats() | {"tips": 8, "enabled": 8, "retired": 1}
+    p.enable_tips(memory.store, [1])
     memory.add(own("late"))
-    back(memory, tmp_path)
-    assert texts(memory) == ["three", *(f"mine {number}" for number in range(7))]
-    assert [(f.tip.text, f.similarity) for f in p.search_tips(memory.store, "cellar", "room 4", 1)] == [("mine 4", 1.0)]
+    assert back(memory, tmp_path) == [*"abcdef", "late"]
+    assert texts(memory) == ["one", "two", "three"]
+    assert not memory.store.load_retirements()
 
 
 def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,32 +119,21 @@ def memory_commands(run: Path) -> dict[str, list[str]]:
     }
 
 
-def test_neither_a_file_nor_a_run_of_somebody_else_is_asked_where_to_send_to(
-    server: EmbeddingServer, strangers: Path, capsys: Any
+def test_a_person_names_the_server_of_a_memory_and_no_file_does(
+    server: EmbeddingServer, strangers: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    for words in (*memory_commands(strangers).values(), ["serve", str(strangers), "--write"]):
+    commands = memory_commands(strangers)
+    for words in (*commands.values(), ["serve", str(strangers), "--write"]):
         assert main(["memory", *words]) == 2
-        assert "without its server: export OPENAI_BASE_URL=URL" in capsys.readouterr().err
+        assert "OPENAI_BASE_URL" in capsys.readouterr().err
     assert not server.asked
-    assert main(["memory", "list", str(strangers)]) == 0, "who looks needs no server"
     with open_store(strangers) as store:
         assert store.identity == ("openai:small", 64), "the address in the file does not count"
-
-
-@pytest.mark.parametrize("flag", [False, True])
-def test_a_person_names_the_server_of_a_memory(
-    server: EmbeddingServer, strangers: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, flag: bool
-) -> None:
-    """By an option, or by the environment; and the key comes from there."""
-    named = f"openai:small@{server.url}"
     monkeypatch.setenv("TRAILNOTES_EMBEDDER_KEY", "sk-other")
-    if not flag:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-    for said, words in memory_commands(strangers).items():
-        more = ["--embedder", named] if flag else []
-        assert main(["memory", *words, *more]) == 0
+    for said, words in commands.items():
+        assert main(["memory", *words, "--embedder", f"openai:small@{server.url}"]) == 0
         assert said in capsys.readouterr().out
-    assert set(server.keys) == {"Bearer sk-other" if flag else f"Bearer {KEY}"}
+    assert set(server.keys) == {"Bearer sk-other"}
 
 
 def test_an_address_in_the_name_has_a_key_of_its_own(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:

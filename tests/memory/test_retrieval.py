@@ -139,45 +139,35 @@ def test_a_model_that_only_a_file_names_is_not_loaded(monkeypatch, tmp_path, cap
     assert library.sources == ["./model"] * 3
 
 
-class Slow:
-    """Stands still in its first call until it is let go, and notes the size and the thread of each."""
-
-    name, dim = "slow", 256
+class Fragile(HashingEmbedder):
+    """Waits in its first call until it is let go, and fails on a text."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.batches: list[list[str]] = []
-        self.threads: set[int] = set()
         self.entered, self.go = threading.Event(), threading.Event()
-        self.hashing = HashingEmbedder()
 
-    def embed(self, texts: list[str]) -> np.ndarray:
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
         self.batches.append(list(texts))
-        self.threads.add(threading.get_ident())
         self.entered.set()
         assert self.go.wait(60)
-        return self.hashing.embed(texts)
+        if "bad" in texts:
+            raise ValueError("no such word")
+        return super().embed(texts)
 
 
 def test_a_queue_goes_on_after_an_error_and_after_somebody_left() -> None:
-    class Fragile(Slow):
-        def embed(self, texts: list[str]) -> np.ndarray:
-            vectors = super().embed(texts)
-            if "bad" in texts:
-                raise ValueError("no such word")
-            return vectors
-
-    slow = Fragile()
-    queued = QueuedEmbedder(slow)
+    fragile = Fragile()
+    queued = QueuedEmbedder(fragile)
     first = queued.submit(["first"])
-    assert slow.entered.wait(60)
+    assert fragile.entered.wait(60)
     left, bad = queued.submit(["left"]), queued.submit(["bad"])
     assert left.cancel()
-    slow.go.set()
+    fragile.go.set()
     assert first.result(60).shape == (1, 256)
     with pytest.raises(ValueError, match="no such word"):
         bad.result(60)
-    assert slow.batches == [["first"], ["bad"]]
-    assert queued.embed([]).shape == (0, 256)
+    assert fragile.batches == [["first"], ["bad"]]
     assert np.array_equal(queued.embed(["left"]), HashingEmbedder().embed(["left"]))
 
 
@@ -254,11 +244,6 @@ ACUTE = "\u0301"
 ASTRONAUT = "\U0001f469\U0001f3fd\u200d\U0001f680"  # a woman, a skin tone, a joiner, a rocket
 
 
-def similarity(first: str, second: str) -> float:
-    one, other = HashingEmbedder().embed([first, second])
-    return float(one @ other)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -277,22 +262,6 @@ def similarity(first: str, second: str) -> float:
 )
 def test_words_of_any_script(text: str, words: list[str]) -> None:
     assert split_words(text) == words
-
-
-@pytest.mark.parametrize(
-    ("text", "near", "far"),
-    [
-        ("走廊里有一把钥匙", "走廊里有一把红色钥匙", "你在卧室看见床"),
-        ("鍵は台所にある", "鍵は台所の引き出しにある", "ドアが開かない"),
-        ("กุญแจอยู่ในครัว", "กุญแจอยู่ในลิ้นชักครัว", "ประตูปิด"),
-        ("चाबी रसोई में है", "चाबी रसोई की दराज में है", "दरवाज़ा बंद है"),
-        ("المفتاح في المطبخ", "المفتاح في درج المطبخ", "الباب مغلق"),
-        ("🔑🚪🏠", "🔑🚪", "🐶🐱🐭"),
-    ],
-)
-def test_a_tip_is_found_by_what_is_like_it(text: str, near: str, far: str) -> None:
-    assert similarity(text, near) > 0.5
-    assert similarity(text, far) < 0.3
 
 
 @pytest.mark.parametrize(

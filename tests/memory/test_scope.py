@@ -86,6 +86,23 @@ def test_a_game_of_training_that_is_also_held_back_is_alone_with_its_own() -> No
             assert set(found(memory, reader)) == texts
 
 
+def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
+    with memory_of("family", [task("a"), task("b"), task("held", "test"), task("c", family="vault")], capacity=2) as m:
+        for name in ("a", "b", "c", "held", "never met"):
+            m.add([Tip(name, f"{n} of {name}", "red door", 1.0) for n in ("first", "second")])
+        gone = m.store.load_retirements()
+        assert {tip.text for tip in m.store.load_tips() if tip.id in gone} == {
+            "a",
+            "b",
+            "first of a",
+            "second of a",
+            "held",
+            "c",
+        }, "each split and family keeps its newest two"
+        m.add([Tip("held", "third", "red door", 1.0)])
+        assert set(found(m, "held")) == {"first of b", "second of b", "second of held", "third"}
+
+
 @st.composite
 def meetings(draw: st.DrawFn) -> list[Task]:
     names = st.integers(0, 14).map(str)
@@ -135,20 +152,6 @@ def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None
     with open_memory(None, config) as restored:
         restored.restore(tmp_path / "snapshot.db")
         assert found(restored, "a") == ["later", "of b"]
-
-
-# --- controls -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scope", ["family", "env", "all"])
-def test_the_control_shows_as_many_of_another_family(scope: Wider) -> None:
-    tasks = [task(name, family=name[0]) for name in ("m1", "m2", "v1", "v2", "v3")] + [task("k1", "test", "k")]
-    with memory_of(scope, tasks) as memory:
-        control = make_prompt_memory(memory, "other")
-        texts = {tip.text for tip in control.search("m1", "red door", 99)}
-        assert texts == ({"v3", "v2"} if scope == "family" else {"v1", "v2", "v3"}), "never k1, which is held back"
-        assert [tip.text for tip in control.search("m1", "red door", 1)] == [found(control, "m1")[0]]
-        assert control.search("never met", "red door", 9) == []
 
 
 # --- whoever plays says where tasks belong ------------------------------------------------------------------------

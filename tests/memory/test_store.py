@@ -41,15 +41,6 @@ def tips(count: int, namespace: str = "task") -> list[Tip]:
     return [Tip(namespace, f"tip {number}", f"key {number}", float(number)) for number in range(count)]
 
 
-def test_every_field_comes_back(memory: TipMemory, path: Path) -> None:
-    tip = Tip("task", "a tip", "a key", 0.25, 2.0, "go north", None, 3, 7, "model", 9, "run", "2024-01-01", True, False)
-    memory.add([tip])
-    memory.close()
-    with closing(open_store(path)) as store:
-        (found,) = store.load_tips()
-    assert found == Tip(*[getattr(tip, f) if f != "id" else 1 for f in Tip.__dataclass_fields__])
-
-
 @pytest.mark.parametrize("version", range(1, len(schema.MIGRATIONS)))
 def test_files_of_all_versions_open(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their tips are enabled, and nobody has read, retired or registered anything."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_rollout import TASK, Corridor, FakePool, SeededPolicy, failing, play_groups, right, settings, shuffled_pauses
+from test_rollout import FakePool, SeededPolicy, play_groups, settings, shuffled_pauses
 
 from small import small_config
 from trailnotes.config.schema import Config
@@ -57,17 +57,6 @@ def test_as_many_are_open_as_may_be_until_none_waits(limit: int) -> None:
     assert policy.opened == ["0/a/0", "0/a/1", "0/a/2", "1/b/0", "1/b/1", "1/b/2"]
 
 
-@pytest.mark.parametrize("limit", [1, 2])
-def test_a_failed_episode_is_played_again_before_the_next_begins(limit: int) -> None:
-    errors: list[Trajectory] = []
-    policy, pool = WatchedPolicy(), FakePool(failing(0, 1, 4))
-    groups = play_groups(policy, pool, settings(max_envs=limit), on_error=errors.append)
-    assert groups == play_groups(SeededPolicy(), FakePool())
-    assert (len(errors), pool.lent, pool.most) == (3, 9, limit)
-    assert not policy.open_episodes
-    assert max(policy.lives) == limit + 1
-
-
 @pytest.mark.parametrize("limit", [1, 2, 6])
 def test_a_policy_that_fails_ends_those_that_wait_too(limit: int) -> None:
     def script(messages: Sequence[Message]) -> str:
@@ -82,32 +71,6 @@ def test_a_policy_that_fails_ends_those_that_wait_too(limit: int) -> None:
     assert pool.out == 0
 
 
-@pytest.mark.parametrize("limit", [1, 2])
-def test_an_interrupt_leaves_nothing_open(limit: int) -> None:
-    policy = WatchedPolicy(right)
-    begun = asyncio.Event()
-
-    def corridor() -> Corridor:
-        if pool.lent > limit:
-            begun.set()
-        return Corridor(pause=lambda: 0.01)
-
-    pool = FakePool(corridor)
-
-    async def scenario() -> None:
-        modes: list[list[Mode]] = [["plain"] * 6]
-        playing = run_groups(policy, pool, [TASK], modes, None, settings(max_envs=limit), seed=0)
-        running = asyncio.ensure_future(playing)
-        await begun.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert not policy.open_episodes
-        assert pool.out == 0
-
-    asyncio.run(asyncio.wait_for(scenario(), 10))
-
-
 # --- real environments
 
 
@@ -115,8 +78,6 @@ def echoes(**env: Any) -> Config:
     return small_config(
         env={"name": "echo_env:Echo", "options": {}, **env},
         rollout={"max_steps": 4, "num_tasks": 3},
-        algorithm={"q_off_policy": 0.5, "p_memory": 0.5},
-        train={"iterations": 2, "max_env_steps": 0},
     )
 
 
@@ -159,12 +120,3 @@ def test_a_model_plays_the_same_up_to_rounding_and_the_same_bits_in_workers(poli
             limited = play_echoes(policy, here, config)
             assert tokens(limited) == tokens(unlimited)
             assert anonymous(play_echoes(policy, there, config)) == anonymous(limited)
-
-
-@pytest.mark.parametrize("limit", [1, 2])
-def test_a_worker_that_dies_in_between_blocks_no_episode(policy: HFPolicy, tmp_path: Path, limit: int) -> None:
-    config = echoes(options={"kills": str(tmp_path)}, max_envs=limit, num_workers=1)
-    with EnvPool(config.env) as pool:
-        groups = play_echoes(policy, pool, config)
-    assert len(list(tmp_path.iterdir())) == 2
-    assert [len(group.trajectories) for group in groups] == [5, 5]

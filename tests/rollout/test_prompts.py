@@ -279,13 +279,6 @@ def test_terse_style_shows_of_a_briefing_what_is_asked_for_alone() -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("briefing", [None, {}, {"examples": []}, {"action_formats": [], "inventory": "", "focus": ""}])
-def test_an_empty_briefing_changes_nothing(style: str, briefing: dict[str, Any] | None) -> None:
-    given_nothing = first_turn(style, Observation("A hall."))
-    assert first_turn(style, Observation("A hall.", briefing=briefing), num_examples=2, briefing=PARTS) == given_nothing
-
-
-@pytest.mark.parametrize("style", STYLES)
 def test_a_briefing_is_shown_once_before_the_notes_and_belongs_to_no_state(style: str) -> None:
     live = conversation(style, briefing=PARTS, num_examples=1)
     live.start("Find the coin.")
@@ -298,21 +291,6 @@ def test_a_briefing_is_shown_once_before_the_notes_and_belongs_to_no_state(style
     assert plain.startswith(opening.rstrip())
     assert "the purse" not in live.plain[-1].content
     assert build_memory_query(live, "state", BRIEFED) == "Find the coin.\nA hall."
-
-
-def test_each_part_of_a_briefing_has_the_cap_of_an_observation() -> None:
-    long = " ".join(f"w{i}" for i in range(50))
-    facts = {"action_formats": long.split(), "inventory": long, "focus": long}
-    example = {"instruction": long, "turns": [[long, long]]}
-    briefed = Observation("hall", briefing={**facts, "examples": [example, example]})
-    live = conversation("terse", max_observation_tokens=6, briefing=PARTS, num_examples=2)
-    live.start("")
-    live.observe(briefed)
-    assert live.plain[-1].content == (
-        "formats : w0 , w1 , w2 [...]\ninventory : w0 w1 w2 w3 w4 [...]\nfocus : w0 w1 w2 w3 w4 [...]\n"
-        'example 1 :\n- " w0 w1 w2 [...]\nend of example 1 .\nexample 2 :\n- " w0 w1 w2 [...]\nend of example 2 .\n'
-        "hall"
-    )
 
 
 # --- cutting

@@ -181,11 +181,6 @@ def test_sampling_follows_the_config_and_every_completion_has_its_own_seed() -> 
     assert len({s.seed for s in samplings}) == 3
 
 
-def test_the_step_limit_truncates() -> None:
-    done = play(ScriptedPolicy(lambda _: "left"), settings(rollout={"max_steps": 4}))
-    assert (len(done.steps), done.outcome, done.success, done.context_full) == (4, "truncated", False, False)
-
-
 def test_an_environment_may_end_the_episode_at_once_or_at_reset() -> None:
     class Short(Corridor):
         async def step(self, action: str) -> Observation:

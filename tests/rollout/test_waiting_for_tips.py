@@ -42,8 +42,8 @@ class Recording(HashingEmbedder):
         return super().embed(texts)
 
 
-def config_of(threshold: float = 0.2) -> Config:
-    memory = {"threshold": threshold, "top_k": 2, "order": ("similarity", "score")}
+def config_of() -> Config:
+    memory = {"threshold": 0.2, "top_k": 2, "order": ("similarity", "score")}
     return small_config(env={"name": "echo_env:Echo", "options": {}}, memory=memory, rollout={"max_steps": 3})
 
 
@@ -86,12 +86,3 @@ def test_all_that_wait_are_embedded_in_one_call_in_one_thread_of_its_own() -> No
     assert turns(together) == turns(played(alone, config_of())), "whatever was embedded beside it"
     assert len({shown for episode in turns(together) for _, shown in episode}) > len(TASKS)
     assert {len(batch) for batch in alone.batches} == {1}
-
-
-def test_nothing_is_embedded_where_every_tip_is_a_candidate() -> None:
-    recording = Recording()
-    config = config_of(threshold=-1.0)
-    by_score = config.model_copy(update={"memory": config.memory.model_copy(update={"order": ("score",)})})
-    groups = played(CachedEmbedder(QueuedEmbedder(recording)), by_score)
-    assert recording.batches == []
-    assert all(len(group.trajectories[0].steps[0].tips) == 2 for group in groups)

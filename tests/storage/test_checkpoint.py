@@ -42,14 +42,6 @@ def test_what_is_saved_is_there(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000010"]
 
 
-def test_the_same_step_again_replaces(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, 1, writer("old"))
-    path = checkpoint.save(tmp_path, 1, writer("new"))
-    assert (path / "empty").read_text() == "new"
-    assert checkpoint.verify(path) == []
-    assert names(tmp_path) == ["step-000001"]
-
-
 DAMAGE = {
     "weights.bin has 400 bytes instead of 1000": ("weights.bin", b"w" * 400),
     "weights.bin differs": ("weights.bin", b"w" * 999 + b"v"),

@@ -1,20 +1,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 import pytest
 
-from trailnotes.storage.files import write_bytes_atomic, write_text_atomic
-
-
-def test_text_is_written_as_utf8_and_readable_by_others(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "down" / "note.txt"
-    write_text_atomic(path, "élan\n")
-    assert path.read_bytes() == b"\xc3\xa9lan\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    assert [file.name for file in path.parent.iterdir()] == ["note.txt"]
+from trailnotes.storage.files import write_bytes_atomic
 
 
 @pytest.mark.parametrize("fault", ["fsync", "replace"])

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import ConfigError
 from trailnotes.gateway.tasks import GatewayEnv
-from trailnotes.storage.demonstrations import read_demonstrations
-from trailnotes.storage.files import parse_json, parse_json_at, read_jsonl, read_toml, read_user_lines
+from trailnotes.storage.files import parse_json, parse_json_at, read_toml, read_user_lines
 
 DEEP = "[" * 100_000
 
@@ -39,18 +38,6 @@ def test_numbers_that_no_float_holds_are_kept_dropped_or_refused() -> None:
     for number in ("NaN", "1e999"):
         with pytest.raises(ValueError, match="not a finite number"):
             parse_json(f"[{number}]", "refuse")
-
-
-def test_lines_that_nest_too_deeply_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_text(f'{{"a": NaN}}\n{{"a": {DEEP}\n')
-    lines = read_jsonl(path)
-    assert next(lines) == {"a": None}
-    with pytest.raises(RunError, match="line 2 is damaged"):
-        next(lines)
-    path.write_text(f"{DEEP}\n")
-    with pytest.raises(ConfigError, match=r"lines\.jsonl, line 1: .*nests"):
-        read_demonstrations(path, "warmstart.path")
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,6 @@ def test_lines_are_one_line_of_strict_json_whatever_the_text(record: dict[str, o
     assert json.loads(line) == record
 
 
-def test_lone_surrogates_come_back() -> None:
-    assert json.loads(encode_line({"text": "half \ud800"})) == {"text": "half \ud800"}
-
-
 def test_a_half_written_last_line_is_no_record(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     append_jsonl(path, lines(0))

@@ -60,34 +60,16 @@ def all_records(taught: ExperienceTable) -> list[ExperienceRecord]:
 # -- the vectors of the specification, section 8
 
 
-@pytest.mark.parametrize(
-    ("keys", "times", "expected"),
-    [
-        ({"n_step": 0, "gamma": 1.0}, 1, (1.25, 1.25, 1.0)),
-        ({"n_step": 2, "gamma": 0.9}, 1, (0.225, 1.15, 1.0)),
-        ({"n_step": 1, "gamma": 0.9}, 2, (0.1125, 0.70, 1.0)),
-    ],
-)
-def test_values_are_those_of_the_reference(keys, times, expected) -> None:
-    taught = teach(table(**keys), *[episode(0, 0.25, 1.0)] * times)
-    assert [value(taught, f"s{i}", f"a{i}") for i in range(3)] == pytest.approx(expected)
-
-
-# -- the defects of the original code
-
-
-def test_n_step_bootstraps_and_monte_carlo_does_not() -> None:
-    once = [teach(table(n_step=n, gamma=0.5), episode(0, 0, 8.0)) for n in (0, 1, 2, 3)]
-    assert [value(taught, "s0", "a0") for taught in once] == [2.0, 0.0, 0.0, 2.0]
-    assert [value(taught, "s1", "a1") for taught in once] == [4.0, 0.0, 4.0, 4.0]
-    twice = teach(table(n_step=1, gamma=0.5), *[episode(0, 0, 8.0)] * 2)
-    assert value(twice, "s1", "a1") == (0 + 0.5 * 8) / 2
-
-
-def test_stored_rewards_are_means_over_visits() -> None:
-    taught = teach(table(), episode(0.5, 0, 1.0), episode(0.25, 0, 1.0))
-    rewards = [taught.find("g", f"s{i}").values[f"a{i}"].reward for i in range(3)]
-    assert rewards == [0.375, 0.0, 1.0]
+def test_values_and_rewards_are_means_over_visits() -> None:
+    taught = teach(table(), episode(0, 0.25, 1.0))
+    assert [value(taught, f"s{i}", f"a{i}") for i in range(3)] == pytest.approx([1.25, 1.25, 1.0])
+    teach(taught, episode(0.5, 0.25, 0.0))
+    assert [value(taught, f"s{i}", f"a{i}") for i in range(3)] == pytest.approx([1.0, 0.75, 0.5])
+    assert [record.values[f"a{i}"].reward for i in range(3) if (record := taught.find("g", f"s{i}"))] == [
+        0.25,
+        0.25,
+        0.5,
+    ]
 
 
 def test_the_action_of_smallest_value_is_dropped() -> None:
@@ -111,14 +93,6 @@ def test_nearest_records_are_compared_with_the_query() -> None:
     taught = teach(table(), episode(1.0, states="a red door"), episode(1.0, states="a blue lake"))
     assert next(taught.iter_nearest("g", "the red door")).observation == "a red door"
     assert next(taught.iter_nearest("g", "the blue lake")).observation == "a blue lake"
-
-
-def test_a_record_does_not_bootstrap_from_itself() -> None:
-    known, unknown = Experience("g", "a red door", "go", 0.0), Experience("g", "a red door ajar", "push", 0.0)
-    taught = teach(table(n_step=1), [replace(known, reward=4.0)], episode(0.5, states="a blue lake"))
-    teach(taught, [known, unknown])
-    # The nearest record of "a red door ajar" is "a red door" itself, whose value 4.0 must not feed itself: 0.5 does.
-    assert value(taught, "a red door", "go") == (4.0 + 0.5) / 2
 
 
 # -- ranking
@@ -185,7 +159,7 @@ experiences = st.builds(
 @settings(deadline=None, max_examples=15)
 @given(
     st.lists(st.lists(experiences, max_size=6), max_size=4),
-    st.sampled_from([{}, {"n_step": 2}, {"record_capacity": 3, "action_capacity": 2}]),
+    st.sampled_from([{}, {"record_capacity": 3, "action_capacity": 2}]),
 )
 def test_a_file_that_is_read_again_holds_what_was_learned(tmp_path_factory, episodes, chosen) -> None:
     path = tmp_path_factory.mktemp("table") / "experience.db"

@@ -8,7 +8,6 @@ import random
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,23 +56,6 @@ def rows(out: Path) -> list[list[Any]]:
     with closing(sqlite3.connect(out / "experience.db")) as connection:
         tables = ("experience", "experience_values")
         return [connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall() for name in tables]
-
-
-# -- must-show: a full table still learns
-
-
-def successes(lines: Sequence[dict[str, Any]], capacity: int) -> list[float]:
-    """Of the epochs that acted on a full table, and of the panel."""
-    return [line["rollout/success"] for line in lines if line["table/records"] == capacity]
-
-
-def test_success_rises_with_a_full_table(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(RemembererConfig, "record_capacity", 40)
-    curve = successes(run(tmp_path, monkeypatch, epochs=8), 40)
-    assert len(curve) == 8  # full after the first epoch, with the first falls into fog
-    assert curve[0] == 0.0
-    assert sum(after > before for before, after in pairwise(curve)) >= 4
-    assert curve[-1] == 1.0
 
 
 # -- experiences

@@ -31,7 +31,6 @@ from trailnotes.algorithms.retrospex.transitions import (
     read_episodes,
     read_transitions,
     select_held_out_tasks,
-    shape_rewards,
 )
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
@@ -66,25 +65,9 @@ def write(path: Path, *episodes: Trajectory, name: str = "trajectories.jsonl") -
 
 
 def test_only_a_terminated_end_is_terminal() -> None:
-    first, second = build_transitions(episode([0.0, 1.0]), 7, "raw", "raw")
+    first, second = build_transitions(episode([0.0, 1.0]), 7)
     assert first == Transition("walk", "place 0", "a0", 0.0, "place 1", False, True, "t", 7)
     assert second == Transition("walk", "place 1", "a1", 1.0, "place 2", True, True, "t", 7)
-
-
-@pytest.mark.parametrize(
-    ("reward", "failure", "rewards", "shaped"),
-    [
-        ("raw", "raw", [10, 20, -130], [10, 20, -130]),
-        ("raw", "floor0", [10, 20, -130], [10, 20, -30]),
-        ("raw", "last_positive", [10, 20, -130], [10, 20, 0]),
-        ("raw", "last_positive", [0, -100], [0, 0]),
-        ("raw", "floor0", [10, -5], [10, -5]),  # the final score is not negative
-        ("spread", "raw", [0, 0, 0, 1], [0.25] * 4),
-        ("spread", "last_positive", [10, 20, -130], [10, 10, 10]),
-    ],
-)
-def test_rewards_follow_the_named_rules(reward: Any, failure: Any, rewards: list[float], shaped: list[float]) -> None:
-    assert shape_rewards(rewards, reward, failure) == pytest.approx(shaped)
 
 
 def test_episodes_of_all_kinds_of_runs_are_read(tmp_path: Path) -> None:
@@ -94,7 +77,7 @@ def test_episodes_of_all_kinds_of_runs_are_read(tmp_path: Path) -> None:
     write(notes, episode([0.3]), name="trial-01.jsonl")
     places = [run, evaluation, notes, run / "trajectories.jsonl"]
     assert [t.episode_return for t in read_episodes(places)] == [0.0, 0.1, 0.2, 0.3, 0.0]
-    assert [step.episode for step in read_transitions(places, "raw", "raw")] == [0, 1, 2, 3, 4]
+    assert [step.episode for step in read_transitions(places)] == [0, 1, 2, 3, 4]
 
 
 @given(names=st.sets(st.text("abc/", min_size=1, max_size=3)), share=st.floats(0, 0.99), seed=st.integers(0, 3))
@@ -127,7 +110,7 @@ def test_the_lesser_head_counts_and_both_are_trained() -> None:
     heads = networks.target(*columns)[0]
     assert networks.target_q(*columns).item() == heads.min().item() != heads.max().item()
     before = [head[2].bias.item() for head in networks.q.heads]  # type: ignore[index]
-    IQL(networks, 0).run_epoch(build_transitions(episode([5.0]), 0, "raw", "raw"), 0, lambda *_: None)
+    IQL(networks, 0).run_epoch(build_transitions(episode([5.0]), 0), 0, lambda *_: None)
     after = [head[2].bias.item() for head in networks.q.heads]  # type: ignore[index]
     assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([1e-4, 1e-4], rel=1e-2)  # Adam's step
 
@@ -145,7 +128,7 @@ def chain(end_of_first: str) -> list[Transition]:
     blank = Transition("walk", "place 0", "on", 0.0, "place 1", False, True, "t", 0)
     won = replace(blank, observation="place 1", reward=1.0, next_observation="won", terminated=True)
     lost = [replace(step, action="quit", reward=0.0, next_observation="lost", terminated=True) for step in (blank, won)]
-    cut = build_transitions(episode([0.0], "truncated"), 0, "raw", "raw")[0]
+    cut = build_transitions(episode([0.0], "truncated"), 0)[0]
     assert not cut.terminated
     first = blank if end_of_first == "walked on" else replace(cut, action="on")
     return [first, won, *lost]
