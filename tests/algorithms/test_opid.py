@@ -15,7 +15,6 @@ from tinyrun import (
     in_a_run,
     metrics,
     tiny_config,
-    tip_rows,
     trained,
     trained_once,
 )
@@ -66,17 +65,6 @@ def test_without_weight_it_is_grpo(start_model: Path, tmp_path: Path) -> None:
     assert distance(opid, start_model) > 1e-3, "nothing was learned: the test shows nothing"
     assert metrics(opid)[0]["opsd/taught"] > 0.5, "the first iteration has teachers already"
     assert [e["steps"] for e in episodes(opid)] == [e["steps"] for e in episodes(grpo)]
-
-
-@pytest.mark.long
-def test_hindsight_changes_what_is_learned_and_nothing_is_kept(start_model: Path, tmp_path: Path) -> None:
-    algorithm, train = OPID, {"iterations": 2}
-    opid = trained(start_model, tmp_path / "opid", algorithm=algorithm, opid={"coefficient": 0.5}, train=train)
-    grpo = trained(start_model, tmp_path / "grpo", algorithm={"name": "grpo"}, train=train)
-    assert not equal_weights(opid, grpo)
-    assert {e["mode"] for e in episodes(opid)} == {"plain"}
-    assert metrics(opid)[-1]["tips/written"] > 0
-    assert not tip_rows(opid) if (opid / "memory.db").exists() else True
 
 
 def test_by_step_each_turn_shows_the_tip_of_its_own_state(start_model: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyrun import metrics, tiny_config, train_in_process
-from trailnotes.config.schema import Config
 from trailnotes.learner.credit.episodes import group_relative, leave_one_out
 
 
@@ -34,13 +32,10 @@ def test_it_is_grpo_without_deviation_but_for_a_factor(returns: list[float]) -> 
     np.testing.assert_allclose(leave_one_out(returns), n / (n - 1) * group_relative(returns, False), atol=1e-9)
 
 
-def config_of(start: Path, name: str, **sections: dict[str, Any]) -> Config:
-    return tiny_config(start, algorithm={"name": name, "normalize_std": False}, loss={"kl": 0.0}, **sections)
-
-
 def test_a_run_takes_the_gradient_of_grpo_but_for_the_factor(start_model: Path, tmp_path: Path) -> None:
     for name in ("rloo", "grpo"):
-        config = config_of(start_model, name, optim={"epochs": 1, "lr": 1e-2}, train={"iterations": 1})
+        algorithm, optim = {"name": name, "normalize_std": False}, {"epochs": 1, "lr": 1e-2}
+        config = tiny_config(start_model, algorithm=algorithm, loss={"kl": 0.0}, optim=optim, train={"iterations": 1})
         train_in_process(config, tmp_path / name)
     (rloo,), (grpo,) = metrics(tmp_path / "rloo"), metrics(tmp_path / "grpo")
     for name in ("update/grad_norm", "update/advantage_std"):

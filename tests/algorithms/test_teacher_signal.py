@@ -38,12 +38,8 @@ def test_the_log_ratio_is_what_the_tips_add() -> None:
 
 
 @pytest.mark.parametrize("form", ["sdpo", "opcd"])
-def test_the_log_ratio_is_the_advantage(form: str) -> None:
+def test_the_log_ratio_is_the_advantage_or_shares_it_with_the_group(form: str) -> None:
     assert advantages(1.5, form=form) == pytest.approx([0.6931, -0.6931, 0], abs=5e-5)
-
-
-@pytest.mark.parametrize("form", ["sdpo", "opcd"])
-def test_the_hybrid_shares_between_group_and_teacher(form: str) -> None:
     # .9 * 1.5 = 1.35; .1 * ln 2 = .0693
     assert advantages(1.5, form=form, coefficient=0.1) == pytest.approx([1.4193, 1.2807, 1.35], abs=5e-5)
 

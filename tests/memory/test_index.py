@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from index_workers import EXACT, NEAREST, Directions
+from test_store_model import EXACT, NEAREST, Directions
 
 from trailnotes.memory import TipMemory, exchange, index, open_memory
 from trailnotes.memory.index import TipIndex

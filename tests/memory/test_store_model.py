@@ -12,10 +12,13 @@ import functools
 import math
 import random
 import tempfile
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -27,7 +30,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from index_workers import Directions
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, index, open_memory
@@ -39,6 +41,21 @@ from trailnotes.types import Tip
 pytest.importorskip("faiss", reason="the index needs the extra index")
 
 CAPACITY = 40
+DIM = 8
+NEAREST = MemoryConfig(threshold=-1, order=("similarity",), capacity=10**6).model_copy(update={"exact_below": 1})
+EXACT = NEAREST.model_copy(update={"exact_below": 10**9})
+
+
+class Directions:
+    """An embedder: every text has a direction of its own."""
+
+    name = "directions"
+    dim = DIM
+
+    def embed(self, texts: Sequence[str]) -> Floats:
+        """As `Embedder.embed`."""
+        drawn = [np.random.default_rng(zlib.crc32(text.encode())).standard_normal(DIM) for text in texts]
+        return np.array([vector / np.linalg.norm(vector) for vector in drawn], np.float32).reshape(-1, DIM)
 
 
 class LaxConfig(MemoryConfig):

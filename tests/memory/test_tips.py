@@ -92,16 +92,6 @@ def test_order(order: tuple[str, ...], expected: list[str]) -> None:
     assert texts(memory.search("task", "0", 10)) == expected
 
 
-def test_namespaces_never_mix() -> None:
-    memory = compass_memory(threshold=-1, capacity=2)
-    memory.add([note(f"tip {number}", namespace=name) for name in ("a", "A", "a ", "") for number in range(3)])
-    for name in ("a", "A", "a ", ""):
-        found = memory.search(name, "0", 10)
-        assert texts(found) == ["tip 2", "tip 1"]
-        assert {tip.namespace for tip in found} == {name}
-    assert memory.search("b", "0", 10) == []
-
-
 # --- add ----------------------------------------------------------------------------------------------------------
 
 

@@ -201,18 +201,6 @@ def test_full_style_names_task_notes_observation_and_actions() -> None:
     assert live.plain[1].content == ("Task: Find the coin.\n\nObservation: A hall.\nAdmissible actions: go east; look")
 
 
-@pytest.mark.parametrize(
-    ("style", "given_prompt", "expected"),
-    [("full", "", 0), ("full", "Play.", 1), ("full", None, 1), ("terse", None, 0), ("terse", "Play.", 1)],
-)
-def test_the_system_prompt_can_be_replaced_or_left_out(style: str, given_prompt: str | None, expected: int) -> None:
-    live = conversation(style, system_prompt=given_prompt)
-    live.start("x")
-    assert len(live.acting) == len(live.plain) == expected
-    if given_prompt:
-        assert live.plain[0] == Message("system", given_prompt)
-
-
 def test_actions_are_left_out_when_there_are_none_or_the_game_is_over() -> None:
     for style in STYLES:
         live = conversation(style, show_actions=True)
@@ -337,22 +325,6 @@ def test_tips_are_shown_once_by_text_in_order_and_only_readable_ones() -> None:
     assert live.observe(Observation("o"), [tip("\x00\u200b"), a, b, again]) == (a, b)
     live.act("x")
     assert live.observe(Observation("o"), [again, c]) == (c,)
-
-
-def test_dropping_tips_leaves_the_plain_turn_and_lets_them_return_later() -> None:
-    live = conversation()
-    live.start("task")
-    live.observe(Observation("one"), [tip("kept")])
-    live.act("go", None)
-    shown = live.observe(Observation("two"), [tip("kept"), tip("dropped")])
-    assert [each.text for each in shown] == ["dropped"]
-    live.drop_tips(shown)
-    assert live.acting[-1] == live.plain[-1] == Message("user", "two")
-    assert [each.text for each in live.tips_shown] == ["kept"]
-    live.act("go", None)
-    with pytest.raises(AssertionError):
-        live.drop_tips(shown)
-    assert [each.text for each in live.observe(Observation("three"), [tip("dropped")])] == ["dropped"]
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,18 +87,6 @@ class ListMemory:
     def search(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         self.queries.append((namespace, query, top_k))
         return self.tips[:top_k]
-
-    def add(self, tips: Sequence[Tip]) -> int:
-        raise NotImplementedError
-
-    def snapshot(self, path: Path) -> None:
-        raise NotImplementedError
-
-    def restore(self, path: Path) -> None:
-        raise NotImplementedError
-
-    def stats(self) -> dict[str, float]:
-        return {}
 
 
 class SeededPolicy(ScriptedPolicy):

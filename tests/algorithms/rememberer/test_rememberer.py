@@ -30,7 +30,7 @@ from trailnotes.memory import embedder_of
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import EpisodeContext
 from trailnotes.runs.adapt import adapt
-from trailnotes.types import NO_OP, Completion, Message, Observation, Sampling, Step, Task, TokenIds, Trajectory
+from trailnotes.types import NO_OP, Completion, Message, Observation, Sampling, Step, Task, Trajectory
 
 TASK = Task("t", "caves:Caves")
 NONE: tuple[ValuedAction, ...] = ()
@@ -127,13 +127,10 @@ def test_an_untried_action_is_encouraged_where_none_is_good() -> None:
 class RecordingPolicy(ScriptedPolicy):
     """Keeps what it is asked; answers always the same."""
 
-    def __init__(self, *answers: str, ids: bool = True, **options: Any) -> None:
-        self.answers, self.ids = list(answers), ids
+    def __init__(self, *answers: str, **options: Any) -> None:
+        self.answers = list(answers)
         super().__init__(lambda messages: self.answers.pop(0) if len(self.answers) > 1 else self.answers[0], **options)
         self.asked: list[tuple[str, Sampling]] = []
-
-    def encode(self, messages: Sequence[Message]) -> TokenIds:
-        return super().encode(messages) if self.ids else ()
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
         self.asked.append((messages[-1].content, sampling))

@@ -20,7 +20,6 @@ from small import FAMILIES, small_config
 from trailnotes.algorithms.retrospex import (
     RescoringActor,
     map_to_admissible,
-    min_max_normalize,
     override_sampling,
     select_candidate,
 )
@@ -34,12 +33,6 @@ from trailnotes.rollout.groups import run_groups
 from trailnotes.runs.adapt import adapt
 from trailnotes.storage.files import read_jsonl, trajectory_from_json
 from trailnotes.types import Completion, Message, Observation, Sampling, Task, TokenIds, Trajectory
-
-
-def test_min_max_is_guarded() -> None:
-    assert min_max_normalize([3.0, 1.0, 2.0]) == [1.0, 0.0, 0.5]
-    assert min_max_normalize([7.0, 7.0]) == [0.5, 0.5]
-    assert min_max_normalize([-3.0]) == [0.5]
 
 
 def test_the_largest_mixture_wins() -> None:
