@@ -41,9 +41,6 @@ def record(**fields: object) -> dict[str, object]:
     return {"namespace": "cellar", "text": "from afar", "key": "a damp room", "score": 1, **fields}
 
 
-# --- looking and editing ------------------------------------------------------------------------------------------
-
-
 def test_a_tip_of_ones_own(memory: TipMemory) -> None:
     tip = p.add_tip(memory.store, "cellar", '- look "up" \n')
     assert (tip.text, tip.key, tip.score, tip.imported, tip.model) == (
@@ -64,9 +61,6 @@ def test_a_tip_of_ones_own(memory: TipMemory) -> None:
         with pytest.raises(MemoryStoreError, match=message):
             p.add_tip(memory.store, "cellar", text, key=tip.key, score=score)
     assert memory.stats()["tips"] == 6
-
-
-# --- export and import --------------------------------------------------------------------------------------------
 
 
 def test_export_is_readable_and_ordered(memory: TipMemory, tmp_path: Path) -> None:
@@ -140,9 +134,6 @@ def test_jsonl_round_trip(tmp_path: Path, tips: list[Tip]) -> None:
         for tip in tips:
             found, expected = theirs.search(tip.namespace, "q", 9), mine.search(tip.namespace, "q", 9)
             assert [replace(tip, imported=False) for tip in found] == expected
-
-
-# --- other embedders ----------------------------------------------------------------------------------------------
 
 
 def test_reembed(memory: TipMemory, tmp_path: Path) -> None:

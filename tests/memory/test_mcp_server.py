@@ -94,9 +94,6 @@ def test_without_write_nothing_is_added(place: Path) -> None:
         assert store.sequence == 1
 
 
-# --- over HTTP
-
-
 TOKEN = "hush-hush"
 
 

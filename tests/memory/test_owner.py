@@ -62,9 +62,6 @@ def rows(path: Path) -> list[tuple[Any, ...]]:
         return [tuple(connection.execute(f"SELECT * FROM {table} ORDER BY 1")) for table in tables]
 
 
-# --- the run's own tips -------------------------------------------------------------------------------------------
-
-
 def test_later_tips_are_set_aside(memory: TipMemory, tmp_path: Path) -> None:
     before = rows(tmp_path / "memory.db")
     assert back(memory, tmp_path) == []

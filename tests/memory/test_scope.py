@@ -135,9 +135,6 @@ def test_no_tip_about_a_game_held_back_reaches_training(
 SPLITS = ("train", "validation", "test")
 
 
-# --- the store ----------------------------------------------------------------------------------------------------
-
-
 def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None:
     config = MemoryConfig(scope="family", threshold=-1)
     with open_memory(tmp_path / "memory.db", config) as memory, open_memory(tmp_path / "memory.db", config) as other:
@@ -152,9 +149,6 @@ def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None
     with open_memory(None, config) as restored:
         restored.restore(tmp_path / "snapshot.db")
         assert found(restored, "a") == ["later", "of b"]
-
-
-# --- whoever plays says where tasks belong ------------------------------------------------------------------------
 
 
 class Doors(Gate):

@@ -296,14 +296,11 @@ class IndexedFile(MemoryFile):
         path = self.path.with_name(f"{self.path.name}-index")
         try:
             content = np.fromfile(path, np.uint8)
-            if zlib.crc32(content.data) != checksum:
-                raise ValueError("not the file that was saved last")  # noqa: TRY301 (all faults are one case)
-            return TipIndex(IndexStamp(era, written, changed), _load_faiss().deserialize_index(content), planned)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, RuntimeError) as error:
-            logger.warning("%s is no index of %s (%s): it is built again", path, self.path.name, error)
-            return None
+            if zlib.crc32(content.data) == checksum:  # else it is not the file that was saved last
+                return TipIndex(IndexStamp(era, written, changed), _load_faiss().deserialize_index(content), planned)
+        except (OSError, RuntimeError) as error:
+            logger.info("%s is built again (%s)", path, error)
+        return None
 
     def _save_index(self, index: TipIndex) -> None:
         """Write the index file and its stamp; a full disk costs only time later."""

@@ -79,10 +79,8 @@ class HashingEmbedder:
     """
 
     def __init__(self, dim: int = 256) -> None:
-        if dim < 2 or dim & (dim - 1):
-            raise ValueError(f"dim must be a power of two, got {dim}")
-        self.name = "hashing"
-        self.dim = dim
+        assert dim.bit_count() == 1, "dim must be a power of two"
+        self.name, self.dim = "hashing", dim
         self._shift = np.uint32(32 - (dim.bit_length() - 1))
 
     def embed(self, texts: Sequence[str]) -> Floats:

@@ -26,8 +26,6 @@ from trailnotes.memory.tip_stats import ReaderStats, TipExposure
 from trailnotes.types import StrPath, Tip, replace_surrogates
 
 CACHED_PAGES = 128
-REQUEST = "request/"  # in the mark of a write that may be asked for again
-REQUESTS_KEPT = 64
 COLUMNS = (
     *("namespace", "text", "key", "score", "max_score", "action", "support", "step"),
     *("model", "version", "run", "created", "imported", "enabled"),
@@ -292,16 +290,6 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         namespaces = [namespace for tip_id in ids for (namespace,) in self._query(sql, (tip_id,))]
         self._touched.update(namespaces)
         return len(namespaces)
-
-    def mark_first_time(self, name: str) -> bool:
-        """Return whether `name` is new, and mark it; of requests the `REQUESTS_KEPT` newest marks are kept."""
-        is_first = super().mark_first_time(name)
-        if is_first and REQUEST in name:
-            of_requests = f"name GLOB 'once/*{REQUEST}*'"
-            newest = f"(SELECT MAX(value) FROM meta WHERE {of_requests})"  # noqa: S608 (constants)
-            self._write(f"UPDATE meta SET value = {newest} + 1 WHERE name = ?", (f"once/{name}",))  # noqa: S608
-            self._write(f"DELETE FROM meta WHERE {of_requests} AND value <= {newest} - ?", (REQUESTS_KEPT,))  # noqa: S608
-        return is_first
 
     def record_owner_change(self, change: OwnerChange) -> None:
         """Record a change of the owner, for a run that rewinds to an earlier snapshot."""

@@ -165,9 +165,8 @@ class TipMemory(StoreBackedMemory):
         page = self._load_page(*self._resolve_place(namespace), vector, top_k)
         least = self.config.threshold if threshold is None else threshold
         rows, similarities = page.index.find_within(vector, least)
-        chosen = _sort_rows(page, rows, {"similarity": similarities}, ("similarity",))[:top_k].tolist()
-        by_row = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
-        return [SearchHit(tip, by_row[row]) for row in chosen for tip in self.store.fetch(page, [row])]
+        best = np.lexsort((-page.columns["recency"][rows], -similarities))[:top_k]
+        return [SearchHit(tip, float(similarities[i])) for i in best for tip in self.store.fetch(page, [int(rows[i])])]
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """Record the split, environment and family of tasks; return whether any of it was new."""
@@ -352,8 +351,7 @@ class TipMemory(StoreBackedMemory):
         page = self._load_page(place, by_index, vector, top_k)
         if vector is None and self.config.retrieval != "sparse":
             return self._rank_candidates(page, np.arange(len(page.ids)), None, top_k)
-        rows, similarities = self._find_candidates(page, query, vector)
-        return self._rank_candidates(page, rows, similarities, top_k)
+        return self._rank_candidates(page, *self._find_candidates(page, query, vector), top_k)
 
     def _find_candidates(self, page: TipPage, query: str, vector: Floats | None) -> tuple[Ints, Numbers]:
         """Find rows (n,), ascending, and their similarities (n,): cosine, BM25, or the reciprocal ranks by both."""

@@ -59,9 +59,8 @@ class GroupRunner:
     """Plays batches of groups, each episode in a slot of its own, at most `env.max_envs` at once.
 
     A failed episode goes to `on_error` and is tried afresh, `MAX_REPLACEMENTS` times. A group continues while two
-    members are left (or all, of a group of one); else it is dropped with a warning. Episodes that begin together are
-    announced to the policy before the first of them begins, and each later one before the one that it follows is
-    closed. A `FeedbackMemory` hears at the end how its readers fared.
+    members are left (or all, of a group of one); else it is dropped with a warning. A `FeedbackMemory` hears at the end
+    how its readers fared.
     """
 
     policy: Policy

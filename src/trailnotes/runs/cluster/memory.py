@@ -18,7 +18,6 @@ from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import reconcile
 from trailnotes.memory.retrieval import embedder_of
 from trailnotes.memory.schema import Closeable
-from trailnotes.memory.store import REQUEST
 from trailnotes.memory.tips import TipMemory, open_memory
 from trailnotes.runs.cluster.waiting import await_result, get_result
 
@@ -136,4 +135,4 @@ def get_folder_id(path: Path) -> tuple[int, int]:
 
 
 def make_request_id() -> str:
-    return f"{REQUEST}{uuid.uuid4().hex}"
+    return f"request/{uuid.uuid4().hex}"
