@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from trailnotes.config.section import Section, key
 from trailnotes.config.seeds import derive_seed
-from trailnotes.errors import ConfigError
+from trailnotes.memory.controls import require_own_tips
 from trailnotes.rollout.conversation import (
     Conversation,
     build_opening_messages,
@@ -69,8 +69,7 @@ class Notebook(Protocol):
 async def adapt_by_notebook(run: AdaptationRun, notebook: Notebook) -> None:
     """Play trial 0 without a notebook, then `eval.trials` trials with what was written after those before."""
     config = run.config
-    if config.eval.show_tips != "own":
-        raise ConfigError(f'{config.algorithm.name} has no controls: set eval.show_tips = "own"')
+    require_own_tips(config)
     for trial in range(config.eval.trials + 1):
         phase, asked = f"trial-{trial}", 0
         act = (lambda context: NotebookActor(context, notebook)) if trial else None

@@ -74,10 +74,9 @@ def _parse_record(record: Any) -> Demonstration:
     turns = roles[1:] if roles[:1] == ["system"] else roles
     if any(role != ("user", "assistant")[i % 2] for i, role in enumerate(turns)):
         raise ValueError(f"user and assistant must take turns, the user first: {', '.join(roles)}")
-    listed = _parse_numbers("taught", record.get("taught", sorted(list_assistant_turns(messages))))
-    taught = frozenset(listed)
-    if not taught or len(taught) < len(listed) or not taught <= list_assistant_turns(messages):
-        raise ValueError(f"taught = {sorted(listed)} must name turns of the assistant, each once")
+    taught = frozenset(_parse_numbers("taught", record.get("taught", sorted(list_assistant_turns(messages)))))
+    if not taught or not taught <= list_assistant_turns(messages):
+        raise ValueError(f"taught = {sorted(taught)} must name turns of the assistant")
     if task is not None:
         task = _parse_task(task) if isinstance(task, dict) else Task(_require_type(str, "task", task), "unknown")
     kind = _require_type(str, "kind", record.get("kind", ""))

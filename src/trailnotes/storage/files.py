@@ -13,7 +13,6 @@ import math
 import os
 import re
 import secrets
-import shutil
 import tomllib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -225,14 +224,10 @@ def split_after(path: Path, iterations: int | None = None) -> Path | None:
         return None
     name = "half" if iterations is None else f"after-{iterations:06d}"
     moved = find_free_path(path.with_name(f"{path.stem}.{name}.jsonl"))
-    temporary = moved.with_name(f".{moved.name}")
     try:
-        with path.open("rb") as file, temporary.open("wb") as copy:
+        with path.open("rb") as file:
             file.seek(offset)
-            shutil.copyfileobj(file, copy)
-            copy.flush()
-            os.fsync(copy.fileno())
-        temporary.replace(moved)
+            write_bytes_atomic(moved, file.read())
         os.truncate(path, offset)
     except OSError as error:
         raise RunError(f"cannot move lines from {path} ({error.strerror}): all are still there; {_FIX_HINT}") from error
