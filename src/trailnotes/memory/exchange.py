@@ -60,6 +60,8 @@ def list_tips(
     store: TipStore, namespace: str | None = None, *, limit: int = 0, by: TipOrder = "recency", retired: bool = False
 ) -> list[Tip]:
     """List tips, or with `retired` the retired ones, by a key of `LIST_ORDERS`; `limit` 0 gives all."""
+    if limit < 0:
+        raise MemoryStoreError(f"a limit of {limit} tips means nothing: give a number, or 0 for all")
     if namespace is not None:
         require_namespace(store, namespace)
     return store.list_sorted(namespace, by, limit, retired=retired)
@@ -89,6 +91,8 @@ def search_tips(
     *, embedder: str = "",
 ) -> list[SearchHit]:  # fmt: skip
     """Search the enabled tips most similar to `query`, by the embedder of the file, in the scope of a task."""
+    if top_k < 1:
+        raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
     if scope == "task" or store.get_task_info(namespace) is None:
         require_namespace(store, namespace)
     memory = _make_memory(store, MemoryConfig(threshold=threshold, scope=scope), embedder)
