@@ -32,7 +32,7 @@ from rollout import Workload, observations
 from trailnotes.config.schema import Config
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.ranks import LOOPBACK, init_process_group
-from trailnotes.learner.sharded import build_single
+from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.policy import HFPolicy
@@ -124,11 +124,11 @@ def make_rows(num: int, tokens: int, vocabulary: int) -> list[Sample]:
 def learner_of(config: Config, *, sharded: bool) -> Iterator[Learner]:
     """As `make_learner` builds it for one process; or as one rank of those of FSDP2 would be, had it all for itself."""
     if not sharded:
-        yield build_single(config, build(config), None, None)
+        yield make_learner(config, build(config), None, None)
         return
     with tempfile.TemporaryDirectory() as folder:
         store = FileStore(f"{folder}/store", 1)
-        group = init_process_group(0, 1, DEVICE, 60.0, store, interface=LOOPBACK)
+        group = init_process_group(0, config, store, interface=LOOPBACK)
         try:
             dtype = torch.bfloat16 if not config.model.lora.enabled else None
             ranks = ShardedRank(group.mesh, group.object_group, dtype)

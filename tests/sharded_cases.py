@@ -20,7 +20,7 @@ from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
 from trailnotes.config.schema import Config, LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import PackingMode, Ranks, build_samples
-from trailnotes.learner.sharded import build_single
+from trailnotes.learner.sharded import make_learner
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import RowRole, Sample
 
@@ -173,10 +173,10 @@ def config_of(model: Path, world: int = 2, *, sections: dict[str, Any] | None = 
     return small_config(**own | (sections or {}))
 
 
-def one_process(config: Config) -> Learner:
+def one_process(config: Config) -> Any:
     """The same by one process."""
     model = load_model(config.model)[0]
-    return build_single(config, model, None, None)
+    return make_learner(config, model, None, None)
 
 
 def difference(one: Any, other: Any) -> float:

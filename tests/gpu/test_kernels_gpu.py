@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from trailnotes.config.schema import Config
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.ranks import LOOPBACK, LearnerGroup, init_process_group
-from trailnotes.learner.sharded import build_single
+from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.runs.estimate.footprint import estimate_for_shape
@@ -84,7 +84,7 @@ def test_joined_rows_are_what_padded_ones_are(attention: str) -> None:
     found = []
     for learner in ({"attention": attention, "packed": "always"}, {"attention": "sdpa", "packed": "never"}):
         config = settings({"dtype": "bfloat16"}, learner)
-        subject = build_single(config, model_of(config, shape()), None, None)
+        subject = make_learner(config, model_of(config, shape()), None, None)
         scored = subject.logprobs(rows(6, 96))
         found.append((scored, subject.update(rows(6, 96))))
     (joined, one), (padded, other) = found
@@ -99,7 +99,7 @@ def test_joined_rows_are_what_padded_ones_are(attention: str) -> None:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[LearnerGroup]:
-    yield init_process_group(0, 1, "cuda", 60.0, FileStore(str(tmp_path / "store"), 1), interface=LOOPBACK)
+    yield init_process_group(0, settings({}), FileStore(str(tmp_path / "store"), 1), interface=LOOPBACK)
     dist.destroy_process_group()
 
 
@@ -138,7 +138,7 @@ def test_an_update_takes_the_memory_that_was_foretold(dtype: str, lora: bool, ag
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    subject = build_single(config, model_of(config, architecture), None, None)
+    subject = make_learner(config, model_of(config, architecture), None, None)
     subject.update(rows(4, 2048, 32768))
     torch.cuda.reset_peak_memory_stats()
     subject.update(rows(4, 2048, 32768))

@@ -17,7 +17,8 @@ def _run(args: Namespace) -> None:
     chosen = ["--model.path", args.model] if args.model else []
     config = load_command_config(None, args.config, [*chosen, *args.settings])
 
-    from trailnotes.learner.ranks import is_torchrun_worker, run_torchrun_rank
+    from trailnotes.learner.ranks import is_torchrun_worker
+    from trailnotes.learner.sharded import run_torchrun_rank
     from trailnotes.runs.dry_run import dry_run
     from trailnotes.runs.train import train
 

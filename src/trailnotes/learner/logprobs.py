@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import PackingMode, call_directly
 from trailnotes.policies.hf.attention import SharedRows, use_own_attention
@@ -231,6 +232,23 @@ def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) ->
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError, ConfigError):  # a model asked otherwise
         return False
     return bool((packed - padded).abs().max() <= tolerance * padded.abs().max().clamp(min=1.0))
+
+
+def choose_packing(config: Config, model: Any) -> PackingMode:
+    """Choose how rows are laid out. Raises `ConfigError` where `learner.packed` does not fit the model."""
+    attention, packed = config.model.attn_implementation, config.learner.packed
+    skips = attention.startswith(("flash", "flex")) or (not attention and is_padding_free(model))
+    if packed == "never" or (packed == "auto" and not skips):
+        return "padded"
+    how: PackingMode = "shared" if packed == "shared" else "joined"
+    if how == "shared" and skips:
+        raise ConfigError('learner.packed = "shared" needs an attention that takes any mask: set '
+                          'model.attn_implementation = "sdpa", or learner.packed = "auto"')  # fmt: skip
+    if is_packing_supported(TokenScorer(model), how, config.rollout.max_context_tokens):
+        return how
+    if packed == "auto":
+        return "padded"
+    raise ConfigError(f'learner.packed = {packed!r} changes what this model computes: set it to "auto" or "never"')
 
 
 @contextmanager

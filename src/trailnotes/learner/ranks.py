@@ -1,10 +1,9 @@
-"""The ranks of a learner: how they start, meet and end, and why one failed.
+"""The ranks of a learner, as rank 0 sees them: how they start, meet and end, and why one failed.
 
-A rank holds a part of the model, and ranks above 0 repeat the calls of rank 0. Those of this machine are child
-processes (`python -m trailnotes.learner.ranks`), which end when their pipe from rank 0 does; others are actors of Ray
-or processes of torchrun. All meet over a store: a file in a private directory on one machine, an address between
-machines, or torchrun's own. A rank that fails writes the reason there before its connections close, so that errors that
-follow from it in other ranks do not hide it.
+Those of this machine are child processes, which end when their pipe from rank 0 does; others are actors of Ray or
+processes of torchrun. All meet over a store: a file in a private directory on one machine, an address between machines,
+or torchrun's own. A rank that fails writes the reason there before its connections close, so that errors that follow
+from it in other ranks do not hide it.
 
 On one machine gloo and nccl keep to the loopback interface. Between machines torch knows no password: any program that
 reaches its ports may join, and messages are pickled. Use a network that you trust.
@@ -18,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -46,6 +44,7 @@ GRACE = 5.0  # seconds for a rank to report why it failed, or to end by itself
 STORE_FILE = "store"  # in the private directory
 FAILURE_KEY = "failure/{}"  # of the store, by rank
 READY_KEY = "ready/{}"
+BUILD_KEY = "build"  # the pickled arguments of `build_rank`
 MAX_TEXT_CHARS = 300  # of one rank's error in a message
 LOOPBACK = "lo"  # the interface that no other machine can reach
 SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
@@ -68,18 +67,18 @@ class LearnerGroup:
 
 
 def init_process_group(
-    rank: int, world: int, device_type: str, seconds: float, store: Store, *, interface: str = "",
-    local_rank: int | None = None,
-) -> LearnerGroup:  # fmt: skip
+    rank: int, config: Config, store: Store, *, interface: str = "", local_rank: int | None = None
+) -> LearnerGroup:
     """Join the other ranks at `store`; return when all are there. Raises `RuntimeError` where one is missing.
 
-    One may wait for another for `seconds`. They keep to the network `interface` ("" for any), and exchange tensors by
-    gloo on a cpu, by nccl on cuda; `local_rank` is the index of this process's device, None for the current one.
+    They keep to the network `interface` ("" for any), and exchange tensors by gloo on a cpu, by nccl on cuda;
+    `local_rank` is the index of this process's device, None for the current one.
     """
+    device_type, world = resolve_device_type(config), config.learner.world_size
     if device_type == "cuda" and local_rank is not None:
         torch.cuda.set_device(local_rank)
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-    limit = timedelta(seconds=seconds)
+    limit = timedelta(seconds=config.learner.timeout)
     if not dist.is_initialized():  # torch names a group by a counter that also counts groups that failed to form
         dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
     with bind_interface(interface):
@@ -111,15 +110,27 @@ def resolve_device_type(config: Config) -> str:
     return device.type
 
 
-def validate_world_size(config: Config) -> str:
-    """Return the kind of device. Raises `ConfigError` for too few devices, or another number than torchrun started."""
+def get_torchrun_rank() -> tuple[int, int] | None:
+    """Read rank and world size, where torchrun (or a program with the same variables) started this process."""
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world)) if rank.isdigit() and world.isdigit() and "MASTER_ADDR" in os.environ else None
+
+
+def is_torchrun_worker() -> bool:
+    """Return whether torchrun started this process as one that does not hold the run."""
+    return (get_torchrun_rank() or (0, 0))[0] > 0
+
+
+def validate_world_size(config: Config) -> None:
+    """Raise `ConfigError` for too few devices, or another number of processes than torchrun started."""
     world, device_type, started = config.learner.world_size, resolve_device_type(config), get_torchrun_rank()
+    if started and config.cluster.address:
+        raise ConfigError("torchrun started the processes of the learner: leave cluster.address empty, or torchrun")
     if started and started[1] != world:
         raise ConfigError(f"torchrun started {started[1]} processes: set learner.world_size = {started[1]}")
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if started else world
     if device_type == "cuda" and here > (count := torch.cuda.device_count()):
         raise ConfigError(f"learner.world_size = {world} needs {here} GPUs here, and there are {count}")
-    return device_type
 
 
 class RankHandle(Protocol):
@@ -139,7 +150,7 @@ class RankMonitor:
     """Ranks that have been started, and how rank 0 joins them; torchrun watches its own."""
 
     ranks: Mapping[int, RankHandle]
-    seconds: float  # that one may wait for another
+    config: Config
     store: Store  # over which all meet
     interface: str = ""  # of the network, for gloo and nccl
     local_rank: int | None = None  # CUDA device of rank 0
@@ -147,7 +158,7 @@ class RankMonitor:
 
     def wait_until_ready(self) -> None:
         """Wait until all ranks are about to meet. Raises `LearnerError` where one has ended before."""
-        keys, deadline = [READY_KEY.format(rank) for rank in self.ranks], time.monotonic() + self.seconds
+        keys, deadline = [READY_KEY.format(rank) for rank in self.ranks], time.monotonic() + self.config.learner.timeout
         while keys and not self.store.check(keys) and time.monotonic() < deadline:
             if cause := self.find_cause():
                 raise LearnerError(cause)
@@ -173,7 +184,7 @@ class RankMonitor:
             time.sleep(0.05)
         silent = [f"{rank}{handle.where}" for rank, handle in self.ranks.items() if handle.exit_reason() is None]
         if silent and not cause:
-            hangs = f"hangs: nothing from it for learner.timeout = {self.seconds:g} s ({text})"
+            hangs = f"hangs: nothing from it for learner.timeout = {self.config.learner.timeout:g} s ({text})"
             return f"rank {', '.join(silent)} of the learner {hangs}"
         return cause or f"the processes of the learner lost each other: {text}"
 
@@ -212,100 +223,26 @@ class RankProcess:
 
 def start_ranks(config: Config) -> RankMonitor:
     """Start ranks 1 to `learner.world_size` - 1 on this machine, unless torchrun has started them."""
-    device_type = validate_world_size(config)
-    world, seconds = config.learner.world_size, config.learner.timeout
+    validate_world_size(config)
     if get_torchrun_rank():
-        store, local_rank = join_torchrun(seconds)
-        return RankMonitor({}, seconds, store, local_rank=local_rank)
+        store, local_rank = join_torchrun(config)
+        return RankMonitor({}, config, store, local_rank=local_rank)
     directory = Path(tempfile.mkdtemp(prefix="trailnotes-learner-"))  # nobody else may read it
     ranks: dict[int, RankProcess] = {}
-    for rank in range(1, world):
-        command = [sys.executable, "-m", "trailnotes.learner.ranks", str(rank)]
-        command += [str(world), str(directory), device_type, str(seconds)]
+    for rank in range(1, config.learner.world_size):
+        command = [sys.executable, "-m", "trailnotes.learner.sharded", str(rank), str(directory)]
         path = directory / f"rank-{rank}.log"
         with path.open("wb") as log:
             # SIGCONT wakes a stopped process; the end of its stdin then ends it
             streams = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
             ranks[rank] = RankProcess(start_child(command, death_signal=signal.SIGCONT, **streams), path)
-    return RankMonitor(ranks, seconds, FileStore(str(directory / STORE_FILE), world), LOOPBACK, 0, directory)
+    return RankMonitor(ranks, config, FileStore(str(directory / STORE_FILE)), LOOPBACK, 0, directory)
 
 
-def main(rank: int, world: int, directory: Path, device_type: str, seconds: float) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def exit_with_rank_0() -> None:
-        while os.read(0, 1):  # until the pipe from rank 0 ends
-            pass
-        shutil.rmtree(directory, ignore_errors=True)  # rank 0 may not have had the time
-        os._exit(1)
-
-    watch = threading.Thread(target=exit_with_rank_0, daemon=True)
-    watch.start()
-    try:
-        store = FileStore(str(directory / STORE_FILE), world)
-        follow_rank_0(rank, world, device_type, seconds, store, interface=LOOPBACK, local_rank=rank)
-    except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 reads the store and the log
-        traceback.print_exc()
-        watch.join(1.0)  # if rank 0 is gone, the watch removes the directory
-        os._exit(0 if is_communication_error(error) else 1)
-    os._exit(0)  # without the second that the interpreter takes to free torch
-
-
-def follow_rank_0(rank: int, world: int, device_type: str, seconds: float, store: Store, **where: Any) -> None:
-    """Join the process group, and repeat the calls of rank 0 until it ends this rank.
-
-    Arguments are those of `init_process_group`. A failure of this rank's own is in the store when this raises it.
-    """
-    from trailnotes.learner.sharded import build_rank
-
-    learner = None
-    store.set(READY_KEY.format(rank), "")
-    try:
-        group = init_process_group(rank, world, device_type, seconds, store, **where)
-        while call := group.broadcast_call():
-            name, arguments, keywords = call
-            try:
-                if learner is None:
-                    config: Config = arguments[0]
-                    torch.set_num_threads(config.run.threads or max(1, torch.get_num_threads() // world))
-                    learner = build_rank(group, *arguments)
-                else:
-                    getattr(learner, name)(*arguments, **keywords)
-            except SHARED_ERRORS:
-                if learner is None:
-                    raise
-        dist.destroy_process_group()
-    except BaseException as error:
-        if not is_communication_error(error):
-            store.set(FAILURE_KEY.format(rank), f"failed: {describe_error(error)}")
-        raise
-
-
-def get_torchrun_rank() -> tuple[int, int] | None:
-    """Read rank and world size, where torchrun (or a program with the same variables) started this process."""
-    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return (int(rank), int(world)) if rank.isdigit() and world.isdigit() and "MASTER_ADDR" in os.environ else None
-
-
-def join_torchrun(seconds: float) -> tuple[Store, int]:
+def join_torchrun(config: Config) -> tuple[Store, int]:
     """Connect to the store of torchrun's environment; return it and the local rank of this process."""
-    store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=config.learner.timeout)))
     return store, int(os.environ.get("LOCAL_RANK", rank))
-
-
-def is_torchrun_worker() -> bool:
-    """Return whether torchrun started this process as one that does not hold the run."""
-    return "MASTER_ADDR" in os.environ and os.environ.get("RANK", "0") not in ("", "0")
-
-
-def run_torchrun_rank(config: Config) -> None:
-    """Run a rank that torchrun started. Raises `LearnerError` where it failed, or another is gone."""
-    device_type, rank, seconds = validate_world_size(config), int(os.environ["RANK"]), config.learner.timeout
-    try:
-        store, local_rank = join_torchrun(seconds)
-        follow_rank_0(rank, config.learner.world_size, device_type, seconds, store, local_rank=local_rank)
-    except RuntimeError as error:
-        raise LearnerError(f"rank {rank} of the learner failed: {describe_error(error)}") from error
 
 
 def describe_error(error: BaseException) -> str:
@@ -321,7 +258,3 @@ def is_communication_error(error: BaseException) -> bool:
     files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
     innermost = takewhile(lambda file: file.is_relative_to(home), reversed(files))
     return any(file.is_relative_to(home / "distributed") for file in innermost)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], float(sys.argv[5]))

@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,29 +54,26 @@ class VisitCounter(Estimator):
     """1/n, n = visits of this very state of the task, the whole batch included, so equal episodes earn the same."""
 
     def __init__(self) -> None:
-        self._visits: dict[str, Counter[int]] = {}
+        self._visits: Counter[tuple[str, int]] = Counter()  # by task and state
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        rows = [[hash_state(step.observation.text) for step in t.steps] for t in trajectories]
-        counts = [self._visits.setdefault(trajectory.task.id, Counter()) for trajectory in trajectories]
-        for visits, states in zip(counts, rows, strict=True):
-            visits.update(states)
-        return [[1.0 / visits[state] for state in states] for visits, states in zip(counts, rows, strict=True)]
+        rows = [[(t.task.id, hash_state(step.observation.text)) for step in t.steps] for t in trajectories]
+        self._visits.update(itertools.chain.from_iterable(rows))
+        return [[1.0 / self._visits[state] for state in row] for row in rows]
 
     def state_dict(self) -> ComponentState:
-        pairs = [pair for visits in self._visits.values() for pair in visits.items()]
+        visits = sorted(self._visits.items())
+        sizes = Counter(task for (task, _), _ in visits)
         arrays = {
-            "states": np.array([state for state, _ in pairs], np.uint64),
-            "visits": np.array([num for _, num in pairs], np.int64),
+            "states": np.array([state for (_, state), _ in visits], np.uint64),
+            "visits": np.array([num for _, num in visits], np.int64),
         }
-        return arrays, {"namespaces": list(self._visits), "sizes": [len(visits) for visits in self._visits.values()]}
+        return arrays, {"namespaces": [*sizes], "sizes": [*sizes.values()]}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        states, visits = (split_array(arrays[name], rest["sizes"]) for name in ("states", "visits"))
-        self._visits = {
-            namespace: Counter(dict(zip(own.tolist(), nums.tolist(), strict=True)))
-            for namespace, own, nums in zip(rest["namespaces"], states, visits, strict=True)
-        }
+        tasks = [task for task, size in zip(rest["namespaces"], rest["sizes"], strict=True) for _ in range(size)]
+        states = zip(tasks, arrays["states"].tolist(), strict=True)
+        self._visits = Counter(dict(zip(states, arrays["visits"].tolist(), strict=True)))
 
 
 class RandomNetworkDistillation(Estimator):
@@ -97,12 +96,12 @@ class RandomNetworkDistillation(Estimator):
         self._num_errors, self._mean, self._squares = 0, 0.0, 0.0  # squares: sum of squared distances from the mean
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        goals = [t.steps[0].observation.instruction or "" if t.steps else "" for t in trajectories]
-        pairs = zip(goals, trajectories, strict=True)  # with the goal one predictor serves all tasks
-        rows = [[f"{goal}\n{step.observation.text}" for step in t.steps] for goal, t in pairs]
-        texts = [text for row in rows for text in row]
+        goals = [t.steps[0].observation.instruction or "" for t in trajectories for _ in t.steps]
+        steps = [step for t in trajectories for step in t.steps]
+        # With the goal one predictor serves all tasks.
+        texts = [f"{goal}\n{step.observation.text}" for goal, step in zip(goals, steps, strict=True)]
         if not texts:
-            return [[] for _ in rows]
+            return [[] for _ in trajectories]
         distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
         vectors = torch.from_numpy(self.embedder.embed(list(distinct)) * math.sqrt(self.embedder.dim))
         which = [distinct[text] for text in texts]
@@ -116,7 +115,7 @@ class RandomNetworkDistillation(Estimator):
         scale = max(math.sqrt(self._squares / total), MIN_SCALE * self._mean) or 1.0
         self._train(vectors[which])
         bonuses = iter((errors / scale).tolist())
-        return [list(itertools.islice(bonuses, len(row))) for row in rows]
+        return [list(itertools.islice(bonuses, len(t.steps))) for t in trajectories]
 
     def _compute_errors(self, vectors: Tensor) -> Tensor:  # (n, dim) -> (n,)
         difference: Tensor = self.predictor(vectors) - self.target(vectors)
@@ -142,12 +141,13 @@ class RandomNetworkDistillation(Estimator):
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
         if rest["embedder"] != self.embedder.name:
             raise ValueError(f"novelty of {rest['embedder']} does not fit {self.embedder.name}: keep memory.embedder")
-        tensors = {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name in [name for name in tensors if name.startswith("optimizer.")]:
-            _, index, own = name.split(".")
-            moments.setdefault(int(index), {})[own] = tensors.pop(name)
-        self._networks.load_state_dict(tensors)
+        networks: dict[str, Tensor] = {}
+        moments: dict[int, dict[str, Tensor]] = defaultdict(dict)
+        for name, value in arrays.items():
+            part, index, own = name.split(".")
+            kept, name_there = (moments[int(index)], own) if part == "optimizer" else (networks, name)
+            kept[name_there] = torch.from_numpy(np.array(value))
+        self._networks.load_state_dict(networks)
         self._optimizer.load_state_dict(self._optimizer.state_dict() | {"state": moments})
         self._num_batches = int(rest["num_batches"])
         self._num_errors, self._mean, self._squares = rest["errors"]
@@ -280,37 +280,30 @@ class Archive:
         self._cells = {task: {key: ArchiveCell(**cell) for key, cell in cells} for task, cells in state.items()}
 
 
-@dataclass(frozen=True)
 class ReturningPool:
     """A pool whose environments go to the target of a marked task."""
 
-    pool: Pool
-    archive: Archive
+    def __init__(self, pool: Pool, archive: Archive) -> None:
+        self.pool, self.archive = pool, archive
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[AsyncEnv]:
+    async def lease(self) -> AsyncIterator[Any]:
         async with self.pool.lease() as env:
-            yield _ReturningEnv(env, self.archive)
+            yield SimpleNamespace(reset=partial(self._reset, env), step=env.step)
 
-
-@dataclass(frozen=True)
-class _ReturningEnv:
-    env: AsyncEnv
-    archive: Archive
-
-    async def reset(self, task: Task) -> Observation:
+    async def _reset(self, env: AsyncEnv, task: Task) -> Observation:
         """Start `task`, and replay the way to its target if it is marked, or start afresh where that fails.
 
         A cell is lost where its replay differs from the record.
         """
         options = dict(task.options)
         if options.pop(RETURN_OPTION, None) is None:
-            return await self.env.reset(task)
+            return await env.reset(task)
         cell, plain = self.archive.targets[task.id], replace(task, options=options)
-        first = seen = await self.env.reset(plain)
+        first = seen = await env.reset(plain)
         for action, state in zip(cell.actions, cell.states, strict=True):
             self.archive.replayed_steps += 1
-            seen = await self.env.step(action)
+            seen = await env.step(action)
             if seen.done or hash_state(seen.text) != state:
                 break
         else:
@@ -318,7 +311,4 @@ class _ReturningEnv:
                 info = {**seen.info, "returned": len(cell.actions)}
                 return replace(seen, reward=0.0, instruction=first.instruction, briefing=first.briefing, info=info)
         self.archive.lost.add(task.id)
-        return await self.env.reset(plain)
-
-    async def step(self, action: str) -> Observation:
-        return await self.env.step(action)
+        return await env.reset(plain)

@@ -62,7 +62,8 @@ if TYPE_CHECKING:  # these need Ray
 
 def has_shared_weights(config: Config) -> bool:
     """Return whether the policy samples from the very model that the learner changes."""
-    return config.engine.name == "hf" and not (config.rollout.max_async_iterations or config.is_hosted)
+    apart = config.rollout.max_async_iterations or config.is_hosted or config.learner.world_size > 1
+    return config.engine.name == "hf" and not apart
 
 
 class WeightSnapshot(NamedTuple):
@@ -311,15 +312,14 @@ def _make_learner(config: Config, directory: RunDir, policy: Any, initial: Any, 
         from trailnotes.learner.tinker import TinkerLearner
 
         return TinkerLearner(config, policy.server, policy.endings.end_ids, dumps)
+    if config.learner.world_size > 1:  # its ranks load it, apart from the policy's
+        return make_learner(config, None, None, dumps, cluster.start_ranks() if cluster else None)
     if has_shared_weights(config):
         model = policy.model
-    elif config.learner.world_size > 1:
-        model = None  # its ranks load it, apart from the policy's
     else:
         _seed_adapters(config)  # a policy that samples during an update needs a model of its own
         model = load_model(config.model)[0]
-    reference = initial if _needs_reference(config) else None
-    return make_learner(config, model, reference, dumps, cluster.start_ranks if cluster else None)
+    return make_learner(config, model, initial if _needs_reference(config) else None, dumps)
 
 
 def _make_author(config: Config, directory: RunDir, initial: Any) -> Policy | None:

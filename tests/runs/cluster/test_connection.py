@@ -32,7 +32,7 @@ def test_where_nobody_is_the_address_is_named() -> None:
 
 
 def test_a_store_listens_at_its_address_alone() -> None:
-    store = create_store("127.0.0.1", 2, 5.0)
+    store = create_store("127.0.0.1", Config(learner={"world_size": 2, "timeout": 5.0}))
     assert find_interface("127.0.0.1") == "lo"
     assert find_interface("203.0.113.77") == ""  # kept for documentation, RFC 5737
     other = TCPStore("127.0.0.1", store.port, 2, timeout=timedelta(seconds=5.0))

@@ -56,7 +56,7 @@ def rank_1(learner: ShardedLearner) -> RankActorHandle:
 
 def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNodes, tmp_path: Path) -> None:
     config, cluster = cluster_at(sections={"loss": {"kl": 0.1}})
-    learner = ShardedLearner(config, None, tmp_path / "dumps", cluster.start_ranks)
+    learner = ShardedLearner(config, tmp_path / "dumps", cluster.start_ranks())
     assert two_nodes.other[:6] in rank_1(learner).where
     models = [load_model(config.model)[0] for _ in range(2)]
     alone = make_learner(config_of(Path(config.model.path), 1, sections={"loss": {"kl": 0.1}}), *models, None)
@@ -71,7 +71,7 @@ def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNo
     learner.close()
     wait_until_gone(pid)
 
-    learner = ShardedLearner(config, None, tmp_path / "dumps", cluster.start_ranks)
+    learner = ShardedLearner(config, tmp_path / "dumps", cluster.start_ranks())
     learner.load(tmp_path / "saved")
     assert all(torch.equal(tensor, kept[name]) for name, tensor in learner.weights().items())
     os.kill(get_pid(rank_1(learner).actor), signal.SIGKILL)

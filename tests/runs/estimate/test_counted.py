@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import Config
-from trailnotes.learner.sharded import build_single
+from trailnotes.learner.sharded import make_learner
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.runs.estimate.footprint import estimate_for_shape, estimate_weight_copies
 from trailnotes.runs.estimate.model_shape import infer_model_shape
@@ -107,7 +107,7 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
 
     with Peak() as counted:
         reference = model() if config.has_reference_model and not config.model.lora.enabled else None
-        learner = build_single(config, model(), reference, None)
+        learner = make_learner(config, model(), reference, None)
         learner.update(rows(architecture.vocab_size, config.has_anchor_rows))
         counted.most = 0
         learner.update(rows(architecture.vocab_size, config.has_anchor_rows))

@@ -166,7 +166,7 @@ def test_engine_on_its_own_device() -> None:
     ("sections", "copies"),
     [
         ({}, 0),
-        ({"learner": {"world_size": 2}}, 1),
+        ({"learner": {"world_size": 2}}, 2),
         ({"rollout": {"max_async_iterations": 1}}, 2),
         ({"rollout": {"max_async_iterations": 1}, "algorithm": {"author": "start"}}, 2),  # another model writes
         ({"rollout": {"max_async_iterations": 2}}, 3),

@@ -18,7 +18,8 @@ import ray
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from trailnotes.config.schema import Config
-from trailnotes.learner.ranks import RankMonitor, describe_error, follow_rank_0, resolve_device_type
+from trailnotes.learner.ranks import RankMonitor, describe_error, resolve_device_type
+from trailnotes.learner.sharded import follow_rank_0
 from trailnotes.runs.cluster.waiting import LOCALHOST, Bundle, extract_cause, get_result
 
 
@@ -29,11 +30,11 @@ class RankActor:
         with contextlib.suppress(OSError):
             os.chdir(directory)
 
-    def follow(self, rank: int, world: int, device_type: str, seconds: float, at: tuple[str, int]) -> None:
+    def follow(self, rank: int, config: Config, at: tuple[str, int]) -> None:
         """Repeat the calls of rank 0 until it ends this rank. `at` is the host and port of the store."""
-        store = TCPStore(*at, world, timeout=timedelta(seconds=seconds))
+        store = TCPStore(*at, config.learner.world_size, timeout=timedelta(seconds=config.learner.timeout))
         own = LOCALHOST if at[0] == LOCALHOST else ray.util.get_node_ip_address()
-        follow_rank_0(rank, world, device_type, seconds, store, interface=find_interface(own))
+        follow_rank_0(rank, store, interface=find_interface(own))
 
 
 class RankActorHandle:
@@ -63,27 +64,26 @@ class RankActorHandle:
 
 def start_ranks(config: Config, bundles: Sequence[Bundle]) -> RankMonitor:
     """Start ranks 1 and up as actors, each on one of the bundles. Raises `ClusterError` if one is late."""
-    world, seconds, device_type = config.learner.world_size, config.learner.timeout, resolve_device_type(config)
     here = ray.util.get_node_ip_address()
-    kind = ray.remote(num_cpus=1, num_gpus=int(device_type == "cuda"), max_restarts=0)(RankActor)
+    kind = ray.remote(num_cpus=1, num_gpus=int(resolve_device_type(config) == "cuda"), max_restarts=0)(RankActor)
     actors = [kind.options(scheduling_strategy=one.strategy).remote(str(Path.cwd())) for one in bundles]
     for rank, (actor, bundle) in enumerate(zip(actors, bundles, strict=True), start=1):
         who = f"rank {rank} of the learner on {bundle.node}"
         get_result(actor.__ray_ready__.remote(), who, config.cluster.timeout, "cluster.timeout")
-    store = create_store(LOCALHOST if all(one.address == here for one in bundles) else here, world, seconds)
+    store = create_store(LOCALHOST if all(one.address == here for one in bundles) else here, config)
     ranks = {}
     for rank, (actor, bundle) in enumerate(zip(actors, bundles, strict=True), start=1):
-        done = actor.follow.remote(rank, world, device_type, seconds, (store.host, store.port))
+        done = actor.follow.remote(rank, config, (store.host, store.port))
         ranks[rank] = RankActorHandle(actor, done, f" on {bundle.node}")
-    return RankMonitor(ranks, seconds, store, find_interface(store.host))
+    return RankMonitor(ranks, config, store, find_interface(store.host))
 
 
-def create_store(host: str, world: int, seconds: float) -> TCPStore:
+def create_store(host: str, config: Config) -> TCPStore:
     """Create a store of rank 0 at this address of its machine and no other; torch chooses the port."""
     with socket.create_server((host, 0)) as listener:  # by itself the store would listen at all addresses
         return TCPStore(
-            host, listener.getsockname()[1], world, is_master=True, timeout=timedelta(seconds=seconds),
-            wait_for_workers=False, master_listen_fd=listener.detach(),
+            host, listener.getsockname()[1], config.learner.world_size, is_master=True, wait_for_workers=False,
+            timeout=timedelta(seconds=config.learner.timeout), master_listen_fd=listener.detach(),
         )  # fmt: skip
 
 

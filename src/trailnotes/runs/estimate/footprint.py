@@ -378,12 +378,12 @@ def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float
 
     They are the newest, the one that plays until the next is loaded, one in between with `rollout.max_async_iterations`
     above 1, and the initial one if the policy is set back to it to write tips. vLLM has files of the newest and the
-    last weights. Policies in the process of several ranks load theirs at once.
+    last weights.
     """
     lora, ahead = config.model.lora.enabled, config.rollout.max_async_iterations
     copies = 2 + (ahead > 1) + (config.has_frozen_author and not config.has_separate_author)
-    if config.engine.name == "hf" and not ahead:
-        copies = int(config.learner.world_size > 1)
+    if config.engine.name == "hf" and not ahead and config.learner.world_size == 1:
+        copies = 0
     trained = shape.adapters if lora else shape.whole
     parts = {"weights handed to the policy": copies * trained * (FLOAT32 if lora else get_dtype_size(config))}
     if config.engine.name == "vllm":
