@@ -28,7 +28,7 @@ from shared import console, finish, make_model, make_parser, make_tokenizer, pri
 from trailnotes.config.schema import Config
 from trailnotes.learner.sharded import make_learner
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.runs.estimate.footprint import estimate_for_shape, estimate_weight_copies
+from trailnotes.runs.estimate.footprint import estimate_footprint, estimate_weight_copies
 from trailnotes.runs.estimate.model_shape import infer_model_shape
 from trailnotes.types import Sample
 
@@ -124,7 +124,7 @@ def run_case(case: str, folder: Path) -> dict[str, Any]:
     before, peak = updated(path, MODELS[name]["vocab_size"])
     shape = infer_model_shape(path.model)
     assert shape is not None
-    device = estimate_for_shape(path, shape).devices[0]
+    device = estimate_footprint(path).devices[0]
     told = sum(device.static.values()) + sum(device.phases["learning"].values())
     told -= sum(estimate_weight_copies(path, shape).values())  # nobody acts here
     return {

@@ -36,7 +36,7 @@ from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.runs.estimate.footprint import estimate_for_shape, estimate_weight_copies
+from trailnotes.runs.estimate.footprint import estimate_footprint, estimate_weight_copies
 from trailnotes.runs.estimate.model_shape import MAX_TIED_SIZE, QWEN_SHAPES, infer_model_shape
 from trailnotes.types import Sample
 
@@ -166,7 +166,8 @@ def update_case(name: str, folder: Path, rows: list[Sample], tokens: int) -> dic
     config = config_of(folder, tokens, sections)
     shape = infer_model_shape(config.model)
     assert shape is not None
-    told = estimate_for_shape(config, shape)
+    told = estimate_footprint(config)
+    assert told is not None
     if not told.fits:
         raise MemoryError(f"about {told.peak / 2**30:.0f} GiB by the estimate")
     with learner_of(config, sharded="sharded" in sections) as learner:
@@ -200,8 +201,8 @@ def choose(folder: Path) -> tuple[str, tuple[int, ...], bool]:
     for billions in SIZES:
         save_shape(QWEN_SHAPES[billions], folder, tied=billions <= MAX_TIED_SIZE)
         config = config_of(folder, 1024, UPDATES["all weights, checkpointing"])
-        shape = infer_model_shape(config.model)
-        if shape is not None and estimate_for_shape(config, shape).fits:
+        told = estimate_footprint(config)
+        if told is not None and told.fits:
             break
     return f"Qwen2.5-{billions:g}B", QWEN_SHAPES[billions], billions <= MAX_TIED_SIZE
 

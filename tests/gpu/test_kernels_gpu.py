@@ -23,8 +23,7 @@ from trailnotes.learner.ranks import LOOPBACK, LearnerGroup, init_process_group
 from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
-from trailnotes.runs.estimate.footprint import estimate_for_shape
-from trailnotes.runs.estimate.model_shape import infer_model_shape
+from trailnotes.runs.estimate.footprint import estimate_footprint
 from trailnotes.types import Message, Sample, Sampling
 
 VLLM = os.environ.get("TRAILNOTES_TEST_VLLM", "")  # a Python that has it
@@ -133,8 +132,6 @@ def test_an_update_takes_the_memory_that_was_foretold(dtype: str, lora: bool, ag
         {"packed": "never", "attention": "sdpa"},
         tokens=2048,
     )
-    told = infer_model_shape(config.model)
-    assert told is not None
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -143,7 +140,7 @@ def test_an_update_takes_the_memory_that_was_foretold(dtype: str, lora: bool, ag
     torch.cuda.reset_peak_memory_stats()
     subject.update(rows(4, 2048, 32768))
     peak = torch.cuda.max_memory_allocated() - before
-    (device,) = estimate_for_shape(config, told).devices
+    (device,) = estimate_footprint(config).devices
     assert device.peak_without_overhead == pytest.approx(peak, rel=0.15)
 
 

@@ -47,7 +47,7 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture
 def stand_in(model_dir: Path, forks: Forks, tmp_path: Path) -> Iterator[Callable[..., StandIn]]:
-    """Start a stand-in of one's own: ``stand_in("skyrl", "--wait", "1")``; it ends with the test."""
+    """Start a stand-in of one's own: ``stand_in("documented", "--key", KEY)``; it ends with the test."""
     started: list[StandIn] = []
 
     def start(dialect: str, *options: str) -> StandIn:

@@ -8,11 +8,7 @@ knows them, but has no model loaded. `documented` does what the hosted service d
 does.
 
     GET /counts   requests by path; tokens forwarded, trained, prefilled and sampled
-    POST /faults  {"path": "asample", "times": 2, "status": 429}   two requests of that path are refused, or
-                  {..., "sleep": 1.5}, {..., "hang": true}         answered late, or by a future that never comes
-                  {"pause": 0.5}                                   nothing is computed for that long
-                  {"forget": true}                                 no model is loaded any more
-                  {"delete": "tinker://MODEL/weights/NAME"}        a checkpoint is gone
+    POST /faults  {"path": "asample", "times": 2, "status": 429}   two requests of that path are refused
 """
 
 from __future__ import annotations
@@ -23,12 +19,10 @@ import ctypes
 import io
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
 import tarfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,6 +43,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 API = "/api/v1"
+WAIT = 5.0  # seconds until a future that is not ready is a 408
 PASSES = {"forward", "forward_backward"}
 
 
@@ -202,15 +197,10 @@ class Server:
         return self.submit_save(body, self.engine.save, body["model_id"], uri, {"path": uri, "type": "save_weights"})
 
     def post_save_weights_for_sampler(self, body: Body) -> Body:
-        model_id, name = body["model_id"], body.get("path")
-        if name:
-            uri = f"tinker://{model_id}/sampler_weights/{name}"
-            shown = f"tinker://{model_id}/{name}" if self.skyrl else uri
-            answer = {"path": shown, "sampling_session_id": None, "type": "save_weights_for_sampler"}
-        else:
-            uri = f"tinker://{model_id}/sampler_weights/ss{body['sampling_session_seq_id']}_seq{body['seq_id']}"
-            sampler = self.add_sampler({"model_path": uri})
-            answer = {"path": None, "sampling_session_id": sampler, "type": "save_weights_for_sampler"}
+        model_id, name = body["model_id"], body["path"]
+        uri = f"tinker://{model_id}/sampler_weights/{name}"
+        shown = f"tinker://{model_id}/{name}" if self.skyrl else uri
+        answer = {"path": shown, "sampling_session_id": None, "type": "save_weights_for_sampler"}
         return self.submit_save(body, self.engine.save_adapter, model_id, uri, answer)
 
     def submit_save(self, body: Body, save: Callable[[str, Path], None], model_id: str, uri: str, answer: Body) -> Body:
@@ -230,34 +220,25 @@ class Server:
             raise RefusedError(400, "weights for sampling are no training state")
         return self.submit(body, partial(self.engine.load, body["model_id"], path, body.get("optimizer", False)))
 
-    def add_sampler(self, source: Body) -> str:
-        sampler = f"sampling_{uuid4().hex[:8]}"
-        self.state["samplers"][sampler] = {"base_model": self.options.model} | source | {"sampler_id": sampler}
-        self.keep()
-        return sampler
-
     def post_create_sampling_session(self, body: Body) -> Body:
         self.post_session_heartbeat(body)
         if body.get("model_path") and not self.skyrl:
             self.find_checkpoint(body["model_path"])
-        return {"type": "create_sampling_session", "sampling_session_id": self.add_sampler(body)}
+        sampler = f"sampling_{uuid4().hex[:8]}"
+        self.state["samplers"][sampler] = {"base_model": self.options.model} | body
+        self.keep()
+        return {"type": "create_sampling_session", "sampling_session_id": sampler}
 
     def post_asample(self, body: Body) -> Body:
-        source = body
-        if body.get("sampling_session_id"):
-            if body["sampling_session_id"] not in self.state["samplers"]:
-                raise RefusedError(404, "Sampling session not found")
-            source = self.state["samplers"][body["sampling_session_id"]]
-        path = None
+        if body["sampling_session_id"] not in self.state["samplers"]:
+            raise RefusedError(404, "Sampling session not found")
+        source, path = self.state["samplers"][body["sampling_session_id"]], None
         if source.get("model_path"):
             path = self.find_checkpoint(source["model_path"])
         elif source["base_model"] != self.options.model:
             raise RefusedError(400, f"Unknown base model {source['base_model']}")
-        if self.skyrl and body["sampling_params"].get("max_tokens") is None:
-            raise RefusedError(400, "max_tokens is currently required")
-        names = [uuid4().hex for _ in range(body.get("num_samples", 1))]  # later SDKs ask for them
-        request = {"num_samples": 1} | body
-        return self.submit(body, partial(self.engine.sample, path, request), sample_sequence_ids=names)
+        names = [uuid4().hex]  # later SDKs ask for it
+        return self.submit(body, partial(self.engine.sample, path, body), sample_sequence_ids=names)
 
     # everything else
 
@@ -270,17 +251,14 @@ class Server:
         body = await request.json() if is_json else decode_pass(await request.body())
         if "model_id" in body:
             self.find_model(body["model_id"])
-        answer = operation(body | {"name": name})
-        if request.state.fault.get("hang"):
-            self.futures[answer["request_id"]] = Future()
-        return JSONResponse(answer)
+        return JSONResponse(operation(body | {"name": name}))
 
     async def retrieve_future(self, request: Request) -> Response:
         future = self.futures.get((await request.json())["request_id"])
         if future is None:
             raise RefusedError(404, "Future not found")
         try:
-            answer = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), self.options.wait)
+            answer = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), WAIT)
             message = encode_answer(answer) if request.headers.get("Accept") == MEDIA_TYPE else None
             return JSONResponse(answer) if message is None else Response(message, media_type=MEDIA_TYPE)
         except TimeoutError:
@@ -316,40 +294,20 @@ class Server:
         return Response(archive.getvalue(), media_type="application/octet-stream")
 
     async def add_fault(self, request: Request) -> Response:
-        fault = await request.json()
-        if fault.get("forget"):
-            self.worker.submit(Task("", "", self.engine.forget)).result()
-        elif "pause" in fault:
-            self.worker.submit(Task("", "", partial(time.sleep, fault["pause"])))
-        elif "delete" in fault:
-            remove(self.find_checkpoint(fault["delete"]))
-        else:
-            self.faults.append({"times": 1} | fault)
+        self.faults.append({"times": 1} | await request.json())
         return JSONResponse({})
 
     async def guard(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
         """Count the request, look at its key, and let it meet the fault that waits for it."""
-        request.state.fault = {}
         name = request.url.path.removeprefix(f"{API}/")
         if request.url.path.startswith(API):
             self.requests[name] += 1
             if self.options.key and request.headers.get("X-API-Key") != self.options.key:
                 return JSONResponse({"detail": "Invalid API key"}, 401)
-            fault = next((each for each in self.faults if each["path"] == name and each["times"] > 0), {})
-            request.state.fault = fault
-            if fault:
+            if fault := next((each for each in self.faults if each["path"] == name and each["times"] > 0), None):
                 fault["times"] -= 1
-                await asyncio.sleep(fault.get("sleep", 0))
-                if "status" in fault:
-                    return JSONResponse({"detail": "a fault"}, fault["status"])
+                return JSONResponse({"detail": "a fault"}, fault["status"])
         return await call_next(request)
-
-
-def remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 async def refuse(request: Request, error: Exception) -> Response:
@@ -377,7 +335,6 @@ def serve(words: list[str]) -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--dialect", choices=["documented", "skyrl"], default="documented")
     parser.add_argument("--key", default="", help="refuse every other X-API-Key")
-    parser.add_argument("--wait", type=float, default=5.0, help="seconds until a future that is not ready is a 408")
     options = parser.parse_args(words)
     options.root.mkdir(parents=True, exist_ok=True)
     app = build(Server(options))

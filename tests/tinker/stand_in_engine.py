@@ -99,10 +99,6 @@ class Engine:
             self.model.delete_adapter(model_id)
         return {"model_id": model_id, "type": "unload_model"}
 
-    def forget(self) -> None:
-        for model_id in list(self.models):
-            self.unload(model_id)
-
     def run_pass(self, model_id: str, batch: Body, backward: bool) -> Body:
         """Score the rows of a batch, and add up their gradients."""
         model = self.find(model_id)
@@ -215,37 +211,26 @@ class Engine:
         return self.decode(request)
 
     def decode(self, request: Body) -> Body:
-        prompt, params, num = read_tokens(request["prompt"]), request["sampling_params"], request["num_samples"]
-        limit = params.get("max_tokens") or self.max_tokens - len(prompt)
-        if len(prompt) + limit > self.max_tokens and not self.skyrl:
-            raise RefusedError(400, f"{len(prompt)} + {limit} tokens exceed the context of {self.max_tokens}")
+        prompt, params = read_tokens(request["prompt"]), request["sampling_params"]
         seed = random.randrange(2**31) if params.get("seed") is None else params["seed"]
-        generators = [torch.Generator().manual_seed(seed + place) for place in range(num)]
-        tokens: list[list[int]] = [[] for _ in range(num)]
-        logprobs: list[list[float]] = [[] for _ in range(num)]
-        reasons = [""] * num
-        output = self.model(input_ids=torch.tensor([prompt] * num), use_cache=True)
+        generator, tokens, logprobs, reason = torch.Generator().manual_seed(seed), list[int](), list[float](), ""
+        output = self.model(input_ids=torch.tensor([prompt]), use_cache=True)
         scored = output.logits[0, :-1].log_softmax(-1).gather(-1, torch.tensor(prompt[1:])[:, None].long())[:, 0]
         while True:
-            logits = output.logits[:, -1]  # (num, V)
-            drawn = torch.stack([draw(row, params, generators[place]) for place, row in enumerate(logits)])
-            chosen = logits.log_softmax(-1).gather(-1, drawn[:, None])[:, 0].tolist()
-            for place, token in enumerate(drawn.tolist()):
-                if not reasons[place]:
-                    tokens[place].append(token)
-                    logprobs[place].append(chosen[place])
-                    at_end = "length" if len(tokens[place]) == limit else ""
-                    reasons[place] = "stop" if self.is_stopped(tokens[place], params.get("stop")) else at_end
-            if all(reasons):
+            logits = output.logits[0, -1]  # (V,)
+            drawn = draw(logits, params.get("temperature", 1.0), generator)
+            tokens.append(int(drawn))
+            logprobs.append(float(logits.log_softmax(-1)[drawn]))
+            reason = "length" if len(tokens) == params["max_tokens"] else ""
+            if reason := "stop" if self.is_stopped(tokens, params.get("stop")) else reason:
                 break
-            output = self.model(input_ids=drawn[:, None], past_key_values=output.past_key_values, use_cache=True)
+            output = self.model(input_ids=drawn[None, None], past_key_values=output.past_key_values, use_cache=True)
         self.tokens["prefilled"] += len(prompt)
-        self.tokens["sampled"] += sum(map(len, tokens))
-        columns = zip(tokens, logprobs, reasons, strict=True)
-        sequences = [{"tokens": ids, "logprobs": values, "stop_reason": reason} for ids, values, reason in columns]
+        self.tokens["sampled"] += len(tokens)
         first = [] if self.skyrl else [None]
         prompt_logprobs = first + scored.tolist() if request.get("prompt_logprobs") else None
-        return {"sequences": sequences, "prompt_logprobs": prompt_logprobs}
+        sequence = {"tokens": tokens, "logprobs": logprobs, "stop_reason": reason}
+        return {"sequences": [sequence], "prompt_logprobs": prompt_logprobs}
 
     def is_stopped(self, tokens: list[int], stop: str | list[str] | list[int] | None) -> bool:
         stops = [stop] if isinstance(stop, str) else stop or []
@@ -264,15 +249,11 @@ def compute_losses(name: str, logprobs: torch.Tensor, inputs: dict[str, torch.Te
     return -torch.minimum(ratio * inputs["advantages"], clipped * inputs["advantages"])
 
 
-def draw(logits: torch.Tensor, params: Body, generator: torch.Generator) -> torch.Tensor:
+def draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> torch.Tensor:
     """Draw a token from logits (V,)."""
-    temperature, top_k, top_p = params.get("temperature", 1.0), params.get("top_k", -1), params.get("top_p", 1.0)
     if temperature == 0:
         return logits.argmax()
     probs, order = (logits / temperature).softmax(-1).sort(descending=True)
-    kept = (torch.arange(len(probs)) < top_k) if top_k > 0 else torch.ones_like(probs, dtype=torch.bool)
-    probs = torch.where(kept, probs, 0.0)
-    probs = torch.where(probs.cumsum(-1) - probs < top_p * probs.sum(), probs, 0.0)
     return order[torch.multinomial(probs, 1, generator=generator)[0]]
 
 

@@ -215,19 +215,6 @@ def test_resume_after_kill_while_learning(own: StandIn, tmp_path: Path, undistur
     assert count_at(own)["trained"] == tokens["trained"] + again
 
 
-@pytest.mark.parametrize("server", [pytest.param("real", marks=pytest.mark.tinker)], indirect=True)
-def test_a_killed_run_goes_on_at_the_real_server(server: Server, tmp_path: Path) -> None:
-    """It batches as requests arrive, so that another run may draw other tokens: what was paid for alone is the same."""
-    for touched, fatal in {"completions/000001.jsonl": 4, "checkpoints/.aside-new-step-000002": 1}.items():
-        words = write_config(server, tmp_path / str(fatal))
-        code, output = Command(words, tmp_path / "output", tmp_path / str(fatal) / "run" / touched, fatal).wait()
-        assert code == -9, output
-        run_dir = tmp_path / str(fatal) / "run"
-        assert main(words) == 0
-        assert metrics(run_dir)[1]["engine/reused"] == (3 if fatal == 4 else ASKED)
-        assert len(metrics(run_dir)) == 3
-
-
 class Lasting(PosixPath):
     """The directory of a server that is started again."""
 

@@ -12,10 +12,9 @@ import shutil
 import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from trailnotes.config.methods import resolve_method
 from trailnotes.config.methods_schema import Empo2Config
@@ -35,7 +34,7 @@ from trailnotes.runs.train import train
 from trailnotes.runs.usage import USAGE_FIELDS
 from trailnotes.storage.checkpoint import read_json
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import Message, StrPath, TokenIds, Trajectory
+from trailnotes.types import Message, Mode, StrPath, TokenIds, Trajectory, TrajectoryGroup
 from trailnotes.web.ledger import TokenCount
 
 NUM_TRIAL_GAMES = 4  # games of a rehearsal that the shrunk copy plays
@@ -53,11 +52,12 @@ def dry_run(
     if config.is_hosted:
         return report_hosted(config)
     from trailnotes.policies.hf.policy import is_downloaded
-    from trailnotes.runs.estimate.footprint import estimate_footprint
+    from trailnotes.runs.estimate.footprint import ADVICE, GIB, estimate_footprint
 
     if footprint := estimate_footprint(config):
         show(footprint.report())
-        footprint.require_room()
+        if not footprint.fits:
+            raise ConfigError(f"about {footprint.peak / GIB:,.1f} GiB do not fit {footprint.device}: {ADVICE}")
     if not is_downloaded(config.model):
         return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: time and disk are "
                 "unknown; `trailnotes train` downloads it\n")  # fmt: skip
@@ -72,21 +72,21 @@ def _extrapolate(config: Config, path: Path, memory: StrPath | None) -> str:
     line, before = split_usage(config, copy, next(read_jsonl(path / "metrics.jsonl")), recorded)
     require_remaining_budget(config.train, before)
     repeats = estimate_iterations(config, line, before)
-    disk, free = estimate_disk(config, path, repeats), shutil.disk_usage(Path.cwd()).free
+    (most, kept), free = estimate_disk(config, path, repeats), shutil.disk_usage(Path.cwd()).free
     seconds = float(line["seconds"]) * repeats + before.get("seconds", 0.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
-    later = "" if config.train.keep_optimizer else f", {format_megabytes(disk.kept)} MB once it has ended"
+    later = "" if config.train.keep_optimizer else f", {format_megabytes(kept)} MB once it has ended"
     lines = [
         f"everything could be built; one iteration took {line['seconds']:.1f} s and {line['env_steps']:,} env steps",
         f"iterations   about {repeats:,}",
         f"time         about {format_duration(seconds)}",
         f"memory       {format_megabytes(peak)} MB at the peak of this process",
-        f"disk         about {format_megabytes(disk.most)} MB{later} ({format_megabytes(free)} MB are free here)",
+        f"disk         about {format_megabytes(most)} MB{later} ({format_megabytes(free)} MB are free here)",
     ]
     if before:
         num, spent = count_rehearsal_episodes(config), format_duration(before["seconds"])
         lines.insert(2, f"before them  {num:,} episodes in {spent}")
-    if disk.most > free:
+    if most > free:
         lines.append("the disk is too small: lower train.keep_last, or choose another --run-dir")
     return "\n".join(lines) + "\n"
 
@@ -128,15 +128,8 @@ def split_usage(
     return first, {name: spent * times for name, spent in recorded.items()}
 
 
-class DiskUsage(NamedTuple):
-    """Bytes of disk that a run takes."""
-
-    most: float
-    kept: float  # once it has ended
-
-
-def estimate_disk(config: Config, copy: Path, repeats: float) -> DiskUsage:
-    """Estimate the disk of a training: its checkpoints, one more during a write, and its episodes.
+def estimate_disk(config: Config, copy: Path, repeats: float) -> tuple[float, float]:
+    """Estimate the bytes of a training's checkpoints and episodes: the most, during a write, and once it has ended.
 
     `copy` is the directory of the shrunk run, with one checkpoint; `repeats` is the number of its logs in the run.
     """
@@ -150,15 +143,11 @@ def estimate_disk(config: Config, copy: Path, repeats: float) -> DiskUsage:
     num = config.train.keep_last + bool(config.train.eval_every)
     episodes = (copy / "trajectories.jsonl").stat().st_size * repeats
     kept = model + state if config.train.keep_optimizer else model
-    return DiskUsage((model + state) * (num + 1) + episodes, kept * num + episodes)
+    return (model + state) * (num + 1) + episodes, kept * num + episodes
 
 
 def _count_bytes(path: Path) -> int:
-    size = 0
-    for file in (path, *path.rglob("*")):
-        with suppress(FileNotFoundError):
-            size += file.stat().st_size if file.is_file() else 0
-    return size
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
 def count_rehearsal_episodes(config: Config) -> int:
@@ -194,21 +183,20 @@ def report_hosted(config: Config) -> str:
     Raises:
         ConfigError: no episode could be played.
     """
-    tasks = select_batch(load_training_tasks(config), config.rollout.num_tasks, config.run.seed, 0)[:MAX_EPISODES]
+    seed = config.run.seed
+    tasks = select_batch(load_training_tasks(config), config.rollout.num_tasks, seed, 0)[:MAX_EPISODES]
 
-    async def play() -> list[Trajectory]:
-        policy = _RandomPlayer(config)
+    async def play() -> list[TrajectoryGroup]:
         with open_pool(config.env) as pool:
-            groups = await run_groups(policy, pool, tasks, [["plain"]] * len(tasks), None, config, seed=config.run.seed)
-        return [trajectory for group in groups for trajectory in group.trajectories]
+            modes: list[list[Mode]] = [["plain"]] * len(tasks)
+            return await run_groups(_RandomPlayer(config), pool, tasks, modes, None, config, seed=seed)
 
-    played = run_to_end(play())
+    played = [trajectory for group in run_to_end(play()) for trajectory in group.trajectories]
     if not played:
         raise ConfigError("no episode could be played")
     count, episodes = count_tokens(config, played), config.rollout.num_tasks * config.rollout.group_size
-    steps = fmean(len(each.steps) for each in played)
-    first = {"env_steps": steps * episodes, "episodes": episodes, "tokens_generated": count.sampled}
-    times = estimate_iterations(config, first)
+    steps = fmean(len(each.steps) for each in played) * episodes
+    times = estimate_iterations(config, {"env_steps": steps, "episodes": episodes, "tokens_generated": count.sampled})
     lines = [f"estimate of {config.model.path} at a server, {times:,} iterations, long answers, four bytes for a token"]
     for name in ("prefilled", "sampled", "trained"):
         tokens = getattr(count, name)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.config.schema import Config
-from trailnotes.learner.credit.steps import Estimator, Novelty, RetrievalNovelty, StateCounter, split_array
+from trailnotes.learner.credit.steps import Estimator, Novelty, RetrievalNovelty, StateCounter
 from trailnotes.memory import Embedder
 from trailnotes.rollout.episode import AsyncEnv, Pool
 from trailnotes.rollout.groups import count_replayed

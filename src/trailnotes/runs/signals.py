@@ -33,13 +33,10 @@ def explain_interrupt(kept: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def request_stop_on_signals(ask: Callable[[], None]) -> Iterator[list[int]]:
-    """Call `ask` on the first signal, whose number is then in the list; the second interrupts at once.
+def request_stop_on_signals(ask: Callable[[], object]) -> Iterator[list[int]]:
+    """Call `ask` on the first signal, whose number is then in the list; the second raises `Interrupted` at once.
 
     Plain handlers, not those of the event loop, which does not run while the learner computes.
-
-    Raises:
-        Interrupted: a second one came.
     """
     received: list[int] = []
 
@@ -63,16 +60,7 @@ def wait_for_signal() -> Iterator[asyncio.Future[int]]:
 
     loop = asyncio.get_running_loop()
     received: asyncio.Future[int] = loop.create_future()
-
-    seen: list[int] = []
-
-    def receive(number: int, frame: object) -> None:
-        if seen:
-            _raise_interrupted(number, frame)
-        seen.append(number)
-        loop.call_soon_threadsafe(received.set_result, number)
-
-    with _install_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), receive):
+    with request_stop_on_signals(lambda: loop.call_soon_threadsafe(received.set_result, numbers[0])) as numbers:
         yield received
 
 

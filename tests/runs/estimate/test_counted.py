@@ -16,7 +16,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from trailnotes.config.schema import Config
 from trailnotes.learner.sharded import make_learner
 from trailnotes.policies.hf.adapters import add_adapters
-from trailnotes.runs.estimate.footprint import estimate_for_shape, estimate_weight_copies
+from trailnotes.runs.estimate.footprint import estimate_footprint, estimate_weight_copies
 from trailnotes.runs.estimate.model_shape import infer_model_shape
 from trailnotes.types import Sample
 
@@ -112,6 +112,6 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
         counted.most = 0
         learner.update(rows(architecture.vocab_size, config.has_anchor_rows))
     shape = infer_model_shape(config.model)
-    (device,) = estimate_for_shape(config, shape).devices
+    (device,) = estimate_footprint(config).devices
     for_acting = sum(estimate_weight_copies(config, shape).values())  # nobody acts here
     assert device.peak_without_overhead - for_acting == pytest.approx(counted.most, rel=0.15)

@@ -20,7 +20,6 @@ import torch
 
 from trailnotes.config.schema import Config
 from trailnotes.envs import load_env_class
-from trailnotes.errors import ConfigError
 from trailnotes.policies.hf.decoder import MAX_TOKENS, SlotCache
 from trailnotes.policies.hf.policy import resolve_device
 from trailnotes.policies.vllm.server import DEDICATED_GPU_FRACTION, SHARED_GPU_FRACTION, compute_cache_bytes
@@ -46,8 +45,7 @@ SHARED_REPEATS = 2.0  # tokens of all rows over those that are computed once, as
 GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
 ADVICE = (
     "lower optim.microbatch_tokens or env.max_envs, set model.gradient_checkpointing = true, train adapters "
-    "(model.lora.enabled = true, or a preset that ends in -lora), use more devices (learner.world_size, "
-    "engine.devices, or a preset that ends in -8gpu), or take a smaller model"
+    "(model.lora.enabled = true), use more devices (learner.world_size, engine.devices), or take a smaller model"
 )
 DEFAULT_GPU_BYTES = 80e9  # bytes, where no GPU is here
 OVERHEAD = 0.1  # of the peak: kernels, fragments, an embedder
@@ -100,10 +98,6 @@ class Footprint:
     def fits(self) -> bool:
         return self.peak <= self.room
 
-    def require_room(self) -> None:
-        if not self.fits:
-            raise ConfigError(f"about {_format_gib(self.peak)} GiB do not fit {self.device}: {ADVICE}")
-
     def report(self) -> str:
         columns = [device.rows() for device in self.devices]
         names = list(dict.fromkeys(name for rows in columns for name in rows))
@@ -123,10 +117,8 @@ class Footprint:
 def estimate_footprint(config: Config) -> Footprint | None:
     """Estimate a training's memory; None where neither a config.json nor a name gives the shape."""
     shape = infer_model_shape(config.model)
-    return None if shape is None else estimate_for_shape(config, shape)
-
-
-def estimate_for_shape(config: Config, shape: ModelShape) -> Footprint:
+    if shape is None:
+        return None
     size = f"{shape.whole / 1e9:.2f} billion" if shape.whole >= 1e9 else f"{shape.whole / 1e6:.1f} million"
     device, room = _detect_device(config)
     host = {"Python and its libraries": PROCESS_BYTES * config.learner.world_size}
