@@ -197,19 +197,10 @@ class Learner:
             (4,) the sum of the policy loss, without the weight, and its number of tokens or rows; the same of the KL.
         """
         logprobs, entropies = self._score(batch.token_ids, batch.mask, batch.layout)
-        kept = losses.find_kept(self.loss, logprobs.detach(), batch)
-        surrogate = losses.compute_surrogate(self.loss, logprobs, batch)
-        mean = self.loss.aggregation, self.loss.constant_length
-        policy, num_kept = losses.masked_sum(surrogate.loss, kept, *mean)
-        kl, num_compared = torch.zeros_like(policy), num_kept
-        if reference is not None:
-            compared = kept if self.loss.mask_kl else batch.mask
-            kl, num_compared = losses.masked_sum(losses.k3_kl(logprobs, reference), compared, *mean)
-        (weight * policy + self.loss.kl * kl).backward()  # type: ignore[no-untyped-call]
-        metrics.add_batch(
-            batch, kept, logprobs.detach(), entropies, surrogate, losses.find_dropped(self.loss, logprobs, batch)
-        )
-        return torch.stack([policy.detach(), num_kept.to(policy.dtype), kl.detach(), num_compared.to(policy.dtype)])
+        sums = losses.EpisodeLoss.compute(self.loss, logprobs, batch, reference)
+        (weight * sums.policy + self.loss.kl * sums.kl).backward()  # type: ignore[no-untyped-call]
+        metrics.add_batch(self.loss, batch, logprobs.detach(), entropies, sums)
+        return torch.stack([each.detach().to(sums.policy.dtype) for each in sums[:4]])
 
     @torch.no_grad()
     def _compute_policy_weight(self, samples: Sequence[Sample]) -> float:

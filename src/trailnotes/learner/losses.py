@@ -223,6 +223,29 @@ def masked_sum(
     return (kept.sum(-1) / lengths.clamp(min=1)).sum(), (lengths > 0).sum()
 
 
+class EpisodeLoss(NamedTuple):
+    """Numerators and denominators (), of the loss of episodes, and what their tokens (B, T) came to."""
+
+    policy: Tensor
+    num_kept: Tensor
+    kl: Tensor
+    num_compared: Tensor
+    kept: Tensor
+    surrogate: Surrogate
+
+    @classmethod
+    def compute(cls, loss: LossConfig, logprobs: Tensor, batch: Batch, reference: Tensor | None) -> EpisodeLoss:
+        """Compute both terms of a batch; `reference` (B, T) are log-probabilities of the reference model."""
+        kept = find_kept(loss, logprobs.detach(), batch)
+        surrogate = compute_surrogate(loss, logprobs, batch)
+        mean = loss.aggregation, loss.constant_length
+        policy, num_kept = masked_sum(surrogate.loss, kept, *mean)
+        kl, num_compared = torch.zeros_like(policy), num_kept
+        if reference is not None:
+            kl, num_compared = masked_sum(k3_kl(logprobs, reference), kept if loss.mask_kl else batch.mask, *mean)
+        return cls(policy, num_kept, kl, num_compared, kept, surrogate)
+
+
 def is_trained(sample: Sample, loss: LossConfig) -> bool:
     """Tell whether a row has anything to learn; with `loss.drop_zero_advantage` an episode needs an advantage."""
     if sample.role != "episode":
@@ -287,9 +310,9 @@ class UpdateMetrics:
 
     @torch.no_grad()
     def add_batch(
-        self, batch: Batch, kept: Tensor, logprobs: Tensor, entropies: Tensor, surrogate: Surrogate, dropped: Tensor
+        self, loss: LossConfig, batch: Batch, logprobs: Tensor, entropies: Tensor, episodes: EpisodeLoss
     ) -> None:
-        ratio = surrogate.ratio
+        kept, surrogate, ratio = episodes.kept, episodes.surrogate, episodes.surrogate.ratio
         off = batch.mask & batch.off_policy[:, None]
         kl = k3_kl(batch.behavior_logprobs, logprobs)
         sums = {
@@ -302,7 +325,7 @@ class UpdateMetrics:
             "kept_off": (kept & off).sum(),
             "kl_on": (kl * (batch.mask & ~off)).sum(),
             "kl_off": (kl * off).sum(),
-            "dropped": dropped.sum(),
+            "dropped": find_dropped(loss, logprobs, batch).sum(),
             "low": (surrogate.low & kept).sum(),
             "high": (surrogate.high & kept).sum(),
             "dual": (surrogate.dual & kept).sum(),

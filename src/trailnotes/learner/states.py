@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -282,6 +282,4 @@ def _raise_first_failure(kind: type[Exception]) -> Iterator[None]:
             yield
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=itemgetter(0))
-        if not isinstance(cause, (OSError, SafetensorError, ValueError, RuntimeError)):
-            raise  # a mistake of ours, or Ctrl-C
         raise kind(f"rank {rank} of the learner: {' '.join(str(cause).split())}") from error

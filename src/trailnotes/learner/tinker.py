@@ -54,7 +54,6 @@ _ADAPTER_FILE: Final = "adapter_model.safetensors"
 
 class _Step(NamedTuple):
     rows: Sequence[Sample]
-    batch: Batch
     reference: Tensor | None  # (B, T), of the start model
     logprobs: Tensor | None  # (B, T); None: the answer of the pass tells them
     passes: Any  # futures
@@ -224,10 +223,10 @@ class TinkerLearner:
         return [[0.0, *scored[i][1 - len(row.token_ids) :]] for i, row in enumerate(rows)]
 
     def _submit_step(self, rows: Sequence[Sample], reference: Sequence[Tensor] | None, lr: float) -> _Step | None:
-        batch = Batch.from_samples(rows, torch.device("cpu"))
         padded = nn.utils.rnn.pad_sequence(list(reference), batch_first=True) if reference else None
         dialect, logprobs = self.server.dialect, None
         if self._is_plain_ppo(rows):
+            batch = Batch.from_samples(rows, torch.device("cpu"))
             shares = batch.mask / batch.mask.sum()  # of each token in the mean over a mini-batch
             if self.loss.aggregation != "token":
                 shares = batch.mask / batch.mask.sum(-1, keepdim=True) / len(batch.mask)
@@ -238,7 +237,7 @@ class TinkerLearner:
         else:
             scored = [torch.tensor(row) for row in self._score(rows)]
             logprobs = nn.utils.rnn.pad_sequence(scored, batch_first=True).requires_grad_()
-            loss, policy, kl = self._compute_loss(rows, batch, logprobs, padded)
+            loss, policy, kl = self._compute_loss(rows, logprobs, padded)
             if not math.isfinite(loss.item()):
                 numbers = {"loss": loss.item(), "policy_loss": policy, "kl": kl}
                 raise_non_finite(self.dump_dir, self.steps + 1, rows, numbers)
@@ -260,7 +259,7 @@ class TinkerLearner:
         if not dialect.keeps_order:
             self.server.wait(step, "taking a step")
         self.steps += 1
-        return _Step(rows, batch, padded, logprobs, passes, step)
+        return _Step(rows, padded, logprobs, passes, step)
 
     def _finish_step(self, step: _Step, metrics: UpdateMetrics) -> None:
         answer = self.server.wait(step.passes, "computing gradients")
@@ -269,8 +268,7 @@ class TinkerLearner:
         if logprobs is None:
             rows = [torch.tensor([0.0, *each["logprobs"].data]) for each in answer.loss_fn_outputs]
             logprobs = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        logprobs = logprobs * step.batch.mask
-        loss, policy, kl = self._compute_loss(step.rows, step.batch, logprobs, step.reference, metrics)
+        loss, policy, kl = self._compute_loss(step.rows, logprobs, step.reference, metrics)
         metrics.add_step(loss.item(), policy, kl, 0.0)
 
     def _is_plain_ppo(self, rows: Sequence[Sample]) -> bool:
@@ -289,52 +287,34 @@ class TinkerLearner:
             yield _make_datum(row, logprobs=denominators[i, 1:length].tolist(), advantages=scaled)
 
     def _compute_loss(
-        self, rows: Sequence[Sample], batch: Batch, logprobs: Tensor, reference: Tensor | None,
-        metrics: UpdateMetrics | None = None,
-    ) -> tuple[Tensor, float, float]:  # fmt: skip
+        self, rows: Sequence[Sample], logprobs: Tensor, reference: Tensor | None, metrics: UpdateMetrics | None = None
+    ) -> tuple[Tensor, float, float]:
         """Compute the loss of a mini-batch as `Learner` does, with its policy part and its KL; add the figures.
 
         `logprobs` and `reference` are (B, T).
         """
-        is_episode = torch.tensor([row.role == "episode" for row in rows])[:, None]
-        surrogate = losses.compute_surrogate(self.loss, logprobs, batch)
-        mean = self.loss.aggregation, self.loss.constant_length
-        kept = losses.find_kept(self.loss, logprobs.detach(), batch) & is_episode
-        policy, num_kept = losses.masked_sum(surrogate.loss, kept, *mean)
-        policy = policy / num_kept.clamp(min=1)
-        kl = torch.zeros(())
-        if reference is not None:
-            compared = kept if self.loss.mask_kl else batch.mask & is_episode
-            kl, num_compared = losses.masked_sum(losses.k3_kl(logprobs, reference), compared, *mean)
-            kl = kl / num_compared.clamp(min=1)
-        others = [i for i, row in enumerate(rows) if row.role != "episode"]
-        weights = torch.zeros(len(rows), 1, len(losses.TERMS))
-        if others:
-            shares = compute_token_weights([rows[i] for i in others], self.loss.aggregation)
-            weights[others, 0] = torch.tensor(shares)
-        terms = torch.stack([surrogate.loss, torch.zeros_like(logprobs), -logprobs], dim=-1)
-        rest = (terms * weights * batch.mask[..., None]).sum()
-        if metrics is not None:
-            self._add_metrics(metrics, rows, batch, logprobs, kept, surrogate, terms)
-        return policy + self.loss.kl * kl + rest, float(policy.detach()), float(kl.detach())
-
-    def _add_metrics(
-        self, metrics: UpdateMetrics, rows: Sequence[Sample], batch: Batch, logprobs: Tensor, kept: Tensor,
-        surrogate: losses.Surrogate, terms: Tensor,
-    ) -> None:  # fmt: skip
+        zero = logprobs.sum() * 0.0
+        policy, kl, rest = zero, zero, zero
         episodes = [i for i, row in enumerate(rows) if row.role == "episode"]
         if episodes:
-            part, blank = Batch.from_samples([rows[i] for i in episodes], logprobs.device), torch.zeros_like(logprobs)
-            width = part.mask.shape[1]
-            dropped = losses.find_dropped(self.loss, logprobs, batch)
-            trained, scored, unknown, lost, *parts = (
-                each[episodes, :width] for each in (kept, logprobs.detach(), blank, dropped, *surrogate)
-            )
-            metrics.add_batch(part, trained, scored, unknown, losses.Surrogate(*parts), lost)
-        rest = [i for i, row in enumerate(rows) if row.role != "episode"]
-        if rest:
-            part = Batch.from_samples([rows[i] for i in rest], logprobs.device)
-            metrics.add_non_episodes([rows[i] for i in rest], part, terms[rest, : part.mask.shape[1]])
+            batch = Batch.from_samples([rows[i] for i in episodes], logprobs.device)
+            width = batch.mask.shape[1]
+            own, compared = logprobs[episodes, :width], None if reference is None else reference[episodes, :width]
+            sums = losses.EpisodeLoss.compute(self.loss, own, batch, compared)
+            policy, kl = sums.policy / sums.num_kept.clamp(min=1), sums.kl / sums.num_compared.clamp(min=1)
+            if metrics is not None:
+                metrics.add_batch(self.loss, batch, own.detach(), torch.zeros_like(own), sums)
+        if others := [i for i, row in enumerate(rows) if row.role != "episode"]:
+            chosen = [rows[i] for i in others]
+            batch = Batch.from_samples(chosen, logprobs.device)
+            own = logprobs[others, : batch.mask.shape[1]]
+            surrogate = losses.compute_surrogate(self.loss, own, batch).loss
+            terms = torch.stack([surrogate, torch.zeros_like(own), -own], dim=-1)
+            weights = torch.tensor(compute_token_weights(chosen, self.loss.aggregation))[:, None]  # (B, 1, 3)
+            rest = (terms * weights * batch.mask[..., None]).sum()
+            if metrics is not None:
+                metrics.add_non_episodes(chosen, batch, terms)
+        return policy + self.loss.kl * kl + rest, float(policy.detach()), float(kl.detach())
 
     def _replace_anchors(self, rows: Sequence[Sample], seed: int) -> list[Sample]:
         """Replace rows that are anchored to the start model by its own samples there (`learner.anchor_by`).

@@ -141,7 +141,7 @@ def evaluate_model(
             raise ConfigError(
                 f"no episode of split {config.eval.split!r} could be played; the first one: {journal.first_error}"
             )
-        return episodes, describe_tip_use(episodes, tasks, memory, config) if memory else ""
+        return episodes, describe_tip_use(episodes, tasks, memory) if memory else ""
 
 
 @contextmanager
@@ -254,17 +254,10 @@ def _lock_directory(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: TipMemory, config: Config) -> str:
+def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: TipMemory) -> str:
     if number := sum(any(step.tips for step in episode.steps) for episode in episodes):
         return f"Tips were shown in {number} of {len(episodes)} episodes"
-    none = f"No tip was shown in any of {len(episodes)} episodes"
     namespaces = {tip.namespace for tip in memory.store.load_tips()}
-    if not namespaces:
-        return f"{none}, since the memory holds no tip"
-    panel = {task.id for task in tasks}
-    if namespaces & panel:
-        return (f"{none}: tips of the panel's tasks are switched off (`trailnotes memory enable`), less similar to the "
-                "turns than memory.threshold, or without room in the context (memory.leave_room)")  # fmt: skip
-    return (f"{none}, since the memory has tips of {len(namespaces)} tasks ({min(namespaces)}, ...) and the panel asks "
-            f"for {len(panel)} others ({min(panel)}, ...): `trailnotes adapt` writes tips about the panel itself, and "
-            f"--eval.split {config.train.split} plays the tasks of the training")  # fmt: skip
+    shared = len(namespaces & {task.id for task in tasks})
+    return (f"No tip was shown in any of {len(episodes)} episodes: of the {len(namespaces)} tasks that the memory has "
+            f"tips of, {shared} are in the panel (`trailnotes adapt` writes tips about the panel itself)")  # fmt: skip
