@@ -57,13 +57,6 @@ def test_recomputation_leaves_the_gradient_alone(chunk: int) -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_padding_changes_nothing() -> None:
-    model, batch = tiny_model(), some_batch()
-    score = TokenScorer(model)
-    wide = nn.functional.pad(batch.token_ids, (0, 9), value=5), nn.functional.pad(batch.mask, (0, 9), value=False)
-    torch.testing.assert_close(score(*wide)[0][:, :-9], score(batch.token_ids, batch.mask)[0])
-
-
 def test_nothing_trained_gives_zeros_that_can_be_differentiated() -> None:
     model = tiny_model()
     logprobs, _ = TokenScorer(model)(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, dtype=torch.bool))

@@ -102,18 +102,6 @@ def test_each_step_may_have_an_advantage_of_its_own() -> None:
     assert second.advantages == (0.0, 2.0, 2.0)
 
 
-@given(st.integers(0, 10**6), st.integers(1, 5), st.none() | st.integers(1, 4), st.sampled_from(MODES))
-def test_the_same_number_for_each_step_is_one_for_the_trajectory(
-    seed: int, turns: int, fork: int | None, mode: Mode
-) -> None:
-    groups = [group(episode(random.Random(seed), turns, mode, fork=fork), trajectory([step([1], [2])]))]
-    assert build_samples(groups, [[np.full(turns, 0.7), [0.1]]]) == build_samples(groups, [[0.7, 0.1]])
-
-
-ONE = trajectory([step([1], [2])])
-TWO = trajectory([step([1], [2]), step([1, 2], [3])])
-
-
 @given(st.lists(st.integers(2, 40), max_size=20), st.integers(1, 100))
 def test_microbatches_hold_each_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = make_microbatches([(0,) * n for n in lengths], budget)

@@ -161,16 +161,6 @@ def test_a_run_that_was_ahead_resumes(start_model: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_overlapped_validation_uses_newest_weights(start_model: Path, tmp_path: Path) -> None:
-    settings = {"eval_every": 1, "iterations": 3}
-    run = train_in_process(
-        tiny_config(start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}, train=settings), tmp_path
-    )
-    assert run.policy.version == 3, "the last validation"
-    assert all("validation/success" in line for line in metrics(tmp_path))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(("ahead", "stops_at", "done"), [(1, 1, 2), (1, 9, 3)], ids=["asked to stop", "at its end"])
 def test_dropped_iteration_leaves_nothing_in_the_checkpoint(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, stops_at: int, done: int

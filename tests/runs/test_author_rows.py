@@ -126,14 +126,6 @@ def test_a_coefficient_of_zero_is_empo2_bit_for_bit(start_model: Path, tmp_path:
     assert not equal_weights(tmp_path / "zero", watched.path)
 
 
-def test_tips_are_credited_from_the_second_iteration_on(watched: Watched) -> None:
-    lines = metrics(watched.path)
-    assert [line["authors/credited"] > 0 for line in lines] == [False, True, True]
-    assert any(line["authors/credit"] for line in lines)
-    assert any(line["authors/positive"] for line in lines)
-    assert all(0 <= line["authors/positive"] <= 1 for line in lines)
-
-
 @pytest.mark.long
 def test_a_credited_run_that_is_resumed_is_the_same_run(start_model: Path, tmp_path: Path, watched: Watched) -> None:
     train(credited(start_model, train={"iterations": 2}), tmp_path)

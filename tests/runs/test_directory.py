@@ -14,7 +14,6 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import RunDir, is_trained, load_run_config
-from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task, Trajectory
 
 HOLDER = """
@@ -45,16 +44,6 @@ def test_a_new_directory_explains_itself(tmp_path: Path) -> None:
     assert start["python"] == ".".join(map(str, sys.version_info[:3]))
     assert start["packages"]["trailnotes"]
     assert "git" in start
-
-
-def test_lines_and_episodes_are_appended(tmp_path: Path) -> None:
-    with RunDir.open(tmp_path, Config()) as run:
-        run.append_metrics({"loss": 1.0, "iteration": 0})
-        run.append_trajectories(0, [episode(0), episode(1)])
-        run.append_trajectories(1, [episode(2)])
-        assert run.read_metrics() == [{"iteration": 0, "loss": 1.0}]
-        records = list(read_jsonl(run.trajectories_path))
-    assert [(r["iteration"], r["member"]) for r in records] == [(0, 0), (0, 1), (1, 2)]
 
 
 def test_resume_moves_later_lines(tmp_path: Path) -> None:

@@ -98,10 +98,3 @@ def test_training_on_other_data_is_reported(shop: str, change: dict[str, Any], t
     assert describe_training_overlap(config_of(shop, **change), config) == (
         f"the model was trained with another {text}: whether this panel is unseen cannot be told"
     )
-
-
-def test_one_protocol_makes_a_table_whatever_the_view(tmp_path: Path, shop: str) -> None:
-    one = evaluated(tmp_path / "one", config_of(shop))
-    other = evaluated(tmp_path / "other", config_of(shop, 1, view="text_rich", max_title=40))
-    (line,) = compare_evaluations([str(one), str(other)]).lines
-    assert line.seeds == (0, 1)

@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 
 from small import small_config
 from tinyrun import tiny_config, train_in_process
-from trailnotes.config.model_schema import ModelConfig
-from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig
+from trailnotes.config.schema import Config, MemoryConfig, RolloutConfig
 from trailnotes.errors import RunError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import Conversation, parse_listed_actions
-from trailnotes.runs.evaluate import rollout
-from trailnotes.runs.load_policy import RANDOM, EvaluatedModel, build_random_policy, load_policy, open_evaluated_model
+from trailnotes.runs.load_policy import EvaluatedModel, build_random_policy, load_policy, open_evaluated_model
 from trailnotes.runs.train import train
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import Message, Observation, Sampling, Task
+from trailnotes.types import Message, Observation, Sampling
 
 ACTIONS = st.lists(st.text("abc xyz", min_size=1, max_size=8).map(str.strip).filter(bool), min_size=1, max_size=9)
 
@@ -54,43 +52,6 @@ def test_random_policy_is_uniform_and_repeatable() -> None:
         True,
         False,
     }
-
-
-class Doors:
-    """Rooms with two doors."""
-
-    @staticmethod
-    def tasks(split: str) -> list[Task]:
-        return [Task(f"{split}/{n}", "test_load_policy:Doors", n, split) for n in range(2)]
-
-    def reset(self, task: Task) -> Observation:
-        self._room = task.seed
-        return self._seen("leave")
-
-    def step(self, action: str) -> Observation:
-        self._room += 1
-        return self._seen(None)
-
-    def close(self) -> None:
-        pass
-
-    def _seen(self, instruction: str | None) -> Observation:
-        doors = tuple(f"door {self._room} {side}" for side in ("left", "right"))
-        return Observation(f"room {self._room}", actions=doors, instruction=instruction)
-
-
-def test_rollout_plays_with_it(tmp_path: Path) -> None:
-    config = Config(
-        model=ModelConfig(path=RANDOM),
-        env=EnvConfig(name="test_load_policy:Doors", num_workers=0),
-        rollout=RolloutConfig(
-            num_tasks=2, max_steps=3, show_actions=True, max_action_tokens=64, max_context_tokens=9999
-        ),
-    )
-    episodes = rollout(config, out=tmp_path / "episodes.jsonl")
-    assert len(episodes) == 2
-    assert all(step.action in (step.observation.actions or ()) for t in episodes for step in t.steps)
-    assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 2
 
 
 # -- who is examined

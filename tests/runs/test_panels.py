@@ -37,14 +37,6 @@ def test_interval_on_the_panel_with_few_families() -> None:
     assert (mean, interval.low, interval.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
 
 
-def test_four_families_claim_nothing_beyond_them() -> None:
-    """Two won, two lost: as a sample of families that would be anything from 0 to 1."""
-    episodes = [episode(f"w/route/{name}/test-{i}", name < "c") for name in "abcd" for i in range(5)]
-    mean, interval, name = estimate_interval(episodes, small_config())
-    assert "on this panel" in name
-    assert (mean, interval.low, interval.high) == pytest.approx((0.5, 0.299, 0.701), abs=1e-3)  # 10 of 20 by Wilson's
-
-
 def test_with_families_enough_they_are_the_sample() -> None:
     """Five of ten families won, with four games each: as good as nine games, not as 40."""
     episodes = [episode(f"w/route/{name}/test-{i}", name < "f") for name in "abcdefghij" for i in range(4)]

@@ -6,9 +6,7 @@ import asyncio
 import json
 import random
 import signal
-import sqlite3
 from collections import Counter
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from trailnotes.errors import ConfigError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
 from trailnotes.rollout.tips import TipBatch, write_tips
-from trailnotes.runs.adapt import adapt
 from trailnotes.runs.dry_run import count_rehearsal_episodes, dry_run, estimate_iterations, shrink_config, split_usage
 from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.runs.rehearsal import (
@@ -72,18 +69,9 @@ def alone(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("rehearsal", "more", "named"),
     [
-        (
-            {"split": "train"},
-            {},
-            r"rehearsal\.split = 'train'.*train\.split = 'train'.*rehearse games that no other split",
-        ),
-        ({"split": "test"}, {}, r"rehearsal\.split = 'test'.*the panel \(eval\.split = 'test'\)"),
-        ({"split": "new"}, {"eval": {"split": "new"}}, r"rehearsal\.split = 'new'.*the panel \(eval\.split = 'new'\)"),
-        (
-            {"split": "validation"},
-            {"train": {"eval_every": 1}},
-            r"'validation'.*train\.validation_split = 'validation'",
-        ),
+        ({"split": "train"}, {}, r"rehearsal\.split = 'train'.*train\.split = 'train'"),
+        ({"split": "test"}, {}, r"rehearsal\.split = 'test'.*eval\.split = 'test'"),
+        ({"split": "validation"}, {"train": {"eval_every": 1}}, r"'validation'.*train\.validation_split"),
         ({"split": "spare", "options": {"families": ["keys/hazel"]}, "num_tasks": 0}, {}, ""),
     ],
 )
@@ -248,15 +236,6 @@ def test_a_file_costs_nothing(start_model: Path, recorded: Path, tmp_path: Path)
     assert not (tmp_path / "run" / "rehearsal").exists()
 
 
-def test_method_without_tips_ignores_rehearsal(start_model: Path, tmp_path: Path) -> None:
-    config = rehearsing(start_model, algorithm={"name": "grpo"}, loss={"kl": 0.0}, train={"iterations": 1})
-    assert not config.has_reference_model
-    train(config, tmp_path / "run")
-    (line,) = metrics(tmp_path / "run")
-    assert line["env_steps"] == line["rollout/env_steps"]
-    assert "update/tokens_rehearsal" not in line
-
-
 def test_dry_run_extrapolates_the_recording(start_model: Path, tmp_path: Path) -> None:
     rehearsal = {"num_tasks": 60}
     config = rehearsing(start_model, rehearsal=rehearsal, train={"iterations": 1000, "max_env_steps": 1000})
@@ -327,23 +306,6 @@ def test_recording_of_other_settings_is_refused(start_model: Path, recorded: Pat
     assert record_rehearsal(longer, recorded) == recorded / "rehearsal.jsonl"
 
 
-# -- the commands
-
-
-def test_the_command_records_and_says_what_it_took(
-    start_model: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.toml").write_text(to_toml(rehearsing(start_model)))
-    words = ["rehearsal", "record", str(tmp_path / "config.toml"), "--out"]
-    assert main([*words, str(recorded)]) == 0
-    steps = int(read_recording_usage(recorded)["env_steps"])
-    output = capsys.readouterr().out
-    assert f"8 conversations, which took {steps} environment steps and " in output
-    assert f"written to {recorded / 'rehearsal.jsonl'}" in output
-    assert main([*words, str(tmp_path / "out"), "--rehearsal.split", ""]) == 2
-    assert "rehearsal.split is empty: name the games to record" in capsys.readouterr().err
-
-
 # -- the start model as the author
 
 
@@ -374,14 +336,3 @@ def test_the_start_model_writes_the_tips(
     assert (later == theirs_later) == (author == "start")
     lines = [line for line in read_jsonl(tmp_path / "trajectories.jsonl") if line["iteration"] == 1]
     assert {step["policy_version"] for line in lines for step in line["steps"]} == {1}, "it acts as before"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("author", ["start", "policy"])
-def test_an_adaptation_of_the_run_has_the_same_author(author: str, start_model: Path, tmp_path: Path) -> None:
-    config = tiny_config(start_model, algorithm={"author": author}, train={"iterations": 1})
-    last = train(config, tmp_path / "run")
-    adapt(config, tmp_path / "run", out=tmp_path / "adapted", trials=1)
-    with closing(sqlite3.connect(tmp_path / "adapted" / "memory.db")) as connection:
-        wrote = {model for (model,) in connection.execute("SELECT model FROM tips")}
-    assert wrote == {str(start_model if author == "start" else last)}

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from paying import Paid
-from tinyrun import episodes, metrics, tiny_config, train_in_process
+from tinyrun import episodes, metrics, tiny_config
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError, RunError
-from trailnotes.policies.hf.policy import load_model
-from trailnotes.runs import training as run_module
 from trailnotes.runs.diagnose import diagnose
 from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.train import train
@@ -52,15 +49,6 @@ def test_environment_that_always_fails_stops_the_run_and_is_located(
     assert ("# the line of the traceback" in (tmp_path / "trajectories.jsonl").read_text()) == (env == "Raising")
 
 
-@pytest.mark.parametrize(("threshold", "warns"), [(1.0, True), (-1.0, False)])
-def test_warning_of_tips_that_reach_no_reader(
-    start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], threshold: float, warns: bool
-) -> None:
-    memory = {"threshold": threshold, "query": "conversation"}
-    train(tiny_config(start_model, memory=memory, empo2={"p_memory": 1.0}), tmp_path)
-    assert capsys.readouterr().err.count("lower memory.threshold") == warns
-
-
 def test_what_failed_episodes_cost_is_counted(start_model: Path, tmp_path: Path) -> None:
     env = {"name": "test_training:Brittle", "num_workers": 0}
     train(tiny_config(start_model, env=env, train={"iterations": 1}), tmp_path)
@@ -83,28 +71,6 @@ def test_learning_rate_decay() -> None:
     assert scale(1, 750, max_env_steps=1000) == pytest.approx(0.5)  # the nearer limit counts
     assert scale(9, decay=0.0) == 1.0
     assert scale(1, tokens=110, max_tokens=100) == 0.0, "tips of the last iteration passed the limit"
-
-
-@pytest.mark.parametrize(
-    ("sections", "loaded", "kept"),
-    [
-        ({"loss": {"kl": 0.0}, "algorithm": {"author": "start"}}, True, False),
-        ({"loss": {"kl": 0.01}, "algorithm": {"author": "start"}}, True, True),
-    ],
-)
-def test_initial_model_is_loaded_once(
-    start_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    sections: dict[str, Any],
-    loaded: bool,
-    kept: bool,
-) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(run_module, "load_model", lambda config: made.append(load_model(config)[0]) or (made[-1], None))
-    run = train_in_process(tiny_config(start_model, train={"iterations": 1}, **sections), tmp_path)
-    assert len(made) == loaded
-    assert [model for model in run.learner.models if model in made] == made * kept
 
 
 def test_the_former_name_of_the_iterations_module_warns(monkeypatch: pytest.MonkeyPatch) -> None:

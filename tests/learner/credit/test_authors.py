@@ -113,8 +113,3 @@ def test_shares_are_never_negative_and_never_more_than_the_whole(gains: dict[str
     assert shares.keys() == gains.keys()
     assert min(shares.values()) >= 0
     assert math.fsum(shares.values()) <= 1 + 1e-9
-
-
-def test_shares_must_be_those_of_the_groups() -> None:
-    with pytest.raises(ValueError, match="a mapping for each trajectory"):
-        compute_tip_credits([TrajectoryGroup(TASK, (played(1, RIGHT), played(0)))], [[{RIGHT: 1.0}]])
