@@ -120,9 +120,7 @@ def test_responses_of_different_rows_are_apart() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(-10, 0)), min_size=1, max_size=12))
-def test_response_mask_equals_token_mask_for_single_tokens(
-    tokens: list[tuple[bool, float]],
-) -> None:
+def test_response_mask_equals_token_mask_for_single_tokens(tokens: list[tuple[bool, float]]) -> None:
     apart = [pair for token in tokens for pair in ((False, 0.0), token)]
     trained, logprobs = mask(*(int(t) for t, _ in apart)), row(*(p for _, p in apart))
     by_token = find_kept(logprobs, trained, "token")

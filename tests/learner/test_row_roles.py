@@ -22,11 +22,7 @@ from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.learner.losses import compute_token_weights
-from trailnotes.learner.samples import (
-    build_anchor_samples,
-    build_samples,
-    iter_minibatches,
-)
+from trailnotes.learner.samples import build_anchor_samples, build_samples, iter_minibatches
 from trailnotes.types import Completion, Mode, RowRole, Sample, Tip, TrajectoryGroup
 
 Settings = dict[str, Any]

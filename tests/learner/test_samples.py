@@ -11,11 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiny import episode, group, step, trajectory
-from trailnotes.learner.samples import (
-    build_samples,
-    iter_minibatches,
-    make_microbatches,
-)
+from trailnotes.learner.samples import build_samples, iter_minibatches, make_microbatches
 from trailnotes.types import Mode, Sample, Trajectory
 
 MODES: list[Mode] = ["plain", "on_policy_tips", "off_policy"]

@@ -19,11 +19,7 @@ from sharded_cases import Case, config_of, difference, one_process, rows_of, wai
 from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.ranks import (
-    RankProcess,
-    is_torchrun_worker,
-    validate_world_size,
-)
+from trailnotes.learner.ranks import RankProcess, is_torchrun_worker, validate_world_size
 from trailnotes.learner.sharded import ShardedLearner, make_learner
 from trailnotes.policies.hf.policy import load_model
 
