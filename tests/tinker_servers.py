@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import select
@@ -11,17 +10,19 @@ import signal
 import socket
 import subprocess
 import sys
-import tarfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tinker
-import torch
-from safetensors.torch import load
+
+from trailnotes.config.schema import Config
+from trailnotes.learner.learner import Learner
+from trailnotes.policies.hf.policy import load_model
+from trailnotes.types import Sample
 
 REAL = os.environ.get("TRAILNOTES_TEST_TINKER", "")  # a Python that has skyrl-tx
 KEY = "tml-of-a-test"  # the SDK sends no key that begins otherwise
@@ -42,31 +43,7 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @cached_property
-    def service(self) -> tinker.ServiceClient:
-        return tinker.ServiceClient(base_url=self.url, api_key=KEY)
-
-    def create(self, seed: int = 0, rank: int = RANK) -> tinker.TrainingClient:
-        return self.service.create_lora_training_client(str(self.model), rank=rank, seed=seed, train_unembed=False)
-
-    def download(self, client: tinker.TrainingClient, name: str) -> dict[str, bytes]:
-        """Return the files of a checkpoint for sampling."""
-        url = f"{self.url}/api/v1/training_runs/{client.model_id}/checkpoints/{name}/archive"
-        with urllib.request.urlopen(url, timeout=60) as answer, tarfile.open(fileobj=io.BytesIO(answer.read())) as tar:
-            files = {Path(member.name).name: tar.extractfile(member) for member in tar}
-            return {name: file.read() for name, file in files.items() if file is not None}
-
-    def read_adapter(self, client: tinker.TrainingClient, name: str) -> dict[str, torch.Tensor]:
-        """Save the weights under a name that is new, and return them."""
-        client.save_weights_for_sampler(name).result(60)
-        return load(self.download(client, name)["adapter_model.safetensors"])
-
-    def pause(self, seconds: float) -> None:
-        """Let requests pile up, where the server does not do that by itself."""
-
     def close(self) -> None:
-        if "service" in self.__dict__:
-            close_service(self.service)
         self.kill()
 
     def start(self) -> None:
@@ -118,15 +95,8 @@ class StandIn(Server):
             os.close(process)
             self.pid = 0
 
-    def restart(self) -> None:
-        self.kill()
-        self.start()
-
     def add_fault(self, **fault: Any) -> None:
         ask(f"{self.url}/faults", fault)
-
-    def pause(self, seconds: float) -> None:
-        self.add_fault(pause=seconds)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Requests by path, and tokens by what was done with them."""
@@ -140,7 +110,7 @@ class SkyRL(Server):
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self.root.mkdir()
+        self.root.mkdir(exist_ok=True)  # it may have been killed
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
         backend = {
@@ -184,6 +154,14 @@ def ask(url: str, body: Any = None) -> Any:
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
+
+
+def score_here(config: Config, model: Path, rows: Sequence[Sample]) -> list[float]:
+    """Score rows by a model on disk, in this process."""
+    lora = config.model.lora.model_copy(update={"enabled": True})
+    loaded = load_model(config.model.model_copy(update={"path": str(model), "lora": lora}))[0]
+    learner = Learner(loaded, config.optim, config.loss, temperature=1.0)
+    return [value for row in learner.logprobs(rows) for value in row]
 
 
 def close_service(service: tinker.ServiceClient) -> None:

@@ -11,17 +11,15 @@ from typing import Any
 import pytest
 
 from small import small_config
-from tinker_servers import RANK, StandIn, close_service
+from tinker_servers import RANK, StandIn, close_service, score_here
 from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError
-from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_sample
 from trailnotes.learner.tinker import TinkerLearner
 from trailnotes.policies.hf.engine import StopCondition
-from trailnotes.policies.hf.policy import load_model
 from trailnotes.policies.tinker import TinkerPolicy
 from trailnotes.storage import checkpoint
-from trailnotes.types import Completion, Message, Sample, Sampling
+from trailnotes.types import Completion, Message, Sampling
 from trailnotes.web.tinker import TinkerServer
 
 pytestmark = [
@@ -105,13 +103,9 @@ def test_completions_are_cut_where_the_engines_here_end_them(own: StandIn, opene
         assert stopped.finish_reason == "stop"
         assert (short.token_ids, short.finish_reason) == (whole.token_ids[:5], "length")
         rows = [anchor_sample(whole, "tip", 0.0)]
-        assert whole.logprobs == pytest.approx(score_here(make_config(own), rows), abs=CLOSE)
-
-
-def score_here(config: Config, rows: Sequence[Sample]) -> list[float]:
-    lora = config.model.lora.model_copy(update={"enabled": True})
-    model = load_model(config.model.model_copy(update={"lora": lora}))[0]
-    return [value for row in Learner(model, config.optim, config.loss).logprobs(rows) for value in row if value]
+        assert whole.logprobs == pytest.approx(
+            [v for v in score_here(make_config(own), own.model, rows) if v], abs=CLOSE
+        )
 
 
 def test_a_token_that_ends_the_turn_ends_the_completion(own: StandIn, opened: Opened) -> None:

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path, PosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,18 +17,15 @@ from safetensors.torch import load_file
 
 from children import wait_for
 from small import small_config
-from tinker_servers import KEY, RANK, REAL, Server, SkyRL, StandIn, close_service
+from tinker_servers import KEY, RANK, REAL, Server, SkyRL, StandIn, close_service, score_here
 from tinyrun import command, episodes, metrics
 from trailnotes.commands import main
 from trailnotes.config.methods import resolve_method
 from trailnotes.config.model_schema import TINKER_KEY_VARIABLE
-from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
-from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_sample
 from trailnotes.learner.tinker import TinkerLearner
-from trailnotes.policies.hf.policy import load_model
 from trailnotes.runs import iteration as iterations
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.preflight import run_preflight
@@ -215,13 +212,6 @@ def test_resume_after_kill_while_learning(own: StandIn, tmp_path: Path, undistur
     assert count_at(own)["trained"] == tokens["trained"] + again
 
 
-class Lasting(PosixPath):
-    """The directory of a server that is started again."""
-
-    def mkdir(self, *given: Any, **named: Any) -> None:
-        super().mkdir(parents=True, exist_ok=True)
-
-
 @pytest.mark.parametrize(
     "kind",
     ["documented", pytest.param("skyrl", marks=pytest.mark.long), pytest.param("real", marks=pytest.mark.tinker)],
@@ -232,7 +222,7 @@ def test_a_run_outlives_its_server(
     if kind == "real":
         if not REAL:
             pytest.skip("TRAILNOTES_TEST_TINKER names no Python with skyrl-tx")
-        server: Server = SkyRL("skyrl", model_dir, Lasting(tmp_path / "server"))
+        server: Server = SkyRL("skyrl", model_dir, tmp_path / "server")
         request.addfinalizer(server.close)
         server.start()
     else:
@@ -355,13 +345,6 @@ def train_and_score(words: Sequence[str], rows: Sequence[Sample]) -> tuple[list[
             return [value for row in run.learner.logprobs(rows) for value in row], run.saved / "model"
 
     return asyncio.run(body())
-
-
-def score_here(config: Config, model: Path, rows: Sequence[Sample]) -> list[float]:
-    lora = config.model.lora.model_copy(update={"enabled": True})
-    loaded = load_model(config.model.model_copy(update={"path": str(model), "lora": lora}))[0]
-    learner = Learner(loaded, config.optim, config.loss, temperature=1.0)
-    return [value for row in learner.logprobs(rows) for value in row]
 
 
 ROW = Sample((5, 6, 7, 8, 9, 10, 11), (0, 0, 1, 1, 1, 1, 1), (0.0,) * 7, (0.0,) * 7)
