@@ -79,10 +79,6 @@ def get_family(task: Task) -> str:
     return task.family or task.id.rpartition("/")[0] or task.env
 
 
-def get_metric_value(trajectory: Trajectory, metric: str) -> float:
-    return float(trajectory.success) if metric == "success" else trajectory.episode_return
-
-
 def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[float, Interval | None, str]:
     """Estimate a policy's mean on a panel, its interval, and a description of the interval.
 
@@ -95,7 +91,7 @@ def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[f
     families = {t.task.id: get_family(t.task) for t in episodes}
     games: dict[str, list[float]] = {}
     for t in episodes:
-        games.setdefault(t.task.id, []).append(get_metric_value(t, metric))
+        games.setdefault(t.task.id, []).append(float(t.success) if metric == "success" else t.episode_return)
     crossed = estimate({0: {game: fmean(own) for game, own in games.items()}}, families, bounds, confidence)
     num_families = len(set(families.values()))
     kind = ("Wilson's" if bounds else "Student's t") + f", {confidence:.0%}"

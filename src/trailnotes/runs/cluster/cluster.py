@@ -36,10 +36,6 @@ class Cluster:
         self._gpu: Any = None  # actor; as long as it is referred to, Ray gives the GPU of this process to no other
         self._engines: list[Any] = []  # actors
 
-    @property
-    def num_machines(self) -> int:
-        return len({node["NodeManagerAddress"] for node in self.nodes.values()})
-
     def get_node_name(self, node: str) -> str:
         address = self.nodes.get(node, {}).get("NodeManagerAddress", "that has joined since")
         return f"node {address} ({node[:6]})"

@@ -49,7 +49,8 @@ def connect_cluster(config: Config) -> Iterator[Cluster]:
         cluster = Cluster(config)
         _require_same_version(cluster)
         cluster.reserve()
-        if cluster.num_machines > 1 and os.environ.get("RAY_AUTH_MODE") != "token":
+        machines = {node["NodeManagerAddress"] for node in cluster.nodes.values()}
+        if len(machines) > 1 and os.environ.get("RAY_AUTH_MODE") != "token":
             logger.warning("this Ray cluster asks for no token, so whoever reaches its machines can run anything on "
                            "them: set RAY_AUTH_MODE=token on all")  # fmt: skip
         yield cluster
