@@ -67,7 +67,7 @@ class ShardedLearner:
         atexit.register(self.close)
         try:
             dumps = dump_dir and dump_dir.absolute()  # a rank may work in another directory
-            monitor.store.set(ranks.BUILD_KEY, pickle.dumps((config, dumps)))
+            monitor.store.set(ranks.BUILD_KEY, pickle.dumps((config, dumps)))  # type: ignore[arg-type]
             monitor.wait_until_ready()
             with self._abort_on_error():
                 self._group = ranks.init_process_group(

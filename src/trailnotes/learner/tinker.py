@@ -359,7 +359,7 @@ class TinkerLearner:
                     member = next(each for each in archive if each.isfile() and Path(each.name).name == _ADAPTER_FILE)
                     opened = archive.extractfile(member)
                     assert opened is not None, "it is a file"
-                    return load_tensors(opened.read(MOST_ADAPTER_BYTES))
+                    return load_tensors(opened.read(MOST_ADAPTER_BYTES))  # type: ignore[no-any-return]
             except (tarfile.TarError, zlib.error, SafetensorError, StopIteration, EOFError, OSError) as error:
                 raise ServerError(f"{self.server.url} gives no adapters of peft ({error or 'other files'})") from error
 

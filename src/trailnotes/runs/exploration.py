@@ -141,13 +141,12 @@ class RandomNetworkDistillation(Estimator):
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
         if rest["embedder"] != self.embedder.name:
             raise ValueError(f"novelty of {rest['embedder']} does not fit {self.embedder.name}: keep memory.embedder")
-        networks: dict[str, Tensor] = {}
+        tensors = {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
+        self._networks.load_state_dict({name: tensors[name] for name in self._networks.state_dict()})
         moments: dict[int, dict[str, Tensor]] = defaultdict(dict)
-        for name, value in arrays.items():
-            part, index, own = name.split(".")
-            kept, name_there = (moments[int(index)], own) if part == "optimizer" else (networks, name)
-            kept[name_there] = torch.from_numpy(np.array(value))
-        self._networks.load_state_dict(networks)
+        for name in tensors.keys() - self._networks.state_dict().keys():  # optimizer.PARAMETER.MOMENT
+            _, index, own = name.split(".")
+            moments[int(index)][own] = tensors[name]
         self._optimizer.load_state_dict(self._optimizer.state_dict() | {"state": moments})
         self._num_batches = int(rest["num_batches"])
         self._num_errors, self._mean, self._squares = rest["errors"]
