@@ -123,16 +123,6 @@ def with_step_logprobs(samples: list[Sample]) -> list[Sample]:
     ]
 
 
-def test_minibatches_step_once_each_and_in_the_seeds_order() -> None:
-    samples = with_logprobs(rows(6), 1)
-    one, same, other = (learner(minibatch=2, epochs=2) for _ in range(3))
-    assert one.update(samples, seed=1)["optimizer_steps"] == 6
-    same.update(samples, seed=1)
-    other.update(samples, seed=2)
-    assert_equal_weights(one, same)
-    assert_other_weights(one, other)
-
-
 def test_rows_of_zero_advantage_are_left_out_of_kl_too() -> None:
     samples = with_logprobs(rows(4), 1)
     silent = replace(samples[0], advantages=(0.0,) * len(samples[0].advantages), trajectory=9)
@@ -299,17 +289,6 @@ def test_bfloat16_learns_at_a_rate_that_its_own_weights_would_lose() -> None:
     moved = torch.cat([(new - old).flatten().abs() for new, old in zip(masters, before, strict=True)])
     assert 1e-5 < moved.max() < 1e-4  # 40 steps of about 1e-6, kept in the float32 masters
     assert all(p.dtype == torch.bfloat16 for p in subject.model.parameters())
-
-
-def test_exported_weights_load_anywhere(tmp_path: Path) -> None:
-    subject = learner()
-    subject.update(with_logprobs(rows(), 1))
-    subject.export(tmp_path / "model")
-    subject.export(tmp_path / "model")  # replaces
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert torch.equal(loaded(IDS).logits, subject.model(IDS).logits)
-    assert [p.name for p in (tmp_path / "model").glob("*.safetensors")] == ["model.safetensors"]
-    assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
 def with_adapters() -> nn.Module:

@@ -19,7 +19,7 @@ from tiny import VOCABULARY, tiny_model
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer, is_packing_supported
-from trailnotes.learner.samples import PackingMode, Ranks, make_microbatches, split_microbatches
+from trailnotes.learner.samples import PackingMode, make_microbatches, split_microbatches
 from trailnotes.types import Sample
 
 pytestmark = [
@@ -59,10 +59,6 @@ def test_ranks_partition_rows_into_equally_many_micro_batches(
     assert sorted(i for cut in cuts for batch in cut for i in batch) == list(range(len(lengths)))
     assert len({len(cut) for cut in cuts}) == 1
     assert all(any(batches) for batches in zip(*cuts, strict=True))  # nobody passes nothing with everybody
-
-
-def test_alone_nothing_changes() -> None:
-    assert split_microbatches(rows(5, 3, 9, 3), 10, Ranks()) == [[1, 3], [0], [2]]
 
 
 def test_joined_rows_count_without_padding() -> None:

@@ -56,10 +56,6 @@ OTHERS = [
 ]
 
 
-def weights(learner: Learner) -> list[Tensor]:
-    return [p.detach().clone() for p in learner.model.parameters()]
-
-
 def by_hand(rows: Sequence[Sample], aggregation: str, held: str = "sequence") -> tuple[list[Tensor], float]:
     """Gradient and value of: for each role and term, the mean over its own tokens, or of its rows' means.
 
@@ -135,16 +131,6 @@ def test_other_roles_leave_the_gradient_of_the_episodes_as_it_is(settings: Setti
     assert {n: both[n] for n in metrics.keys() - changed} == pytest.approx(
         {n: metrics[n] for n in metrics.keys() - changed}
     )
-
-
-def test_without_other_roles_nothing_changes_by_a_bit() -> None:
-    """Rows that neither hold, imitate nor earn are no part of the update, whatever else is left in it."""
-    silent = told("tip", 1, 4)
-    alone, beside = (learner(kl=0.1, drop_zero_advantage=False, minibatch=2, epochs=2) for _ in range(2))
-    expected, found = alone.update(acted()), beside.update([*acted(), silent])
-    assert all(torch.equal(a, b) for a, b in zip(weights(alone), weights(beside), strict=True))
-    assert not any("tip" in name for name in found)
-    assert found["tokens_trained"] == expected["tokens_trained"]
 
 
 def test_mini_batches_share_out_each_role_evenly() -> None:
