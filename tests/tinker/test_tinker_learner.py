@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from tinker_servers import RANK, Server
 from tiny import episode, group
@@ -18,6 +20,7 @@ from trailnotes.algorithms.gigpo import GigpoConfig, compute_two_level_advantage
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import resolve_config
+from trailnotes.errors import ServerError
 from trailnotes.learner.credit.episodes import group_advantages, leave_one_out_advantages, score_group
 from trailnotes.learner.credit.steps import collect_visits
 from trailnotes.learner.learner import Learner
@@ -145,6 +148,25 @@ def test_three_updates_give_the_weights_that_they_give_here(method: str, pair: A
 def test_the_command_lists_the_models_of_a_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--learner.url", server.url]) == 0
     assert capsys.readouterr().out == f"{server.model}\n"
+
+
+@pytest.mark.parametrize("tensors", [{"a.q_proj.lora_A.weight": [3]}, {"a.q_proj.weight": [4, 8]}], ids=str)
+def test_other_adapters_than_were_asked_for_are_not_written(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch, tensors: dict[str, list[int]]
+) -> None:
+    config = make_config(stand_in("documented"))
+    learner = TinkerLearner(config, TinkerServer(config.learner))
+
+    def send(_self: TinkerServer, _run: str, _name: str, file: Any, _most: int) -> None:
+        data = save({name: torch.zeros(shape) for name, shape in tensors.items()})
+        member = tarfile.TarInfo("folder/adapter_model.safetensors")
+        member.size = len(data)
+        with tarfile.open(fileobj=file, mode="w:gz") as archive:
+            archive.addfile(member, io.BytesIO(data))
+
+    monkeypatch.setattr(TinkerServer, "download_archive", send)
+    with pytest.raises(ServerError, match="gives other adapters than were asked for"):
+        learner._download_adapters()
 
 
 def test_thoughts_are_not_ended_by_a_stop_text(stand_in: Any) -> None:

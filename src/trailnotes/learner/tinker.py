@@ -49,6 +49,7 @@ PPO_CLIP: Final = 0.2  # of its "ppo" without thresholds
 WEIGHTS_TTL: Final = 14 * 24 * 3600  # seconds that a server may keep weights that only sample
 MOST_ADAPTER_BYTES: Final = 16 << 30
 _NAME = re.compile(r"tinker://([\w:.-]+)/(?:weights/|sampler_weights/)?([\w.-]+)")
+_ADAPTER_NAME = re.compile(r"[\w.]+\.lora_[AB]\.weight")
 _ADAPTER_FILE: Final = "adapter_model.safetensors"
 
 
@@ -359,9 +360,12 @@ class TinkerLearner:
                     member = next(each for each in archive if each.isfile() and Path(each.name).name == _ADAPTER_FILE)
                     opened = archive.extractfile(member)
                     assert opened is not None, "it is a file"
-                    return load_tensors(opened.read(MOST_ADAPTER_BYTES))  # type: ignore[no-any-return]
+                    tensors: dict[str, Tensor] = load_tensors(opened.read(MOST_ADAPTER_BYTES))
             except (tarfile.TarError, zlib.error, SafetensorError, StopIteration, EOFError, OSError) as error:
                 raise ServerError(f"{self.server.url} gives no adapters of peft ({error or 'other files'})") from error
+        if strange := [name for name in tensors if not _ADAPTER_NAME.fullmatch(name) or tensors[name].ndim != 2]:
+            raise ServerError(f"{self.server.url} gives other adapters than were asked for: {strange[0][:100]}")
+        return tensors
 
 
 def _make_datum(row: Sample, **inputs: list[float]) -> Any:
