@@ -6,8 +6,8 @@ Ranks above 0 repeat the calls of rank 0; those of this machine are `python -m t
 from __future__ import annotations
 
 import atexit
+import json
 import os
-import pickle
 import secrets
 import shutil
 import signal
@@ -67,7 +67,8 @@ class ShardedLearner:
         atexit.register(self.close)
         try:
             dumps = dump_dir and dump_dir.absolute()  # a rank may work in another directory
-            monitor.store.set(ranks.BUILD_KEY, pickle.dumps((config, dumps)))  # type: ignore[arg-type]
+            build = {"config": config.model_dump(mode="json"), "dump_dir": dumps and str(dumps)}
+            monitor.store.set(ranks.BUILD_KEY, json.dumps(build))
             monitor.wait_until_ready()
             with self._abort_on_error():
                 self._group = ranks.init_process_group(
@@ -180,7 +181,8 @@ def follow_rank_0(rank: int, store: Store, **where: Any) -> None:
     Arguments are those of `init_process_group`. A failure of this rank's own is in the store when this raises it.
     """
     try:
-        config, dump_dir = pickle.loads(store.get(ranks.BUILD_KEY))  # noqa: S301 - rank 0's, as all that ranks exchange
+        build = json.loads(store.get(ranks.BUILD_KEY))
+        config, dump_dir = Config(**build["config"]), build["dump_dir"] and Path(build["dump_dir"])
         torch.set_num_threads(config.run.threads or max(1, torch.get_num_threads() // config.learner.world_size))
         store.set(ranks.READY_KEY.format(rank), "")
         group = ranks.init_process_group(rank, config, store, **where)
