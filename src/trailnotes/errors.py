@@ -7,7 +7,10 @@ A `ConfigError` is also a `ValueError`, so callers of the Python API may catch e
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterable
+from typing import Final
 
 EXTRAS = {
     "train": ("torch", "transformers", "tokenizers", "safetensors", "peft", "huggingface_hub"),
@@ -26,6 +29,19 @@ EXTRAS = {
 """Extra of this distribution -> the modules that it brings."""
 EXTRAS_GROUP = "trailnotes.extras"
 """Entry points ``DISTRIBUTION = "module:EXTRAS"``, by which other distributions of ours name theirs."""
+
+
+SECRET_NAMES: Final = "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - endings of names
+SECRET_NAME: Final = re.compile(rf"(^|[._-])({SECRET_NAMES})$", re.IGNORECASE)
+_MIN_SECRET_CHARS: Final = 12  # shorter ones are placeholders, and words of ordinary errors
+
+
+def redact_environment(text: str) -> str:
+    """Replace the keys and passwords of the environment in `text`, the output or error of foreign code, by names."""
+    for name, secret in sorted(os.environ.items(), key=lambda item: -len(item[1])):
+        if len(secret) >= _MIN_SECRET_CHARS and SECRET_NAME.search(name):
+            text = text.replace(secret, f"[{name}]")
+    return text
 
 
 class TrailnotesError(Exception):

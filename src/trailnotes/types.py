@@ -202,7 +202,8 @@ class Sampling:
     seed: int = 0  # of this completion; the same seed and logits give the same tokens
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_tokens < 1:
+        held = 0 <= self.temperature <= MAX_MAGNITUDE and 1 / MAX_MAGNITUDE <= self.top_p <= 1  # by 32 bits; no NaN
+        if not held or self.top_k < 0 or self.max_tokens < 1:
             raise ValueError(f"impossible sampling settings: {self}")
 
     def cut_at_stop(self, text: str) -> tuple[str, bool]:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -18,7 +19,7 @@ from test_gateway_agents import agent_config, echo
 
 from trailnotes.client import session
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError, Interrupted
+from trailnotes.errors import ConfigError, Interrupted, MemoryStoreError, PolicyError
 from trailnotes.gateway.requests import RequestRefused, parse_chat_call
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Report
@@ -185,6 +186,36 @@ def test_a_signal_during_a_request_ends_the_loop() -> None:
 
     with open_listener("127.0.0.1", 0) as listener, pytest.raises(Interrupted):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("place", ["author", "memory"])
+def test_no_client_writes_a_line_of_the_log_and_no_default_session_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    config = agent_config(tmp_path)
+
+    async def run() -> None:
+        with open_memory(None, config.memory) as memory:
+            gateway: Any = OpenGateway(ScriptedPolicy(echo), memory, config, tmp_path / "episodes.jsonl", 0.0)
+            fails = MemoryStoreError("the disk is full") if place == "memory" else PolicyError("no answer")
+            target = "trailnotes.runs.serving.write_tips" if place == "author" else "trailnotes.memory.TipMemory.add"
+            monkeypatch.setattr(target, Mock(side_effect=fails))
+            for number in range(9):
+                session = gateway.find_default(f"{number}\nERROR: all is lost")
+                await session.ask(CALL)
+                session.report(Report(score=1.0))
+                await session.kept
+            await asyncio.gather(*gateway._playing)
+            assert not gateway._defaults
+            broken: Any = ScriptedPolicy(Mock(side_effect=PolicyError("broken")))
+            gateway = OpenGateway(broken, None, config, tmp_path / "episodes.jsonl", 0.0)
+            with pytest.raises(RequestRefused, match="PolicyError"):
+                await gateway.find_default("x\nERROR: all is lost").ask(CALL)
+            await gateway.close()
+
+    asyncio.run(run())
+    assert len(caplog.messages) == 9 + 9 + 2
+    assert not [message for message in caplog.messages if "\n" in message]
 
 
 def test_a_name_is_of_one_session(tmp_path: Path) -> None:

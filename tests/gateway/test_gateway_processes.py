@@ -65,6 +65,15 @@ def test_how_a_command_failed_is_said(tmp_path: Path, lines: str, said: str) -> 
     assert said in errors[0].error
 
 
+def test_what_a_command_prints_is_kept_without_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sesame-0123456789")
+    monkeypatch.setenv("SOME_SECRET", "sesame-0123456789-and-more")
+    errors: list[Trajectory] = []
+    lines = "sys.exit(os.environ['SOME_API_KEY'] + ' ' + os.environ['SOME_SECRET'])"
+    play(command(tmp_path, lines, timeout=60.0), lambda _: None, errors=errors)
+    assert "status 1: [SOME_API_KEY] [SOME_SECRET] (" in errors[0].error
+
+
 @pytest.mark.long
 def test_a_command_that_never_ends_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trailnotes.gateway.pool.GRACE_S", 0.1)

@@ -6,12 +6,22 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trailnotes.gateway.requests import ModelCall, ModelReply, make_reply, parse_chat_call, render_conversation
-from trailnotes.types import Completion
+from trailnotes.gateway.requests import (
+    ModelCall,
+    ModelReply,
+    RequestRefused,
+    make_reply,
+    parse_chat_call,
+    render_conversation,
+)
+from trailnotes.policies.hf.engine import sample_tokens
+from trailnotes.types import Completion, Sampling
 
 TOOLS = ({"type": "function", "function": {"name": "say"}},)
 ROLES = ("user", "system", "tool")
@@ -37,6 +47,26 @@ def read(turn: str) -> list[tuple[str, str]]:
 def test_no_text_takes_another_role(messages: list[tuple[str, str]]) -> None:
     kinds = {"system": "system", "tool": "tool_response"}
     assert read(render(*messages)) == [(kinds[role], text) for role, text in messages if role in kinds]
+
+
+NUMBERS = st.floats() | st.integers() | st.sampled_from([10**400, 1e308, 5e-324, 1e-300, True])
+
+
+@given(NUMBERS, NUMBERS)
+@example(float("nan"), 1.0)
+@example(10**400, 1.0)
+@example(1.0, 1e-300)
+def test_numbers_of_a_request_are_refused_or_cost_nobody_an_answer(temperature: Any, top_p: Any) -> None:
+    messages = [{"role": "user", "content": "go"}]
+    try:
+        call = parse_chat_call({"messages": messages, "temperature": temperature, "top_p": top_p})
+    except RequestRefused:
+        return
+    settings = [Sampling(), Sampling(**dict(call.sampling))]
+    logits = torch.tensor([[4.0, -30.0, 2.0]]).expand(2, -1)
+    tokens, logprobs = sample_tokens(logits, settings, np.full(2, 0.5, dtype=np.float32))
+    assert tokens[0] == 0
+    assert all(map(np.isfinite, logprobs))
 
 
 def answer(text: str) -> ModelReply:

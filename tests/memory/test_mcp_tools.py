@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from trailnotes.config.schema import MemoryConfig
+from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.memory.exchange import enable_tips
 from trailnotes.types import Tip
@@ -115,6 +116,14 @@ def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
         ("add_tip", {"task": "maze/1", "text": ""}, "needs a letter"),
         ("add_tip", {"task": "maze/1", "text": "<|im_start|>..."}, "needs a letter"),
         ("add_tip", {"task": "", "text": "up"}, "task.*at least 1"),
+        ("add_tip", {"task": "new", "text": "up", "score": 1e31}, "score.*less than or equal to 10{30}"),
+        ("memory_report", {"session": "one", "score": -1e308}, "score.*greater than or equal to -10{30}"),
+        ("memory_report", {"session": "one", "score": "nan"}, "score.*less than or equal to 10{30}"),
+        (
+            "memory_report",
+            {"session": "one", "score": 1, "max_score": 1e308},
+            "max_score.*less than or equal to 10{30}",
+        ),
         ("add_tip", {"task": "[INST]", "text": "up"}, "a new task needs an id"),
     ],
 )
@@ -168,6 +177,26 @@ def test_a_session_is_reported_once_and_teaches_what_its_tips_are_worth(memory: 
     for session in (opened["session"], "unknown"):
         with pytest.raises(ToolError, match=r"waits for its report.*memory_open begins one"):
             call(memory, "memory_report", readers, session=session, score=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("add_tip", {"text": "up"}), ("memory_open", {"query": "q"}), ("search_tips", {"query": "q"}), ("list_tasks", {})],
+)
+def test_a_memory_that_fails_is_said_in_one_line(
+    memory: TipMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    name: str, more: dict[str, str],
+) -> None:  # fmt: skip
+    def fail(*_: object, **__: object) -> Any:
+        raise MemoryStoreError("/secret/tips.db: the disk is full")
+
+    for method in ("size", "sizes", "transaction", "begin_attempt", "get_best_score"):
+        monkeypatch.setattr(memory.store, method, fail, raising=False)
+    monkeypatch.setattr(memory, "session", fail)
+    with pytest.raises(ToolError, match="the memory cannot be used now: try again later"):
+        call(memory, name, **({"task": "maze/1"} if more else {}), **more)
+    assert [record.exc_info for record in caplog.records] == [None]
+    assert caplog.messages == ["/secret/tips.db: the disk is full"]
 
 
 @pytest.mark.parametrize("word", CONTROL_WORDS)

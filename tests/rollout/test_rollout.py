@@ -11,6 +11,7 @@ import pytest
 
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
+from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
@@ -198,6 +199,21 @@ def test_a_failing_environment_gives_an_error_trajectory_with_the_steps_so_far()
     assert done.final_observation.text == "place 1"
     at_reset = play(ScriptedPolicy(right), env=Corridor(fail_at=0))
     assert (at_reset.outcome, at_reset.steps) == ("error", ())
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, EnvError])
+def test_no_failed_episode_holds_a_key(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sesame-0123456789")
+
+    class Telling(Corridor):
+        def _fail(self, at: int) -> None:
+            with wrap_env_errors("the corridor"):
+                raise kind(480 * "." + " 401 for sesame-0123456789")
+
+    done = play(ScriptedPolicy(right), env=Telling())
+    assert "sesame" not in f"{done.error} {done.final_observation.info}"
+    assert "401" in done.error
+    assert (kind is EnvError) == ("traceback" not in done.final_observation.info)
 
 
 def test_an_engine_without_ids_works_too() -> None:

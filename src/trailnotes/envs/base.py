@@ -27,6 +27,7 @@ from trailnotes.errors import (
     format_install_command,
     format_sibling_command,
     list_extras,
+    redact_environment,
 )
 from trailnotes.types import Observation, Task
 
@@ -83,7 +84,8 @@ def describe_env_error(error: BaseException) -> tuple[str, str]:
     folder = Path(frames[0].filename).parent
     place = next(frame for frame in reversed(frames) if Path(frame.filename).is_relative_to(folder))
     lines = [*traceback.format_list(frames[-_MAX_FRAMES:]), *traceback.format_exception_only(error)]
-    return f"{format_error(error)} ({Path(place.filename).name}:{place.lineno})", "".join(lines)[-_MAX_TRACEBACK:]
+    trace = redact_environment("".join(lines))[-_MAX_TRACEBACK:]
+    return f"{format_error(error)} ({Path(place.filename).name}:{place.lineno})", trace
 
 
 def format_error(error: BaseException) -> str:
@@ -94,8 +96,9 @@ def format_error(error: BaseException) -> str:
 
 
 def sanitize_text(text: str, most: int) -> str:
-    """Make untrusted text fit for an error: on one line, cut, with "?" for what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split())[:most])
+    """Make untrusted text fit for an error: one line, cut, without keys, with "?" for what a terminal would obey."""
+    line = " ".join(redact_environment(text).split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line[:most])
 
 
 # --- names

@@ -127,12 +127,12 @@ def _parse_sampling(body: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...
     limits = [body[name] for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if body.get(name)]
     if limits:
         fields["max_tokens"] = min(limits)
-    Sampling(**fields)  # refuses what is out of range
-    if 0 < fields.get("temperature", 1) < MIN_TEMPERATURE or abs(fields.get("seed", 0)) >= 2**63:
-        raise ValueError(f"temperature must be 0 or at least {MIN_TEMPERATURE}, seed have 64 bits")
     for name, kinds in (("temperature", (int, float)), ("top_p", (int, float)), ("seed", int), ("max_tokens", int)):
         if name in fields and (isinstance(fields[name], bool) or not isinstance(fields[name], kinds)):
             raise ValueError(f"{name} = {fields[name]!r}")
+    Sampling(**fields)  # refuses what is out of range
+    if 0 < fields.get("temperature", 1) < MIN_TEMPERATURE or abs(fields.get("seed", 0)) >= 2**63:
+        raise ValueError(f"temperature must be 0 or at least {MIN_TEMPERATURE}, seed have 64 bits")
     for name in ("logit_bias", "presence_penalty", "frequency_penalty", "top_logprobs"):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported here")

@@ -7,6 +7,7 @@ error says in words how to make a better call. Source: MCP 2026-07-28 and the ve
 from __future__ import annotations
 
 import inspect
+import logging
 import random
 import threading
 from collections.abc import Callable
@@ -25,12 +26,13 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.exchange import add_new_tip, find_similar_names
 from trailnotes.memory.scope import Scope, make_tip_filter
 from trailnotes.memory.tips import MAX_CHARS, MAX_KEY_CHARS, MAX_TIP_WORDS, TipMemory, clean_tip, quoted
-from trailnotes.types import Tip
+from trailnotes.types import MAX_MAGNITUDE, Tip
 from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+logger = logging.getLogger(__name__)
 PATH: Final = "/mcp"
 MAX_BODY_BYTES: Final = 256 * 1024  # bytes of a request: the longest state, escaped, and some more
 MAX_SESSIONS: Final = 64
@@ -50,7 +52,7 @@ INSTRUCTIONS: Final = (
 Answer = dict[str, Any]
 TaskId = Annotated[str, Field(description="id of the task, as list_tasks gives it", min_length=1, max_length=512)]
 Limit = Annotated[int, Field(description="tips at most", ge=1, le=20)]
-Score = Annotated[float, Field(description="score of your attempt", allow_inf_nan=False)]
+Score = Annotated[float, Field(description="score of your attempt", ge=-MAX_MAGNITUDE, le=MAX_MAGNITUDE)]
 Text = BeforeValidator(lambda value: "" if value is None else value)  # models write null for what they leave out
 
 
@@ -187,7 +189,7 @@ class Toolbox:
         self,
         session: Annotated[str, Field(description="id that memory_open gave", max_length=MAX_NAME_CHARS)],
         score: Score,
-        max_score: Annotated[float, Field(description="the highest possible score", gt=0, allow_inf_nan=False)] = 1.0,
+        max_score: Annotated[float, Field(description="the highest possible score", gt=0, le=MAX_MAGNITUDE)] = 1.0,
         success: Annotated[
             bool | None, Field(description="whether the goal is reached; by default at the highest score")
         ] = None,
@@ -233,9 +235,22 @@ def _summarize_tip(tip: Tip) -> Answer:
     return {"task": tip.namespace, **scores, "state": state}
 
 
+class _Server(MCPServer[Any]):
+    """Says in a line of the log, and to the client in words, that the memory failed."""
+
+    async def call_tool(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await super().call_tool(*arguments, **options)
+        except ToolError as error:
+            if not isinstance(error.__cause__, MemoryStoreError):
+                raise
+            logger.error("%s", error.__cause__)  # noqa: TRY400 (the text says it)
+            raise ToolError("the memory cannot be used now: try again later, or go on without it") from None
+
+
 def make_server(toolbox: Toolbox) -> MCPServer[Any]:
     """Make a protocol server that exposes the tools of `toolbox`; other errors than theirs go to the log alone."""
-    server: MCPServer[Any] = MCPServer(
+    server: MCPServer[Any] = _Server(
         "trailnotes-memory", title="A memory of tips", instructions=INSTRUCTIONS, version=__version__,
         log_level="WARNING",
     )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
-from trailnotes.errors import EnvError
+from trailnotes.errors import EnvError, redact_environment
 from trailnotes.memory.base import AsyncMemory, Memory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.conversation import Conversation, build_memory_query, parse_action
@@ -151,7 +151,7 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
             if steps:
                 steps[-1] = replace(steps[-1], reward=steps[-1].reward + observation.reward)
     except EnvError as failure:
-        error = " ".join(str(failure).split()) or type(failure).__name__
+        error = " ".join(redact_environment(str(failure)).split()) or type(failure).__name__
         if failure.traceback:
             observation = replace(observation, info={**observation.info, "traceback": failure.traceback})
         if attempted is not None:  # no step of the record holds this action

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
-from trailnotes.errors import Interrupted, PolicyError
+from trailnotes.errors import Interrupted, MemoryStoreError, PolicyError
 from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Session
@@ -131,7 +131,7 @@ class OpenGateway:
                 await asyncio.to_thread(self._keep, episode, session)
             kept = ""
         except Exception as error:  # noqa: BLE001 (the other sessions go on)
-            logger.error("session %s of %s: %s", number, session.task.id, error)  # noqa: TRY400 (the text says it)
+            logger.error("session %s of %r: %s", number, session.task.id, error)  # noqa: TRY400 (the text says it)
             reason = f"this session ended by an error of the server: {type(error).__name__}"
             return
         finally:
@@ -140,6 +140,8 @@ class OpenGateway:
             if session.kept is not None and not session.kept.done():
                 session.kept.set_result(kept)
             self._sessions.pop(session.key, None)
+            if self._defaults.get(session.task.id) is session:
+                del self._defaults[session.task.id]
             self._ended[session.key] = None
             if len(self._ended) > MAX_ENDED:
                 del self._ended[next(iter(self._ended))]
@@ -161,10 +163,9 @@ class OpenGateway:
         try:
             async with self._learning:  # an author writes about one session at a time
                 batch = await write_tips(self._policy, [group], self._config, seed=seed, step=0)
-        except PolicyError as error:
-            logger.error("no tip about %s: %s", episode.task.id, error)  # noqa: TRY400 (the text says it)
-            return
-        await asyncio.to_thread(self._memory.add, batch.tips)
+            await asyncio.to_thread(self._memory.add, batch.tips)
+        except (PolicyError, MemoryStoreError) as error:
+            logger.error("no tip about %r: %s", episode.task.id, error)  # noqa: TRY400 (the text says it)
 
 
 async def serve_agents(

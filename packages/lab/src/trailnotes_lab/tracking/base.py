@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from trailnotes.errors import MissingExtraError, format_install_command
+from trailnotes.errors import SECRET_NAME, SECRET_NAMES, MissingExtraError, format_install_command
 
 PROJECT = "trailnotes"  # of a service, unless its own environment variable names another one
 TRACKERS_DIR = "trackers"  # inside a run directory
 REDACTED = "***"
 _MIN_SECRET_CHARS = 8  # a shorter value would also occur in innocent text
-_SECRET_NAMES = "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - endings of names
-_SECRET_NAME = re.compile(rf"(^|[._-])({_SECRET_NAMES})$", re.IGNORECASE)
 _ADDRESS_SECRET = re.compile(r"(?<=://)[^\s/@]+(?=@)")
-_QUERY_SECRET = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{_SECRET_NAMES})=)[^\s&#\"']+", re.IGNORECASE)
+_QUERY_SECRET = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{SECRET_NAMES})=)[^\s&#\"']+", re.IGNORECASE)
 # Name in `run.trackers` -> its module and class, which is imported when a run names it.
 BUILTIN_TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Wandb", "mlflow": "MLflow", "trackio": "Trackio"}
 
@@ -98,13 +96,13 @@ def redact_secrets(value: Any) -> Any:
     match value:
         case str():
             for name, secret in os.environ.items():
-                if _SECRET_NAME.search(name) and len(secret) >= _MIN_SECRET_CHARS:
+                if SECRET_NAME.search(name) and len(secret) >= _MIN_SECRET_CHARS:
                     value = value.replace(secret, REDACTED)
             value = _QUERY_SECRET.sub(rf"\1{REDACTED}", _ADDRESS_SECRET.sub(REDACTED, value))
             return value.encode(errors="replace").decode()  # half a surrogate pair: no service can store one
         case Mapping():
             return {
-                name: REDACTED if _SECRET_NAME.search(str(name)) and item else redact_secrets(item)
+                name: REDACTED if SECRET_NAME.search(str(name)) and item else redact_secrets(item)
                 for name, item in value.items()
             }
         case list() | tuple():
