@@ -35,9 +35,10 @@ def to_finite_float(name: str, value: SupportsFloat) -> float:
     Raises:
         TypeError, ValueError: `value` is no number, or beyond `MAX_MAGNITUDE`; the message begins with `name`.
     """
-    if not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a number, is {type(value).__name__}")
-    number = float(value)
+    try:
+        number = float(value.__float__())  # a text has none, and an array of one refuses
+    except (AttributeError, TypeError):
+        raise TypeError(f"{name} must be a number, is {type(value).__name__}") from None
     if not abs(number) <= MAX_MAGNITUDE:
         raise ValueError(f"{name} must be finite, and at most {MAX_MAGNITUDE:g} in size, is {number}")
     return number

@@ -92,6 +92,7 @@ def test_resume_after_kill_and_budget_stop(method: str, proxy: Proxy, config: Pa
     assert spent <= limit
 
     finish(start(config, method, out, "--endpoint.max_tokens_total", str(2 * tokens)))
+    assert "nothing was played again" in finish(start(config, method, out))
     assert proxy.counts.keys() == once.keys()
     assert sum(proxy.counts.values()) == len(once) + lost
     assert episodes(out) == episodes(whole)

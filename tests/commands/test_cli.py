@@ -56,6 +56,7 @@ def test_every_help_teaches_and_its_example_is_one_that_runs(
         ("train a.toml --run_dir x", "did you mean --run-dir?"),
         ("train a.toml iterations=3", "did you mean --train.iterations?"),
         ("eval a --memry", "did you mean --memory?"),
+        ("train --env lock:Lock", "did you mean --env.name?"),
         ("memory list a --xyzzy", "unrecognized arguments: --xyzzy\n"),
     ],
 )
@@ -110,18 +111,28 @@ def test_paths_that_are_not_utf8_are_refused_in_one_line(words: str, capsys: pyt
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", [None, "[rollout]\ngroup_size = 1\n"])
-def test_bad_settings_are_one_line_before_anything_is_written(
-    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("train none.toml --run-dir run", "none.toml: no such file"),
+        ("train small.toml --run-dir run", "rollout.group_size = 1"),
+        ("adapt qwen/small --out run --env.name waymarks-simulator --endpoint.base_url http://127.0.0.1:9/v1",
+         "did you mean openai:qwen/small"),
+        ("init run.py", "trailnotes init run"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_before_anything_is_asked_or_written(
+    words: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "c.toml"
-    if text:
-        config.write_text(text)
-    assert main(["train", str(config), "--run-dir", str(tmp_path / "run")]) == 2
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text("[rollout]\ngroup_size = 1\n")
+    assert main(words.split()) == 2
     said = capsys.readouterr().err
     assert said.startswith("trailnotes: ")
+    assert part in said
     assert len(said.splitlines()) == 1
-    assert not (tmp_path / "run").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
 
 def test_libraries_are_silent_unless_they_are_asked(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_the_report_has_time_memory_and_disk_and_nothing_stays(
     assert report[1] == "iterations   about 10"  # of 5 tasks x 4 members x 2 steps
     assert report[5].startswith("the disk is too small: lower train.keep_last")
     with pytest.raises(ConfigError, match="max_context_tokens"):  # what would end the run
-        dry_run(tiny_config(start_model, rollout={"max_context_tokens": 1000}))
+        dry_run(tiny_config(start_model, rollout={"max_context_tokens": 1000}), show=pytest.fail)
     assert [file.name for file in files(elsewhere)] == ["config.toml"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import trailnotes
 from small import small_config
 from tinyrun import episodes, equal_weights, metrics, tiny_config
 from trailnotes.algorithms.grpo import grpo
-from trailnotes.config.methods import Method, find_method, list_names, register, resolve_method
+from trailnotes.commands import main
+from trailnotes.config.methods import Method, find_method, list_names, loaded, register, resolve_method
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
 from trailnotes_lab.compare import run_comparison
@@ -67,8 +69,16 @@ OWN_METHODS = """
 from trailnotes.algorithms.grpo import grpo
 from trailnotes.algorithms.naive import naive
 from trailnotes.config.methods import Method
+from trailnotes.config.section import Section, key
 
-OURS = Method("ours", "our GRPO", grpo, trains=True)
+class OwnConfig(Section):
+    weight: float = key(1.0, "a weight")
+
+async def ours(iteration):
+    iteration.add_metrics("own", {"weight": iteration.config.section(OwnConfig).weight})
+    await grpo(iteration)
+
+OURS = Method("ours", "our GRPO", ours, trains=True, sections={"own": OwnConfig})
 PANEL = Method("panel", "our panel", naive, trains=False)
 """
 PLAN = """
@@ -84,6 +94,31 @@ env_steps = 16
 
 [methods."own_methods:PANEL"]
 """
+
+
+def test_a_method_brings_its_section_to_the_command_line_and_on_resume(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "own_methods.py").write_text(OWN_METHODS)
+    (tmp_path / "base.toml").write_text(to_toml(tiny_config(start_model)))
+
+    def run_in_a_new_process(*words: str) -> int:  # as far as the registry goes
+        loaded.pop("own_methods:OURS", None)
+        sys.modules.pop("own_methods", None)
+        return main([*words])
+
+    words = ["train", "base.toml", "--run-dir", "run", "--allow-change", "train.iterations",
+             "--algorithm.name", "own_methods:OURS"]  # fmt: skip
+    for iterations in "12":
+        assert run_in_a_new_process(*words, "--own.weight", "2", "--train.iterations", iterations) == 0
+    assert [line["own/weight"] for line in metrics(Path("run"))] == [2, 2]
+    assert run_in_a_new_process("diagnose", "run") == 0
+    assert "own_methods" not in sys.modules, "what only looks imports nothing"
+    assert run_in_a_new_process("eval", "run", "--eval.num_tasks", "1") == 0
+    assert run_in_a_new_process(*words, "--own.wieght", "2") == 2
+    assert "section [own] has no key 'wieght': did you mean own.weight?" in capsys.readouterr().err
 
 
 def test_methods_named_by_module_are_compared_with_no_other_edit(

@@ -63,7 +63,10 @@ def test_a_module_in_the_working_directory_counts(tmp_path: Path, monkeypatch: p
     [
         ("waymark", {}, "did you mean waymarks"),
         ("xyzzy", {}, "known: alfworld, gateway"),
-        ("no_such_module:Env", {}, "no_such_module"),
+        ("no_such_module:Env", {}, "no_such_module.*in the folder of its file"),
+        ("lock.py", {}, "did you mean lock:Lock"),
+        ("./sub/lock.py", {}, "did you mean sub.lock:Chest"),
+        ("lock.Lok", {}, "did you mean lock:Lok"),
         ("odd_envs.py:Puppet", {}, "odd_envs.py"),
         ("odd_envs:Pupet", {}, "'Pupet'"),
         ("odd_envs:", {}, "module:Class"),
@@ -72,7 +75,13 @@ def test_a_module_in_the_working_directory_counts(tmp_path: Path, monkeypatch: p
         ("odd_envs:Deadly", {}, "env.options.tally is missing"),
     ],
 )
-def test_wrong_names_and_options_are_refused_with_the_nearest(name: str, options: dict[str, Any], key: str) -> None:
+def test_wrong_names_and_options_are_refused_with_the_nearest(
+    name: str, options: dict[str, Any], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "lock.py").write_text("class Lock:\n    pass\n")
+    (tmp_path / "sub/lock.py").write_text("class Chest:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=key):
         make_env(name, **options)
 

@@ -19,13 +19,18 @@ from trailnotes.config.methods import TIPS_ONLY_METHOD
 def _run(args: Namespace) -> None:
     from trailnotes.reporting.terminal import ProgressBar
     from trailnotes.runs.adapt import adapt
+    from trailnotes.runs.directory import TRAJECTORIES
 
     config = load_command_config(args.subject, args.config, args.settings)
+    episodes = args.out / TRAJECTORIES
+    before = episodes.stat().st_size if episodes.exists() else 0
     with ProgressBar(1.0, "adapt") as bar:
         adapt(
             config, args.subject, out=args.out, method=args.method, trials=args.trials, allow_change=args.allow_change,
             progress=bar,
         )  # fmt: skip
+    if before and episodes.stat().st_size == before:
+        print("this adaptation had ended already: nothing was played again\n")
     print((args.out / "table.md").read_text(encoding="utf-8"), end="")
     print_output_path(args.out)
 
@@ -43,7 +48,7 @@ ADAPT = Command(
         argument("--method", metavar="METHOD",
             help="a method that changes no weights, as docs/algorithms lists them, or module:NAME of your own; "
             f"default: that of the config if it trains nothing, else {TIPS_ONLY_METHOD}"),
-        argument("--trials", type=int, metavar="K", help="trials after trial 0 (default: eval.trials)"),
+        argument("--trials", type=int, metavar="K", help="trials after trial 0 (default: eval.trials, 10)"),
         argument("--out", type=Path, metavar="DIR", required=True, help="run directory, created if missing"),
         ALLOW_CHANGE,
     ),

@@ -30,21 +30,25 @@ def load_command_config(subject: str | None, path: Path | None, settings: Sequen
     """Load the settings of the given file, else of the given run, else of the command line alone.
 
     Raises:
-        ConfigError: there is no file, and the command line does not say which environment.
+        ConfigError: there is no file, and the command line does not say which environment; or it names a server, and
+            `subject` is no model of one, so that the hub would be asked for it.
     """
-    from trailnotes.config.toml import load_config, resolve_config
+    from trailnotes.config.toml import resolve_config
 
     if path is None and subject:
         named = Path(subject)
         run = named.parent.parent if named.parent.name == "checkpoints" else named
         path = run / "config.toml" if (run / "config.toml").is_file() else None
-    if path is not None:
-        return load_config(path, settings)
-    alone = resolve_config(None, settings)
-    if "env.name" in alone.origins:
-        return alone.config
-    no_run = f"{subject} is no run directory, which would bring its settings: " if subject else ""
-    raise ConfigError(f"{no_run}name a CONFIG, or an environment by --env.name (module:Class is one of your own)")
+    resolved = resolve_config(path, settings)
+    if path is None and "env.name" not in resolved.origins:
+        no_run = f"{subject} is no run directory, which would bring its settings: " if subject else ""
+        raise ConfigError(f"{no_run}name a CONFIG, or an environment by --env.name (module:Class is one of your own)")
+    config, is_here = resolved.config, subject is None or subject == "random" or Path(subject).exists()
+    names = (subject or "", config.memory.embedder, config.algorithm.author)
+    asks_server = any(name.startswith(("openai:", "builtin:")) for name in names)
+    if resolved.origins.get("endpoint.base_url") == "command line" and not is_here and not asks_server:
+        raise ConfigError(f"{subject} is no directory here: did you mean openai:{subject}, at the endpoint.base_url?")
+    return config
 
 
 def print_output_path(out: Path | None) -> None:

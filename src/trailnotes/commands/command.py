@@ -162,7 +162,9 @@ def _suggest(word: str, command: Command | None) -> str:
         from trailnotes.config.toml import collect_fields
 
         keys = collect_fields(full_config_type())
-        near = [f"--{key}" for key in keys if key.rpartition(".")[2] == name.replace("-", "_")]
+        near = [
+            f"--{key}" for key in keys if name.replace("-", "_") in (key.rpartition(".")[2], key.removesuffix(".name"))
+        ]
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

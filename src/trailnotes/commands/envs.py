@@ -38,11 +38,12 @@ def _check(args: Namespace) -> None:
     options = load_config(None, args.settings).env.options
     validate_options(args.name, load_env_class(args.name), options)
     faults, unchecked = find_faults(functools.partial(make_env, args.name, **options))
-    print(f"{args.name} {'breaks' if faults else 'keeps'} the contract")
+    verdict = "breaks the contract" if faults else "keeps the contract" + ", as far as it was checked" * bool(unchecked)
+    print(f"{args.name} {verdict}")
     for line in [*faults, *(f"not checked: {each}" for each in unchecked)]:
         print(f"  {line}")
     if faults:
-        raise EnvError(f"{args.name} breaks the contract ({len(faults)} faults)")
+        raise EnvError(f"{args.name} breaks the contract ({len(faults)} fault{'s' * (len(faults) > 1)})")
 
 
 def require_env_packages(name: str) -> None:

@@ -29,6 +29,8 @@ def create_project(folder: Path) -> list[Path]:
     """
     from trailnotes.config.json_schema import render_json_schema
 
+    if folder.suffix == ".py":
+        raise ConfigError(f"{folder} is to be a directory, into which own_env.py goes: trailnotes init {folder.stem}")
     project = BUILTIN / "project"
     files = {file.name: file.read_text(encoding="utf-8") for file in sorted(project.iterdir()) if file.is_file()}
     before, env, after = find_config("own-model").read_text(encoding="utf-8").partition("[env]\n")

@@ -432,20 +432,28 @@ def _build_config(sections: dict[str, Any]) -> Config:
     return Config(**sections)
 
 
-def config_type(*trees: Mapping[str, Any]) -> type[Config]:
+def config_type(*trees: Mapping[str, Any], trusted: bool = True) -> type[Config]:
     """Make the class of a config: with the sections of the method that the last tree names, and of others that are set.
 
     Args:
         trees: sections by name, as files, command lines and `Config(...)` give them; not validated yet.
+        trusted: whether to import the module that `algorithm.name` names where a section may be of its method.
     """
+    name = find_method_name(*trees)
+    kinds = dict(find_method(name).sections)
+    if unknown := {*chain(*trees)} - kinds.keys() - Config.model_fields.keys():
+        if trusted and ":" in name and unknown - list_sections().keys():
+            kinds |= resolve_method(name).sections
+        kinds |= {name: kind for name, kind in list_sections().items() if any(name in tree for tree in trees)}
+    return _extend_config(tuple(kinds.items()))
+
+
+def find_method_name(*trees: Mapping[str, Any]) -> str:
+    """Find the `algorithm.name` that counts, that of the last tree which sets it."""
     algorithms = [tree["algorithm"] for tree in trees if "algorithm" in tree]
     names = [each["name"] if isinstance(each, Mapping) and "name" in each else getattr(each, "name", None)
              for each in algorithms]  # fmt: skip
-    name = next((name for name in reversed(names) if isinstance(name, str)), AlgorithmConfig().name)
-    kinds = dict(find_method(name).sections)
-    if {*chain(*trees)} - kinds.keys() - Config.model_fields.keys():
-        kinds |= {name: kind for name, kind in list_sections().items() if any(name in tree for tree in trees)}
-    return _extend_config(tuple(kinds.items()))
+    return next((name for name in reversed(names) if isinstance(name, str)), AlgorithmConfig().name)
 
 
 def full_config_type() -> type[Config]:

@@ -24,7 +24,7 @@ from trailnotes.config.former import RENAMED_KEYS, drop_removed_keys, rename_key
 from trailnotes.config.methods import list_names, list_sections
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.config.presets import PRESETS
-from trailnotes.config.schema import Config, config_type, full_config_type
+from trailnotes.config.schema import Config, config_type, find_method_name, full_config_type
 from trailnotes.config.section import Section, describe_allowed
 from trailnotes.errors import ConfigError
 from trailnotes.storage.files import parse_json, read_toml
@@ -48,20 +48,23 @@ class ResolvedConfig:
     origins: Mapping[str, str]  # "rollout.group_size" -> "preset" | the file's name | "command line"
 
 
-def load_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: StrPath | None = None, overrides: Sequence[str] = (), *, trusted: bool = True) -> Config:
     """Read a TOML file (None: defaults alone), and apply `overrides` to it.
 
     `path` may also name a config of the package: "demo" or "builtin:demo" (``trailnotes config list``). `overrides` are
     words of a command line, ``["--optim.lr", "1e-5", "--run.name=first"]``; values are TOML, and otherwise plain
-    strings.
+    strings. Where `algorithm.name` is module:NAME and a section is unknown, the module is imported, which may bring
+    it; a file that is not `trusted`, of a run that is only looked at, is read without that section instead.
 
     Raises:
         ConfigError: one line that names the key, where it was set, and the fix.
     """
-    return resolve_config(path, overrides).config
+    return resolve_config(path, overrides, trusted=trusted).config
 
 
-def resolve_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -> ResolvedConfig:
+def resolve_config(
+    path: StrPath | None = None, overrides: Sequence[str] = (), *, trusted: bool = True
+) -> ResolvedConfig:
     """Read settings as `load_config` does, with the origin of every key."""
     given = [("command line", parse_overrides(overrides))]
     if path is not None:
@@ -70,7 +73,9 @@ def resolve_config(path: StrPath | None = None, overrides: Sequence[str] = ()) -
     preset = next((tree["preset"] for _, tree in reversed(trees) if "preset" in tree), "")
     if isinstance(preset, str) and preset in PRESETS:
         trees.insert(0, ("preset", PRESETS[preset]))
-    kind = config_type(*(tree for _, tree in trees))
+    kind = config_type(*(tree for _, tree in trees), trusted=trusted)
+    if not trusted and ":" in find_method_name(*(tree for _, tree in trees)):
+        trees = [(origin, {name: tree[name] for name in tree if name in kind.model_fields}) for origin, tree in trees]
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for origin, tree in trees:

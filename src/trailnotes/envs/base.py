@@ -173,10 +173,23 @@ def load_env_class(name: str) -> Callable[..., Any]:
     offered = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in offered:
         return _import_class(name, offered[name].value.partition("[")[0].strip())  # "module:Class [extra]" is allowed
+    if own := _suggest_own(name):
+        raise ConfigError(f"env.name = {name!r} is unknown; did you mean {own}?")
     known = sorted({*ENVS, *offered})
     more = "" if offered else f" ({format_sibling_command('trailnotes-worlds')} brings more)"
     near = suggest_nearest(name, known)
     raise ConfigError(f"env.name = {name!r} is unknown{near}{more}; one of your own is named module:Class")
+
+
+def _suggest_own(name: str) -> str:
+    """Suggest module:Class for the path of a file that is here, or its dotted name; "" where none is."""
+    module, _, cls = name.removesuffix(".py").removeprefix("./").replace("/", ".").rpartition(".")
+    for stem, own in ((f"{module}.{cls}".lstrip("."), ""), (module, cls)):
+        file = Path(f"{stem.replace('.', '/')}.py")
+        if stem and file.is_file():
+            classes = re.findall(r"^class (\w+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+            return f"{stem}:{own or [*classes, 'Class'][0]}"
+    return ""
 
 
 def validate_options(name: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -206,7 +219,9 @@ def _import_class(name: str, target: str) -> Callable[..., Any]:
     except MissingExtraError:
         raise
     except Exception as error:
-        raise ConfigError(f"env.name = {name!r}: importing {module_name} raised {format_error(error)}") from error
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == module_name
+        hint = ": run the command in the folder of its file" if is_absent else ""
+        raise ConfigError(f"env.name = {name!r}: importing {module_name} raised {format_error(error)}{hint}") from error
     if not callable(cls := getattr(module, class_name, None)):
         raise ConfigError(f"env.name = {name!r}: {module_name} has no {class_name!r}")
     return cls  # type: ignore[no-any-return]

@@ -29,6 +29,7 @@ ODD_ACTIONS: Final = {
     "a unicode action": "öffne die Tür \U0001f6aa 开门",
     "a lone surrogate": "\ud800",
     "control characters": "\x00\x07\x1b[31m",
+    "a number": "5",
     "an action of 100 kB": "look " * 20_000,
 }
 
@@ -271,7 +272,8 @@ class _Check:
 
     def check_observation(self, observation: object, what: str) -> None:
         if not isinstance(observation, Observation):
-            raise self.fail(what, f"it must return an Observation, not {type(observation).__name__}")
+            hint = " (env.name = gymnasium plays those of Gymnasium)" if isinstance(observation, tuple) else ""
+            raise self.fail(what, f"it must return an Observation, not {type(observation).__name__}{hint}")
         score, most, actions = observation.score, observation.max_score, observation.actions
         texts = actions if isinstance(actions, tuple | list) else ()
         has_gap = not all(isinstance(action, str) and action.strip() for action in texts)

@@ -220,7 +220,7 @@ def load_run_config(path: Path) -> Config:
     if not file.exists():
         raise RunError(f"{path} holds no run: there is no config.toml in it")
     try:
-        return load_config(file)
+        return load_config(file, trusted=False)
     except ConfigError as error:
         raise RunError(f"the run's own settings cannot be used: {error}") from error
 

@@ -51,14 +51,18 @@ def dry_run(
     run_preflight(config, None if memory is None else read_tips(memory), machine=False)
     if config.is_hosted:
         return report_hosted(config)
-    from trailnotes.policies.hf.policy import is_downloaded
+    from trailnotes.policies.hf.policy import is_downloaded, require_context_length, require_trainable
     from trailnotes.runs.estimate.footprint import ADVICE, GIB, estimate_footprint
 
+    is_here = is_downloaded(config.model)
+    if is_here:
+        require_trainable(config.model)
+        require_context_length(config.model, config.rollout.max_context_tokens)
     if footprint := estimate_footprint(config):
         show(footprint.report())
         if not footprint.fits:
             raise ConfigError(f"about {footprint.peak / GIB:,.1f} GiB do not fit {footprint.device}: {ADVICE}")
-    if not is_downloaded(config.model):
+    if not is_here:
         return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: time and disk are "
                 "unknown; `trailnotes train` downloads it\n")  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:

@@ -159,8 +159,9 @@ def load_evaluation(path: Path, label: str = "") -> Evaluation:
         raise RunError(f"{path} is damaged (table.json counts {counted} episodes, episodes.jsonl holds "
                        f"{len(episodes)}): {again}")  # fmt: skip
     try:
-        settings = load_config(path / "eval.toml")
-        trained = load_config(path / "trained.toml") if (path / "trained.toml").is_file() else None
+        settings = load_config(path / "eval.toml", trusted=False)
+        file = path / "trained.toml"
+        trained = load_config(file, trusted=False) if file.is_file() else None
     except ConfigError as error:
         raise RunError(f"settings of an evaluation cannot be used: {error}") from error
     return Evaluation(path, label, player, metric, memory, costs, model, settings, trained, planned, episodes,

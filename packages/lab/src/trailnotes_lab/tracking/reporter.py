@@ -119,7 +119,7 @@ def _load_state(file: Path) -> tuple[str, int]:
 
 
 def _load_run_info(directory: Path, tracker_id: str) -> About:
-    config = load_config(directory / "config.toml")
+    config = load_config(directory / "config.toml", trusted=False)
     name = directory.resolve().name if config.run.name == "run" else config.run.name
     settings = json.loads(json.dumps(flatten_config(config), default=str))
     return About(directory, name, redact_secrets(settings), tracker_id)
