@@ -9,7 +9,7 @@ import warnings
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,9 +41,6 @@ class Case:
     untied: bool = False
     capped: bool = False  # more than the head makes the logits
     offload: bool = False
-    dtype: torch.dtype = torch.float32
-    cut: Literal["auto", "step"] = "auto"  # into rows
-    fork: int | None = None  # turn at which the history is rendered anew
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -71,11 +68,10 @@ CASES = {
 def rows_of(case: Case) -> list[Sample]:
     """Rows of very different lengths, half of them off policy."""
     episodes = [
-        episode(random.Random(i), 1 + 2 * (i % 3), ("plain", "off_policy")[i % 2], fork=case.fork)
-        for i in range(case.episodes)
+        episode(random.Random(i), 1 + 2 * (i % 3), ("plain", "off_policy")[i % 2]) for i in range(case.episodes)
     ]
     advantages = [(-1) ** i * (1 + i / 4) for i in range(case.episodes)]
-    rows = with_logprobs(build_samples([group(*episodes)], [advantages], case.cut), 1)
+    rows = with_logprobs(build_samples([group(*episodes)], [advantages]), 1)
     return (
         rows
         + [
@@ -98,7 +94,7 @@ def told(role: RowRole, seed: int, tokens: int, advantage: float = 0.0, **weight
 
 def model_of(case: Case, seed: int = 0) -> Any:
     """A tiny model, as the case has it."""
-    model: Any = tiny_model(seed, case.dtype)
+    model: Any = tiny_model(seed)
     if case.untied:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone() * 1.1)
         model.config.tie_word_embeddings = False
@@ -120,25 +116,19 @@ def model_of(case: Case, seed: int = 0) -> Any:
     return model
 
 
-def learn(case: Case, ranks: Ranks | None = None, *, device: str = "cpu", updates: int = UPDATES) -> dict[str, Any]:
+def learn(case: Case, ranks: Ranks | None = None) -> dict[str, Any]:
     """Some updates: the weights, the last metrics, and what the model says afterwards."""
     torch.manual_seed(3)
     # A gradient that is 0 but for rounding moves a weight by up to lr, since AdamW looks at its sign alone.
-    settings: dict[str, Any] = {
-        "lr": 1e-4,
-        "minibatch": 0,
-        "microbatch_tokens": 30,
-        "logprob_chunk": 4,
-        "mask_logprob": -4.0,
-    }
-    settings |= case.settings
+    settings: dict[str, Any] = {"lr": 1e-4, "minibatch": 0, "microbatch_tokens": 30, "logprob_chunk": 4}
+    settings |= {"mask_logprob": -4.0} | case.settings
     optim = OptimConfig(**{name: value for name, value in settings.items() if name in OptimConfig.model_fields})
     loss = LossConfig(**{name: value for name, value in settings.items() if name in LossConfig.model_fields})
-    reference = model_of(case, 1).to(device) if case.reference else None
-    learner = Learner(model_of(case).to(device), optim, loss, reference=reference, ranks=ranks)
+    reference = model_of(case, 1) if case.reference else None
+    learner = Learner(model_of(case), optim, loss, reference=reference, ranks=ranks)
     learner.packing = case.packing
     rows = rows_of(case)
-    metrics = [learner.update(rows, seed=seed) for seed in range(updates)][-1]
+    metrics = [learner.update(rows, seed=seed) for seed in range(UPDATES)][-1]
     said = [
         learner.logprobs(rows, of_start=start) for start in (False, *([True] if case.reference or case.lora else []))
     ]

@@ -116,23 +116,24 @@ def test_paths_that_are_not_utf8_are_refused_in_one_line(words: str, capsys: pyt
     ("words", "part"),
     [
         ("train none.toml --run-dir run", "none.toml: no such file"),
-        ("train small.toml --run-dir run", "rollout.group_size = 1"),
+        ("train own.toml --run-dir run", "rollout.group_size = 1"),
         ("adapt qwen/small --out run --env.name waymarks-simulator --endpoint.base_url http://127.0.0.1:9/v1",
          "did you mean openai:qwen/small"),
         ("init run.py", "trailnotes init run"),
+        ("init .", "own.toml exists: name another directory"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_before_anything_is_asked_or_written(
     words: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("small.toml").write_text("[rollout]\ngroup_size = 1\n")
+    Path("own.toml").write_text("[rollout]\ngroup_size = 1\n")
     assert main(words.split()) == 2
     said = capsys.readouterr().err
     assert said.startswith("trailnotes: ")
     assert part in said
     assert len(said.splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["own.toml"]
 
 
 def test_libraries_are_silent_unless_they_are_asked(tmp_path: Path) -> None:
@@ -178,13 +179,6 @@ def test_models_prints_no_key_that_the_server_repeats(
         assert main(["models", "--learner.url", f"http://127.0.0.1:{server.server_port}"]) == 0
         server.shutdown()
     assert capsys.readouterr().out == "org/[key]\n"
-
-
-def test_config_show_prints_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "show", "smoke", "--optim.lr", "1e-3"]) == 0
-    shown = tmp_path / "shown.toml"
-    shown.write_text(capsys.readouterr().out)
-    assert load_config(shown) == load_config("smoke", ["--optim.lr", "1e-3"])
 
 
 def test_envs_list_marks_what_is_not_installed_or_cannot_be_used(

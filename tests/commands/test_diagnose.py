@@ -173,13 +173,6 @@ def test_a_run_without_memory_has_no_data_where_notes_would_be(tmp_path: Path) -
     assert "no weak link found" in rows
 
 
-def test_a_model_whose_actions_cannot_be_read_is_told_that_first(tmp_path: Path) -> None:
-    report = diagnose(
-        a_run(tmp_path / "run", [line(i, rollout__unparsable=0.9, tips__unusable=9.0) for i in range(5)], EPISODES)
-    )
-    assert "first weak link: actions that could be read" in report.splitlines()
-
-
 def test_the_first_weak_link_is_named_and_all_fits_the_terminal(tmp_path: Path, capsys: Any) -> None:
     weak = {"tips__unusable": 9.0, "update__zero_advantage_rows": 20.0, "update__kl_to_behavior_off_policy": 2.0}
     run = a_run(tmp_path / "run", [line(i, **weak) for i in range(5)], EPISODES)

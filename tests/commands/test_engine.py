@@ -31,8 +31,3 @@ def test_it_becomes_the_server(settings: str, monkeypatch: pytest.MonkeyPatch, c
     assert command[-4:] == ["--host", "10.0.0.5", "--port", "99"]
     assert variables["VLLM_SERVER_DEV_MODE"] == "1"
     assert "http://10.0.0.5:99" in capsys.readouterr().out
-
-
-def test_a_python_that_is_none(settings: str, capsys: pytest.CaptureFixture) -> None:
-    assert main(["engine", "serve", settings, "--engine.python", "/no/python"]) == 2
-    assert "engine.python = '/no/python' is no program" in capsys.readouterr().err

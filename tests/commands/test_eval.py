@@ -4,20 +4,17 @@ import hashlib
 import json
 import logging
 import signal
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from small import small_config
-from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import tasks_of
-from trailnotes.errors import ConfigError
 from trailnotes.runs import evaluate as evaluation
 from trailnotes.runs.evaluate import evaluate
-from trailnotes.runs.panels import JOURNAL_FILE, PanelResult
+from trailnotes.runs.panels import JOURNAL_FILE
 from trailnotes.runs.train import train
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Trajectory
@@ -48,12 +45,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
 # -- the panel
 
 
-def test_memory_is_refused_where_there_is_none(start_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no memory to act with"):
-        evaluate(a_config(start_model), start_model, memory=True, out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_panel_is_fixed_logged_and_repeats(start_model: Path, tmp_path: Path) -> None:
     config = a_config(start_model, eval={"num_samples": 2})
     first, again = (evaluate(config, start_model, out=tmp_path / name) for name in ("a", "b"))
@@ -79,19 +70,13 @@ def test_the_runs_memory_is_read_when_asked_for_and_left_as_it_was(run_dir: Path
     before = fingerprint(run_dir)
     without, with_notes = (evaluate(config, run_dir, memory=m, out=tmp_path / str(m)) for m in (False, True))
     assert fingerprint(run_dir) == before
-    assert (without.memory, with_notes.memory) == (False, True)
+    assert (without.memory, with_notes.memory, without.episodes_with_tips) == (False, True, 0)
     shown = [step["tips"] for record in lines(tmp_path / "True" / "episodes.jsonl") for step in record["steps"]]
     assert any(shown)
+    assert with_notes.episodes_with_tips == sum(
+        any(step["tips"] for step in record["steps"]) for record in lines(tmp_path / "True" / "episodes.jsonl")
+    )
     assert not any(step["tips"] for record in lines(tmp_path / "False" / "episodes.jsonl") for step in record["steps"])
-
-
-def test_eval_on_the_command_line(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["eval", str(run_dir), "--memory", "--out", str(tmp_path), "--eval.num_tasks", "2"]
-    assert main(words) == 0
-    assert "| empo2 | with | test (2) | success |" in capsys.readouterr().out
-    (row,) = json.loads((tmp_path / "table.json").read_text())["rows"]
-    assert row["env_steps"] > 0
-    assert row.keys() == {field.name for field in fields(PanelResult)}
 
 
 # -- stopped and resumed
@@ -167,34 +152,4 @@ def test_episodes_of_other_settings_or_weights_are_set_aside(
     assert len(lines(aside)) == 3
 
 
-def test_the_command_line_shows_how_far_it_is_and_what_is_kept(
-    run_dir: Path, tmp_path: Path, stop_after: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["eval", str(run_dir), "--env.max_envs", "1", "--out", str(tmp_path)]
-    stop_after(3)
-    assert main(words) == 130
-    assert f"3 of 4 episodes are kept in {tmp_path / JOURNAL_FILE}" in capsys.readouterr().err
-    stop_after(0)
-    assert main(words) == 0
-    first, *_, last = capsys.readouterr().err.splitlines()
-    assert "3 of 4 episodes" in first
-    assert last.startswith("eval  4/4 episodes")
-
-
 # -- tips that were displayed
-
-
-def remark_of(out: Path) -> str:
-    (row,) = json.loads((out / "table.json").read_text())["rows"]
-    return str(row["remark"])
-
-
-def test_tips_that_were_shown_are_counted(run_dir: Path, tmp_path: Path) -> None:
-    config = a_config(run_dir, eval={"split": "train", "num_tasks": 0})
-    result = evaluate(config, run_dir, memory=True, out=tmp_path)
-    shown = [any(step["tips"] for step in record["steps"]) for record in lines(tmp_path / "episodes.jsonl")]
-    assert result.episodes_with_tips == sum(shown) > 0
-    assert remark_of(tmp_path).startswith(f"Tips were shown in {sum(shown)} of {len(shown)} episodes")
-    plain = evaluate(config, run_dir)
-    assert plain.episodes_with_tips == 0
-    assert "Tips were shown" not in plain.remark

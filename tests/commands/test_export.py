@@ -12,8 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tinyrun import tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.commands.export import export
-from trailnotes.errors import ConfigError, RunError
-from trailnotes.storage.checkpoint import save
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
@@ -65,26 +63,3 @@ def test_a_base_is_merged_as_it_acted(start_model: Path, tmp_path: Path, capsys:
     assert lost is not None
     assert 50 < int(lost[1]) < 120
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "rounded").dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("place", ["model/extra.txt", "model/deep/extra.txt", "model", "model/saved.txt"])
-def test_nothing_outside_of_a_run_is_copied(place: str, tmp_path: Path) -> None:
-    """Only files that the manifest lists, and no link."""
-    (tmp_path / "private").mkdir()
-    (tmp_path / "private" / "saved.txt").write_text("secret")
-
-    def fill(folder: Path) -> None:
-        (folder / "model" / "deep").mkdir(parents=True)
-        (folder / "model" / "saved.txt").write_text("weights")
-
-    path = save(tmp_path / "run" / "checkpoints", 1, fill)
-    link, listed = path / place, place in {"model", "model/saved.txt"}
-    if listed:
-        link.rename(tmp_path / "moved")
-    link.symlink_to(tmp_path / "private" / ("" if place == "model" else "saved.txt"))
-    if listed:
-        with pytest.raises((ConfigError, RunError), match=r"is a link|is damaged"):
-            export(tmp_path / "run", tmp_path / "out")
-    else:
-        export(tmp_path / "run", tmp_path / "out")
-        assert [file.read_text() for file in (tmp_path / "out").rglob("*.*")] == ["weights"]

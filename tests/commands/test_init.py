@@ -33,10 +33,3 @@ def test_a_new_project_is_tested_played_and_ready_to_train(
     assert "WARNING" not in caplog.text
     assert diff_configs(load_config("own-model"), load_config("own.toml")) == ["run.name", "env.name"]
     assert "own-model" not in (folder / "own.toml").read_text()
-
-
-def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "own.toml").write_text("mine")
-    assert main(["init", str(tmp_path)]) == 2
-    assert "own.toml exists: name another directory" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["own.toml"]

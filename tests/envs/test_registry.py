@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import odd_envs
-from trailnotes.envs import ENTRY_POINTS, ENVS, Env, list_env_tasks, load_env_class, make_env
+from trailnotes.envs import ENVS, Env, list_env_tasks, load_env_class, make_env
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
 
 
 def module(folder: Path, patch: pytest.MonkeyPatch, name: str, source: str) -> None:
     (folder / f"{name}.py").write_text(source)
     patch.syspath_prepend(folder)
-
-
-def test_built_in_names_are_those_promised() -> None:
-    names = """
-        alfworld gateway gymnasium openenv scienceworld sokoban textworld textworld-express verifiers
-        waymarks waymarks-simulator webshop wikihow
-    """
-    offered = {point.name for point in entry_points(group=ENTRY_POINTS)}
-    assert sorted({*ENVS, *offered}) == names.split()
 
 
 def test_a_built_in_environment_is_made_with_its_options() -> None:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulated_panels import CONCENTRATIONS, PAIRS, RATES, UNRULY, WORLDS, World, of_difference, of_mean
+from simulated_panels import PAIRS, RATES, WORLDS, World, of_difference, of_mean
 from trailnotes.reporting.intervals import (
     MIN_FAMILIES,
-    NO_COMMON_GAME,
     NO_VARIATION,
     ONE_SEED,
     RATE_BOUNDS,
@@ -149,21 +148,6 @@ def test_equal_means_of_unlike_seeds_are_chance() -> None:
     assert estimated.on_panel == Interval(0.5, 0.0, 1.0)
 
 
-def test_more_seeds_do_not_make_the_families_more() -> None:
-    """Families all won or all lost, and seeds that differ in one game: beyond stays as wide, on the panel narrows."""
-    rng = np.random.default_rng(0)
-    widths = []
-    for number in (3, 30):
-        seeds = [[[float(family % 2)] * 5 for family in range(16)] for _ in range(number)]
-        for seed in seeds:
-            seed[rng.integers(16)][0] = 0.5
-        result = of(*seeds)
-        widths.append((result.on_panel.high - result.on_panel.low, result.beyond.high - result.beyond.low))
-    (few_on, few_beyond), (many_on, many_beyond) = widths
-    assert many_on < 0.5 * few_on
-    assert many_beyond == pytest.approx(few_beyond, rel=0.02)
-
-
 # -- seeds and games that are missing
 
 
@@ -171,11 +155,6 @@ def test_only_games_that_every_seed_has_played_count() -> None:
     values, families = panel([[1.0, 0.0]] * 8, [[1.0, 0.0]] * 8)
     lost = {0: values[0], 1: {name: value for name, value in values[1].items() if name != "0/1"}}
     assert estimate(lost, families, RATE_BOUNDS).mean == pytest.approx((1 + 7 * 0.5) / 8)
-
-
-def test_seeds_without_a_common_game_have_a_mean_alone() -> None:
-    result = estimate({0: {"a": 1.0}, 1: {"b": 0.0}}, {"a": "a", "b": "b"}, RATE_BOUNDS)
-    assert result == Estimate(0.5, None, None, NO_COMMON_GAME, NO_COMMON_GAME)
 
 
 def test_a_difference_is_of_common_seeds_and_games() -> None:
@@ -217,18 +196,3 @@ def test_both_intervals_hold_what_they_are_of(seeds: int, families: int) -> None
             assert record["beyond_given"] == 1
             if record.get("on_panel_given", 0) > 0.25:
                 assert record["on_panel"] >= 0.92, (world, case, record)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seeds", [2, 5])
-@pytest.mark.parametrize("differ", ["SD of 2 logits", "one in four lucky, +2 logits"])
-def test_beyond_the_panel_seeds_may_differ_much(differ: str, seeds: int) -> None:
-    """Also less a baseline whose seeds are all alike. For seeds that fail no interval holds: docs/intervals.md."""
-    rng = np.random.default_rng((seeds, len(differ)))
-    for concentration in CONCENTRATIONS:
-        world = World(seeds, 24, 2, concentration, 0.0, 0.0, UNRULY[differ])
-        result = {rate: of_mean(world, rate, 500, rng) for rate in RATES}
-        for alike in (False, True):
-            result |= {(pair, alike): of_difference(world, pair, 500, rng, alike=alike) for pair in PAIRS}
-        for case, record in result.items():
-            assert record["beyond"] >= 0.92, (world, case, record)

@@ -75,18 +75,3 @@ def test_story_follows_the_tip() -> None:
     assert NOTHING not in text
     assert max(map(len, text.splitlines())) <= 100
     assert len(text.splitlines()) < 40
-
-
-def test_story_without_tip_or_win() -> None:
-    game, other = f"{FAMILY}/test-4", f"{FAMILY}/test-5"
-    before = [episode(game, ["west"], "lost."), episode(other, ["x"], "won.", won=True)]
-    after = [episode(game, ["north"], "won.", won=True), episode(other, ["x"], "lost.")]
-    text = render_story(before=before, after=after, records=[(3, FAILS)])
-    assert "BEFORE" in text
-    assert "AFTER" in text
-    assert "IN TRAINING" not in text
-    nothing = render_story(before=before, after=[episode(game, ["west"], "lost.")], records=[(3, FAILS)])
-    assert nothing.startswith("No unseen game was won")
-    assert render_story(before=before[1:], after=after, records=[]).startswith("No unseen game"), (
-        "one of them was not played"
-    )

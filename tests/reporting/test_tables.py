@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-
 import pytest
 
 from trailnotes.reporting.tables import TEXT_WIDTH, format_table, print_table, print_text
@@ -21,25 +18,6 @@ def test_piped_table_is_whole_and_text_is_no_markup(
     assert "[red]long[/] " * 10 in text
     assert " 0.5 │" in text
     assert "**" not in text
-
-
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    def resize(width: int) -> None:
-        monkeypatch.setenv("COLUMNS", str(width))
-        monkeypatch.setenv("TERM", "dumb")  # without colours
-        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-
-    return resize
-
-
-def test_narrow_terminal_wraps_cells(terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]) -> None:
-    terminal(40)
-    print_table("", (["", "mean"], [["word " * 20, "0.5 [0.25, 0.75]"]]))
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 40
-    assert text.count("word") == 20
-    assert " 0.5 [0.25, 0.75] " in text
 
 
 def test_text_is_wrapped_line_by_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,12 +158,3 @@ def test_training_line(fake_time: Clock) -> None:
         "grpo a  iteration 2/4  return 0.125  success 0.5  steps/s 15  tokens/s 150  mode plain+off_policy  0:40 left",
         "done",
     ]
-
-
-@pytest.mark.parametrize("metric", ["success", "return"])
-def test_training_line_without_tips_first(metric: str, fake_time: Clock) -> None:
-    means = {f"rollout/{metric}": 0.25, f"rollout/{metric}/plain": 0.0, f"rollout/{metric}/off_policy": 0.75}
-    line = {"iteration": 0, "rollout/return/plain": 0.0, "rollout/return/off_policy": 0.75, **means}
-    config = load_config(None, ["--train.iterations", "4", "--eval.metric", metric])
-    printed = lines_of(config, [line], fake_time)[0]
-    assert f"iteration 1/4  {metric} without tips 0  {metric} 0.25" in printed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from trailnotes.config.schema import WarmstartConfig
@@ -39,14 +38,3 @@ def gain(model: Any) -> float:
 def test_it_copies_what_it_has_never_been_taught() -> None:
     assert gain(model(copying=True)) > 1.0
     assert abs(gain(model())) < 0.1
-
-
-@pytest.mark.parametrize("sizes", [{}, {"hidden_size": 16, "num_heads": 2}, {"hidden_size": 48, "num_heads": 1}])
-def test_the_first_head_attends_to_the_previous_token(sizes: dict[str, int]) -> None:
-    own = model(copying=True, **sizes)
-    own.set_attn_implementation("eager")
-    ids = torch.randint(2, VOCABULARY, (4, 64), generator=torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        weights = own(ids, output_attentions=True).attentions[0][:, 0]  # (B, T, T) of the first head
-    before = weights[:, torch.arange(1, 64), torch.arange(63)]
-    assert before.mean() > 0.5

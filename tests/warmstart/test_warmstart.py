@@ -109,32 +109,6 @@ def test_demonstrations_of_a_game_of_the_panel_are_refused(start_model: Path, tm
 # -- micro-batches, precision, adapters
 
 
-def cut(config: Any, tokens: int) -> Any:
-    return config.model_copy(update={"optim": config.optim.model_copy(update={"microbatch_tokens": tokens})})
-
-
-@pytest.mark.long
-def test_micro_batches_bound_tokens_and_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    whole = module.collate
-
-    def counted(rows: Any, device: torch.device) -> Any:
-        ids, mask = whole(rows, device)
-        sizes.append(ids.numel())
-        return ids, mask
-
-    monkeypatch.setattr(module, "collate", counted)
-    config = small_config(warmstart={"steps": 3})
-    one = warmstart(cut(config, 1 << 20), tmp_path / "one")
-    assert len(sizes) == 3
-    assert min(sizes) > 256
-    sizes.clear()
-    many = warmstart(cut(config, 256), tmp_path / "many")
-    assert max(sizes) <= 256, "no demonstration is longer, so no forward pass is"
-    for name, weight in weights(one).items():
-        torch.testing.assert_close(weights(many)[name], weight, rtol=1e-4, atol=1e-5)
-
-
 def test_the_steps_are_those_of_plain_adamw_on_the_mean_over_tokens(start_model: Path, tmp_path: Path) -> None:
     config = sft_config(start_model, tmp_path / "sft.jsonl", steps=4, batch_size=3)
     out = warmstart(config, tmp_path / "tuned")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 
 from trailnotes.envs.textworld import env as story
 from trailnotes.envs.textworld.env import GameAnswer, build_cached_game, clean_answer, sanitize_action
-from trailnotes.errors import EnvError, MissingExtraError
+from trailnotes.errors import EnvError
 
 BANNER = "\n\n  ____\n | $$$$$$$|\n\nfind the way\n\n-= Cellar =-\nexits east.\n\n>          -= Cellar =-0/1"
 
@@ -107,29 +105,3 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(EnvError, match="does not compile: ni: problem 7"):
         build_cached_game({}, refuse, tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def _build_many(folder: str) -> None:
-    for level in range(30):
-        build_cached_game({"level": level}, build_both, Path(folder))
-
-
-@pytest.mark.long
-def test_two_processes_may_build_the_same_games(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    workers = [context.Process(target=_build_many, args=(str(tmp_path),)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0, 0]
-    names = sorted(path.suffix for path in tmp_path.iterdir())
-    assert names == [".json"] * 30 + [".z8"] * 30
-
-
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "jericho", None)
-    with pytest.raises(MissingExtraError, match=r"\[textworld\]"):
-        story.open_interpreter(tmp_path / "a.z8")
-    with pytest.raises(MissingExtraError, match=r"\[textworld\]"):
-        build_cached_game({}, build_both, tmp_path)

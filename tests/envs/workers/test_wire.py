@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odd_envs import Puppet
 from trailnotes.envs.workers.main import (
     HEARTBEAT,
     EnvServer,
     Slots,
     decode_frames,
     encode,
-    serve,
     unpack_error,
     unpack_observation,
 )
@@ -109,74 +105,3 @@ def test_errors_keep_their_kind(kind: type[Exception]) -> None:
     error = unpack_error(kind.__name__, "é\nhere")
     assert (type(error), str(error)) == (kind, "é\nhere")
     assert type(unpack_error("PolicyError", "x")) is EnvError
-
-
-class Connection:
-    """A worker's loop in a thread of this process, at the other end of a socket."""
-
-    def __init__(self, beat: float = 60.0) -> None:
-        self.ours, theirs = socket.socketpair()
-        self.lost = threading.Event()
-        self.thread = threading.Thread(target=self._serve, args=(theirs, beat))
-        self.thread.start()
-        self.buffer = bytearray()
-
-    def _serve(self, connection: socket.socket, beat: float) -> None:
-        with connection:
-            serve(connection, beat, self.lost.set)
-
-    def ask(self, *request: Any) -> Any:
-        self.ours.sendall(encode(request))
-        while data := self.ours.recv(1 << 16):
-            self.buffer += data
-            for answer in decode_frames(self.buffer):  # a heartbeat may come before it
-                return answer
-        return None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ours.close()
-        self.thread.join(30)
-        assert not self.thread.is_alive()
-
-
-def test_a_worker_answers_each_request() -> None:
-    task = Task("t", "odd_envs:Puppet", 1)
-    with Connection() as worker:
-        assert worker.ask("start", "odd_envs:Puppet", {"greeting": "hi"}) == ["ok", None]
-        assert worker.ask("open", 4, None) == ["ok", None]
-        status, values = worker.ask("reset", 4, task)
-        assert (status, unpack_observation(values).text) == ("ok", "hi t 1 {}")
-        assert unpack_observation(worker.ask("step", 4, "look")[1]).text == "look"
-        assert "info" in worker.ask("step", 4, "object")[2]
-        assert worker.ask("drop", 4, None) == worker.ask("drop", 5, None) == ["ok", None]
-
-
-def test_a_worker_says_what_is_wrong_with_its_environment() -> None:
-    with Connection() as worker:
-        status, kind, text, _ = worker.ask("start", "waymark", {})
-    assert (status, kind) == ("error", "ConfigError")
-    assert "did you mean waymarks" in text
-
-
-def test_a_worker_beats_and_notices_the_end_of_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = threading.Event()
-    noticed = []
-
-    def wait(_: Puppet, rest: str) -> Observation:
-        begun.set()
-        noticed.append(worker.lost.wait(30))
-        return Observation(rest)
-
-    monkeypatch.setattr(Puppet, "do_wait", wait, raising=False)
-    with Connection(beat=0.01) as worker:
-        assert worker.ours.recv(4) == HEARTBEAT
-        assert not worker.lost.is_set()
-        worker.ask("start", "odd_envs:Puppet", {})
-        worker.ask("open", 0, None)
-        worker.ask("reset", 0, Task("t", "odd_envs:Puppet"))
-        worker.ours.sendall(encode(["step", 0, "wait"]))
-        assert begun.wait(30)
-    assert noticed == [True]  # while the call still ran

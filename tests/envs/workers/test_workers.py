@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,17 +145,6 @@ def test_a_message_half_sent_when_its_loop_ends_is_finished_in_the_next() -> Non
         assert pid_of(pool) == pid
 
 
-def test_only_json_reaches_a_worker() -> None:
-    async def reset(pool: EnvPool) -> None:
-        async with pool.lease() as env:
-            await env.reset(Task("t", "x", options={"kind": object()}))
-
-    with puppets(1) as pool, pytest.raises(EnvError, match="a Task does not fit JSON: object is not JSON"):
-        asyncio.run(reset(pool))
-    with puppets(1, greeting=object()) as pool, pytest.raises(ConfigError, match=r"env\.options must hold JSON"):
-        play(pool)
-
-
 async def harm_one_of_two(pool: EnvPool, harm: Callable[[int, Lease], Awaitable[object]]) -> tuple[str, int]:
     """Harm the first worker in mid-episode. Its two leases fail, the other worker's goes on; then play again."""
     async with pool.lease() as first, pool.lease() as other, pool.lease() as neighbour:
@@ -267,19 +256,6 @@ def test_what_an_environment_raises_costs_one_episode(num_workers: int, action: 
     assert after.info["instance"] != before.info["instance"]  # the instance that failed is not used again
 
 
-def test_a_cancelled_call_leaves_no_answer_behind() -> None:
-    async def impatient(pool: EnvPool) -> list[Observation]:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(episode(pool, "sleep 0.3"), 0.1)
-        return await episode(pool, "look", "pid")
-
-    with puppets(1) as pool:
-        first = play(pool, "pid")[-1]
-        last = asyncio.run(impatient(pool))
-    assert [o.text for o in last[1:]] == ["look", first.text]
-    assert last[-1].info["instance"] != first.info["instance"]
-
-
 @both_kinds
 def test_what_cannot_be_started_is_a_config_error(num_workers: int) -> None:
     def start(name: str, **options: Any) -> None:
@@ -376,21 +352,6 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
         os.kill(pids[2], signal.SIGSTOP)
         parent.kill()
     assert wait_until(lambda: not any(alive(pid) for pid in pids))
-
-
-def test_a_loop_that_died_without_ending_its_leases_does_not_bind_the_pool() -> None:
-    async def forsake(pool: EnvPool) -> Coroutine[Any, Any, Any]:
-        context = pool.lease()
-        env = await context.__aenter__()
-        await env.reset(TASK)
-        return context  # type: ignore[return-value]
-
-    with puppets(1) as pool:
-        loop = asyncio.new_event_loop()
-        forsaken = loop.run_until_complete(forsake(pool))
-        loop.close()
-        assert play(pool, "look")[-1].text == "look"
-        del forsaken
 
 
 @both_kinds

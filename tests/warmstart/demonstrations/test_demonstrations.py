@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from small import small_config
 from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction, parse_advice
-from trailnotes.config.builtin import resolve_model_path
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.waymarks import spec as ws
@@ -29,7 +27,6 @@ from trailnotes.envs.waymarks.env import (
 )
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
-from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import run_episode
 from trailnotes.rollout.tips import write_tips
@@ -186,16 +183,6 @@ def test_every_taught_action_is_legal(style: str) -> None:
         assert observation.done
 
 
-def test_notes_are_right_exactly_when_the_episode_showed_the_rule() -> None:
-    right = wrong = 0
-    for spec, _, _, trajectory, demos in episodes(a_config(), 500):
-        note = demos[-1].messages[-1].content
-        assert note == format_outcome_note(spec, trajectory)
-        right, wrong = right + (note != NOTHING_FOUND), wrong + (note == NOTHING_FOUND)
-    assert right > 100
-    assert wrong > 100
-
-
 def test_the_published_start_model_would_be_shown_the_same() -> None:
     config = load_config("demo-warmstart")
     shown = hashlib.sha256()
@@ -218,18 +205,6 @@ def test_plans_are_requested_after_failures_only() -> None:
         if not trajectory.success:
             quoted.add(request.content.partition("notes :")[2].count('- "'))
     assert quoted == {0, 1, 2, 3}
-
-
-def test_shown_plans_may_repeat_and_the_right_one_stands_anywhere() -> None:
-    places = set()
-    for spec, tips, _, trajectory, demos in episodes(a_config(plans=1.0, p_follow_tip=1.0), 200):
-        texts = [tip.text for tip in tips]
-        places.add((texts.index(format_rule_note(spec.family, spec.rule)), len(texts)))
-        assert texts.count(NOTHING_FOUND) == len(texts) - 1
-        turns = [message.content for message in demos[0].messages if message.role == "user"]
-        assert [turn.count('- "') for turn in turns] == [len(tips)] + [0] * (len(turns) - 1)
-        assert trajectory.success
-    assert places == {(place, length) for length in (1, 2, 3) for place in range(length)}
 
 
 # -- advice
@@ -280,37 +255,6 @@ def test_fitting_advice_is_followed_or_avoided_and_the_rest_explored() -> None:
             starts, read = starts + 1, read + (answer.action == "west")
     assert min(followed, avoided, explored) > 200
     assert read / starts == pytest.approx(0.5, abs=0.08)
-
-
-def test_no_advice_completes_a_rule_of_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two boxes have 72 rules of which the panels hold three: luck finds them often."""
-    held = {rule for kind, family, rule in EVERY_RULE if (kind, family, len(rule)) == ("keys", "basalt", 2)}
-    assert len(held) == 2
-    monkeypatch.setattr(ws, "KINDS", ("keys",))
-    monkeypatch.setattr(ws, "FAMILY_NAMES", {"keys": ("basalt",)})
-    monkeypatch.setattr(ws, "SIZES", {"keys": range(2, 3)})
-    demonstrator = WaymarksDemonstrator(a_config(advice=1.0, sizes=1.0), words, 0)
-    demonstrator.forbidden = frozenset(EVERY_RULE)
-    shown = set()
-    for demo in islice(demonstrator, 1500):
-        said = f"{demo.messages[0].content} {demo.messages[1].content}"
-        for done, action in re.findall(
-            r"did : unlock chest with (\w+)\n[^\n]*\ndo : ?\n? ?unlock trunk with (\w+)", said
-        ):
-            shown.add((done, action))
-    assert len(shown) > 40
-    assert not shown & held
-
-
-@pytest.mark.long
-def test_every_demonstration_fits_the_context_of_the_small_model() -> None:
-    config = load_config("demo-warmstart")
-    chat = ChatFormat(AutoTokenizer.from_pretrained(resolve_model_path("builtin:waymarks-start")))
-    lengths = [
-        len(chat.encode_with_mask(demo.messages, demo.taught)[0])
-        for demo in islice(WaymarksDemonstrator(config, chat.count_tokens, 0), 1500)
-    ]
-    assert max(lengths) + config.rollout.max_action_tokens <= config.rollout.max_context_tokens
 
 
 class FixedMemory:

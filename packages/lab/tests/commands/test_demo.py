@@ -11,7 +11,6 @@ from small import small_config
 from trailnotes.config.toml import to_toml
 from trailnotes.storage.files import read_jsonl
 from trailnotes_lab.commands.demo import run_demo
-from trailnotes_lab.compare import recompute
 from trailnotes_lab.compare.summary import Summary
 
 SETTINGS = ["--eval.num_tasks", "2"]
@@ -57,18 +56,3 @@ def test_the_table_is_as_promised(finished_demo: Any) -> None:
         assert lines[label]["costs"]["tokens_generated"] == spent["tokens_generated"] > 0
     assert [line["num_attempts"] for line in lines.values()] == [1, 1, 1]
     assert [line["trains"] for line in lines.values()] == [False, True, True]
-
-
-def test_three_panels_are_examined(finished_demo: Any) -> None:
-    _, out, summary = finished_demo
-    assert recompute(out) == summary
-    tips, new = json.loads((out / "table.json").read_text())["panels"]
-    assert (tips["label"], tips["same_games"]) == ("trained families, with tips", True)
-    assert (new["label"], new["same_games"]) == ("new families", False)
-    assert [line["label"] for line in tips["lines"]] == ["start model", "EMPO²"]
-    assert [line["label"] for line in new["lines"]] == ["start model", "GRPO", "EMPO²"]
-    for line in (*tips["lines"], *new["lines"]):
-        assert (line["seeds"], line["num_games"], len(line["trials"])) == ([0], 2, 2)
-    played = list(read_jsonl(out / "runs/empo2-0/panels/new/trajectories.jsonl"))
-    assert {record["task"]["id"].split("/")[2] for record in played} == {"birch", "hazel"}
-    assert [record["mode"] for record in played] == ["plain", "plain", "on_policy_tips", "on_policy_tips"]

@@ -82,15 +82,6 @@ def test_two_seeds_by_hand(tmp_path: Path) -> None:
     assert (cell.num_seeds, cell.num_variations, cell.num_episodes) == (2, 20, 40)
 
 
-def test_copies_of_a_run_count_once(tmp_path: Path) -> None:
-    for seed in range(4):
-        evaluated(tmp_path / f"{seed}", lambda t: [100.0 * (t.options["variation"] % 2)], config=grpo(seed))
-    one, four = (column(table(*places), "GRPO") for places in ([tmp_path / "0"], sorted(tmp_path.iterdir())))
-    for first, again in ((one.cells["find-animal"], four.cells["find-animal"]), (one.mean, four.mean)):
-        assert again.estimate.beyond == first.estimate.beyond
-        assert (again.estimate.on_panel, again.estimate.not_on_panel) == (None, "all seeds alike")
-
-
 def test_runs_of_several_tasks_are_drawn_as_a_whole(tmp_path: Path) -> None:
     """Run 0 has 0 and 100 on its two tasks, run 1 has 100 and 0: together always 50. As if independent: 0 to 100."""
     both = ["find-animal", "find-plant"]

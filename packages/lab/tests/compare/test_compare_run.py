@@ -35,7 +35,6 @@ from trailnotes_lab.compare import run_comparison
 from trailnotes_lab.compare.cost import ProcessResult, record_process
 from trailnotes_lab.compare.expand import expand_runs
 from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
-from trailnotes_lab.compare.picture import draw_summary
 from trailnotes_lab.compare.results import build_attempts, read_trial_records
 from trailnotes_lab.compare.running import list_stages, list_unfinished_stages, validate_unchanged_settings
 from trailnotes_lab.compare.spec import load_spec
@@ -388,34 +387,6 @@ def test_the_page_has_every_kind_of_line() -> None:
         [12800.0, None],
         "higher on this panel",
     )
-
-
-CURVE = [[(0.0, 0.0), (100.0, 0.4)], [(0.0, 0.2), (100.0, 0.6)]]
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every figure that is drawn, kept open until the test has looked."""
-    import matplotlib.pyplot as plt
-
-    drawn: list[Any] = []
-    monkeypatch.setattr(plt, "close", drawn.append)
-    return drawn
-
-
-def test_the_picture_shows_the_numbers_given(tmp_path: Path, figures: list[Any]) -> None:
-    naive = a_line("naive", one=Estimate(0.1, None, None), num_attempts=3)
-    summary = a_summary(a_line("GRPO"), naive, a_line("RLOO", one=None))
-    draw_summary(replace(summary, curves={"GRPO": CURVE}), tmp_path / "a.png")
-    draw_summary(a_summary(naive), tmp_path / "b.png")
-    left, right = figures[0].axes
-    (curve,) = [line for line in left.lines if line.get_label() == "GRPO"]
-    assert (curve.get_ydata()[0], curve.get_ydata()[-1]) == pytest.approx((0.1, 0.5))
-    assert [text.get_text() for text in left.get_legend().get_texts()] == ["GRPO", "naive"]
-    assert [line.get_xdata()[0] for line in right.lines if line.get_marker() == "o"] == [0.25, 0.1]
-    assert [text.get_text() for text in right.get_yticklabels()] == ["GRPO", "naive\n(last of 3)", "RLOO"]
-    assert {text.get_text() for text in right.texts} == {"0.25", "0.10", "no result"}
-    assert len(figures[1].axes) == 1, "without a curve the final figures stand alone"
 
 
 SLOW = """
