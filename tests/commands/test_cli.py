@@ -7,9 +7,8 @@ import os
 import shlex
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,27 +156,11 @@ def test_models_prints_no_key_that_the_server_repeats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tinker")
-
-    class Server(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            listed = [{"model_name": f"org/{self.headers['X-API-Key'].upper()}"}]
-            body = json.dumps({"supported_models": listed}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_POST(self) -> None:
-            self.do_GET()
-
-        def log_message(self, *_: object) -> None: ...
-
+    answer = {"supported_models": [{"model_name": "org/TML-SECRET-KEY"}]}
     monkeypatch.setenv("TINKER_API_KEY", "tml-secret-key")
     monkeypatch.setattr("tinker.ServiceClient", lambda **_: None)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        assert main(["models", "--learner.url", f"http://127.0.0.1:{server.server_port}"]) == 0
-        server.shutdown()
+    monkeypatch.setattr("trailnotes.web.tinker.TinkerServer._get", lambda *_: SimpleNamespace(text=json.dumps(answer)))
+    assert main(["models", "--learner.url", "http://127.0.0.1:9"]) == 0
     assert capsys.readouterr().out == "org/[key]\n"
 
 

@@ -17,21 +17,12 @@ NAMES = ("read", "written", "shown", "gain", "advantage", "engine", "mask", "rel
 def line(iteration: int, **values: float) -> dict[str, Any]:
     """An iteration in which everything is well, but for `values`."""
     well = {
-        "env_steps": 100 * (iteration + 1),
-        "rollout/unparsable": 0.1,
-        "tips/written": 10.0,
-        "tips/unusable": 1.0,
-        "rollout/return/plain": 0.1 * iteration,
-        "rollout/return/off_policy": 0.5,
-        "rollout/tips_per_step": 1.5,
-        "rollout/env_steps": 40.0,
-        "update/rows": 20.0,
-        "update/zero_advantage_rows": 10.0,
-        "engine/difference": 1e-6,
-        "update/tokens_off_policy": 50.0,
-        "update/masked_fraction": 0.1,
+        "env_steps": 100 * (iteration + 1), "rollout/unparsable": 0.1, "tips/written": 10.0, "tips/unusable": 1.0,
+        "rollout/return/plain": 0.1 * iteration, "rollout/return/off_policy": 0.5, "rollout/tips_per_step": 1.5,
+        "rollout/env_steps": 40.0, "update/rows": 20.0, "update/zero_advantage_rows": 10.0,
+        "engine/difference": 1e-6, "update/tokens_off_policy": 50.0, "update/masked_fraction": 0.1,
         "update/kl_to_behavior_off_policy": 1.0 - 0.1 * iteration,
-    }
+    }  # fmt: skip
     return {"iteration": iteration, **well, **{name.replace("__", "/"): value for name, value in values.items()}}
 
 

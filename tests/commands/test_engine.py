@@ -14,18 +14,15 @@ from trailnotes.config.toml import to_toml
 from trailnotes.policies.vllm.server import PROGRAM
 
 
-@pytest.fixture
-def settings(start_model: Path, tmp_path: Path) -> str:
+def test_it_becomes_the_server(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = {"name": "vllm", "python": sys.executable}
     config = small_config(model={"path": str(start_model), "device": "cpu"}, engine=engine)
     (tmp_path / "config.toml").write_text(to_toml(config))
-    return str(tmp_path / "config.toml")
-
-
-def test_it_becomes_the_server(settings: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     became: list[tuple[str, list[str], dict[str, str]]] = []
     monkeypatch.setattr(os, "execve", lambda *arguments: became.append(arguments))
-    main(["engine", "serve", settings, "--host", "10.0.0.5", "--port", "99"])
+    main(["engine", "serve", str(tmp_path / "config.toml"), "--host", "10.0.0.5", "--port", "99"])
     ((program, command, variables),) = became
     assert (program, command[:3]) == (sys.executable, [sys.executable, str(PROGRAM), "serve"])
     assert command[-4:] == ["--host", "10.0.0.5", "--port", "99"]

@@ -110,10 +110,6 @@ def one_by_one(start: Path, **sections: Any) -> Config:
     return a_config(start, env={"max_envs": 1}, **sections)
 
 
-def files_of(directory: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in directory.iterdir()}
-
-
 @pytest.mark.parametrize("torn", [b"", b'{"task": {"id": "waym'])
 def test_a_stopped_evaluation_plays_the_rest_and_ends_as_if_never_stopped(
     start_model: Path, tmp_path: Path, stop_after: Any, torn: bytes
@@ -130,7 +126,10 @@ def test_a_stopped_evaluation_plays_the_rest_and_ends_as_if_never_stopped(
     ended = stop_after(0)
     assert evaluate(config, start_model, out=tmp_path / "out") == whole
     assert len(ended) == 8 - 3 - 2
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    out, left_alone = (
+        {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("out", "whole")
+    )
+    assert out == left_alone
 
 
 @pytest.mark.parametrize("change", ["eval.temperature", "model", "eval.memory"])

@@ -53,14 +53,9 @@ def test_a_card_names_the_run_and_what_reproduces_it(runs: Path, tmp_path: Path)
 def test_only_a_model_of_the_hub_is_claimed(
     named: str, claim: str | None, setting: str, runs: Path, tmp_path: Path
 ) -> None:
-    set_in_config(runs / "whole", tmp_path / "run", "model", "path", named)
+    shutil.copytree(runs / "whole", tmp_path / "run")
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(to_toml(load_config(file, ["--model.path", named])))
     head, body = export_with_card(tmp_path / "run", tmp_path / "model")
     assert head.get("base_model") == claim
     assert f'model.path = "{setting}"\n' in body
-
-
-def set_in_config(run: Path, copy: Path, section: str, name: str, value: object) -> None:
-    shutil.copytree(run, copy)
-    config = load_config(copy / "config.toml")
-    changed = getattr(config, section).model_copy(update={name: value})
-    (copy / "config.toml").write_text(to_toml(config.model_copy(update={section: changed})))

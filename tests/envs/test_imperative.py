@@ -9,11 +9,8 @@ from trailnotes.envs.waymarks.env import parse_command
 from trailnotes_worlds.scienceworld.actions import correct_action
 
 OPENINGS = (
-    "I will ", "I'll ", "I\u2019ll ", "I ", "I should ", "I would like to ", "I'd like to ", "I am going to ",
-    "I'm going to ", "I will now ", "I need to ", "Let me ", "Let's ", "let's first ", "We should ", "Okay, I will ",
-    "Sure! Let me try to ", "I think I should ", "I believe that we can ", "I plan to ", "I might ", "I'd ",
-    "Then I will ", "Now I'll ", "Alright, let's ", "So let me ", "I am now going to ",
-    "My next action is to ", "The best move is to ",
+    "I ", "I\u2019ll ", "I would like to ", "I'm going to ", "let's first ", "We should ", "Okay, I will ", "I'd ",
+    "Sure! Let me try to ", "I believe that we can ", "So let me ", "My next action is to ", "The best move is to ",
 )  # fmt: skip
 
 
@@ -22,17 +19,14 @@ def test_what_a_model_says_of_itself_becomes_a_command(opening: str) -> None:
     assert strip_intent(f"{opening}go to the kitchen") == "go to the kitchen"
     assert parse_command(f"{opening}go north.") == ("go north", False)
     assert correct_action(f"{opening}go to kitchen.", "exact", list).action == "go to kitchen"
-    assert (
-        correct_action(f"{opening}go to the kitchen.", "ordered", lambda: ["go to kitchen", "look"]).action
-        == "go to kitchen"
-    )
+    offered = correct_action(f"{opening}go to the kitchen.", "ordered", lambda: ["go to kitchen", "look"])
+    assert offered.action == "go to kitchen"
 
 
 @pytest.mark.parametrize(
     "action",
-    ["", "i", "I", "i will", "inventory", "go north", "i go north", "Ill", "let go", "Insert key", "well", "first",
-     "We", "then", "now look", "my action"],
-)  # fmt: skip
+    ["", "i", "i will", "go north", "i go north", "Ill", "let go", "Insert key", "We", "now look", "my action"],
+)
 def test_a_command_stays_as_it_is(action: str) -> None:
     assert strip_intent(action) == action
 

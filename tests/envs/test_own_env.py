@@ -22,42 +22,6 @@ from trailnotes.types import Task
 
 PROJECT = BUILTIN / "project"
 
-
-LAMP = '''
-from trailnotes.errors import ConfigError, EnvError
-from trailnotes.types import Observation, Task
-
-STARTS = {"train": 0, "test": 10}
-
-
-class Lamp:
-    """A lamp with three switches, of which one lights it, and two tries."""
-
-    def __init__(self):
-        self.left = 0
-
-    @staticmethod
-    def tasks(split):
-        if split not in STARTS:
-            raise ConfigError(f"there is no split {split!r}")
-        return [Task(f"lamp-{n}", "lamp:Lamp", n, split) for n in range(STARTS[split], STARTS[split] + 4)]
-
-    def reset(self, task):
-        self.right, self.left = "abc"[task.seed % 3], 2
-        return Observation("dark", instruction="say a , b or c")
-
-    def step(self, action):
-        if not self.left:
-            raise EnvError("it is over: reset first")
-        self.left -= 1
-        if action.strip() == self.right:
-            self.left = 0
-            return Observation("light", reward=1.0, terminated=True, success=True, score=1.0)
-        return Observation("dark", truncated=self.left == 0)
-
-    def close(self):
-        pass
-'''
 SMALL = """--rollout.style terse --rollout.max_context_tokens 256 --rollout.num_tasks 2 --rollout.group_size 2
 --rollout.max_action_tokens 4 --memory.max_write_tokens 4 --empo2.p_memory 0.5 --train.iterations 1
 --env.num_workers 1"""
@@ -107,8 +71,8 @@ def test_its_name_and_a_model_are_enough_to_train_it(
 ) -> None:
     """As a first user would: a folder with one file and no config; the settings only make it small."""
     monkeypatch.chdir(tmp_path)
-    Path("lamp.py").write_text(LAMP)
-    assert command(["train", "--env.name", "lamp:Lamp", "--model.path", str(start_model), *SMALL.split()]) == 0
-    assert capfd.readouterr().out == "last model: runs/lamp-Lamp/checkpoints/step-000001/model\n"
-    assert load_run_config(Path("runs/lamp-Lamp")).env.name == "lamp:Lamp"
-    assert {record["task"]["env"] for record in read_jsonl(Path("runs/lamp-Lamp/trajectories.jsonl"))} == {"lamp:Lamp"}
+    Path("lamp.py").write_text((PROJECT / "own_env.py").read_text().replace("own_env:", "lamp:"))
+    assert command(["train", "--env.name", "lamp:Lock", "--model.path", str(start_model), *SMALL.split()]) == 0
+    assert capfd.readouterr().out == "last model: runs/lamp-Lock/checkpoints/step-000001/model\n"
+    assert load_run_config(Path("runs/lamp-Lock")).env.name == "lamp:Lock"
+    assert {record["task"]["env"] for record in read_jsonl(Path("runs/lamp-Lock/trajectories.jsonl"))} == {"lamp:Lock"}

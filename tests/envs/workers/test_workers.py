@@ -209,14 +209,6 @@ def test_a_hung_call_ends_at_its_time_limit() -> None:
     assert "did not answer within env.timeout = 1 s" in message
 
 
-def test_waiting_for_neighbours_does_not_count_against_a_call() -> None:
-    async def queue(pool: EnvPool) -> list[list[Observation]]:
-        return await asyncio.gather(*[episode(pool, "sleep 0.3") for _ in range(5)])
-
-    with puppets(1, timeout=1.0) as pool:
-        assert [seen[-1].text for seen in asyncio.run(queue(pool))] == ["awake"] * 5
-
-
 def test_a_busy_parent_does_not_blame_its_workers() -> None:
     async def look_away(pool: EnvPool) -> str:
         async with pool.lease() as env:

@@ -35,16 +35,9 @@ def episode(task: Task, value: float) -> Trajectory:
 
 
 def evaluated(
-    out: Path,
-    values: Callable[[Task], Sequence[float]] | float,
-    *,
-    config: Config | None = None,
-    trained: Config | None = None,
-    untrained: bool = False,
-    player: str = "start",
-    memory: bool = False,
-    num: int = 20,
-) -> Path:
+    out: Path, values: Callable[[Task], Sequence[float]] | float, *, config: Config | None = None,
+    untrained: bool = False, player: str = "start", memory: bool = False, num: int = 20,
+) -> Path:  # fmt: skip
     """An evaluation as the real writer writes it: for each test variation, `values` of the episodes played."""
     config = config or a_config()
     names = resolve_tasks(config.env.options["task"])
@@ -52,7 +45,7 @@ def evaluated(
     returns = values if callable(values) else lambda _: [values]
     episodes = [episode(task, value) for task in chosen for value in returns(task)]
     subject = EvaluatedModel(f"models/{player}", player) if untrained else EvaluatedModel(
-        f"{out}/checkpoints/step-1/model", "grpo", None, {"env_steps": 1000, "seconds": 60.0}, trained or config
+        f"{out}/checkpoints/step-1/model", "grpo", None, {"env_steps": 1000, "seconds": 60.0}, config
     )  # fmt: skip
     write_evaluation(out, config, subject, episodes, build_panel_result(episodes, config, subject, memory=memory))
     return out

@@ -95,7 +95,6 @@ def test_panels_follow_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (PLAN.replace("trials = 2", ""), r"panels\.new has no trials: name how many with tips, such as trials = 3"),
         (PLAN.replace('["start", "empo2"]', '["ppo"]'), r"panels\.with tips: methods names 'ppo', which is no method"),
-        (PLAN + '[panels.more]\nlabel = "new families"\ntrials = 1', "would share the label 'new families'"),
         (PLAN + '"eval.trials" = 3', r"panels\.new sets eval\.trials, which is the comparison's to set"),
         (PLAN.replace('"new"', '"train"'), r"panels\.new: train\.split = 'train': 2 of the 2 games of the panel"),
         (PLAN + '[methods.rloo]\n"env.options.new_families" = ["route/cobalt"]',

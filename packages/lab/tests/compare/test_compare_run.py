@@ -87,10 +87,8 @@ def test_runs_are_methods_times_seeds(tmp_path: Path) -> None:
 
 def test_methods_after_a_run_of_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (
-        PLAN + '[methods.retrospex]\nafter = "grpo"\n[methods."with tips"]\nalgorithm = "empo2-tips"\nafter = "grpo"\n'
-    )
-    path = write_plan(tmp_path / "plan.toml", text)
+    more = '[methods.retrospex]\nafter = "grpo"\n[methods."with tips"]\nalgorithm = "empo2-tips"\nafter = "grpo"\n'
+    path = write_plan(tmp_path / "plan.toml", PLAN + more)
     assert planned(path, tmp_path / "out") == planned(path), "the same settings however --out is written"
     runs = {run.name: run for run in expand_runs(load_spec(path), path, tmp_path / "out")}
     critic, tips = runs["retrospex-1"], runs["with-tips-1"]
@@ -109,17 +107,13 @@ def test_methods_after_a_run_of_the_same_seed(tmp_path: Path, monkeypatch: pytes
     ("text", "message"),
     [
         (PLAN.replace('name = "tiny"', "nme = 1"), r"compare\.nme is not a key of a comparison"),
-        (PLAN.replace("[0, 1]", "[0, 0]"), "names a seed twice"),
         (PLAN.replace('"grpo"', '"ppo"'), "'ppo' names no method of the comparison"),
         (PLAN + '[methods.empo2-tips]\nafter = "naive"', "after = 'naive' trains no model to start from"),
-        (PLAN + '[methods.retrospex]\nafter = "ppo"', "after = 'ppo' names no method of the comparison"),
         (PLAN.replace("env_steps = 24", ""), "train without a budget: set budget.env_steps or budget.tokens"),
         (PLAN + '"train.max_env_steps" = 9', r"half of them sets train\.max_env_steps, which is the comparison's"),
         (PLAN + '[settings]\n"run.seed" = 9', r"settings sets run\.seed, which is the comparison's"),
         (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
-        (PLAN + 'label = "GRPO"', "would share the label 'GRPO': rename one"),
         (PLAN + 'train.split = "test"', r"half of them: train\.split = 'test': 4 of the 4 games"),
-        (PLAN + "[methods.ppo]", r"plan\.toml: no method is called .ppo.: choose one of ace"),
         ("[rollout]\nnum_tasks = 2", r"add a table \[methods.NAME\] for each, or .* to trailnotes train"),
     ],
 )  # fmt: skip
@@ -304,10 +298,8 @@ def values(**seeds: Sequence[float]) -> Values:
 @pytest.mark.parametrize(
     ("scores", "mean"),
     [
-        ([3.0], 3.0),
         ([0.0, 1.0], 0.5),
         ([0.0, 0.0, 9.0], 3.0),  # floor(3 / 4) = 0 are cut
-        ([9.0, 1.0, 2.0, 0.0], 1.5),
         ([1, 2, 3, 4, 5, 6, 7, 8], 4.5),
         ([0, 0, 0, 0.5, 0.5, 0.5, 0.5, 1, 1, 1, 1, 1], (0.5 * 4 + 2) / 6),
     ],
@@ -329,8 +321,6 @@ def a_difference(on_panel: tuple[float, float] | None, beyond: tuple[float, floa
         ((-0.1, 0.3), (0.05, 0.4), "higher"),  # of two seeds the interval on the panel may be the wider one
         ((0.1, 0.3), (-0.05, 0.4), "higher on this panel"),
         ((0.1, 0.3), None, "higher on this panel"),
-        ((-0.3, -0.1), None, "lower on this panel"),
-        ((-0.1, 0.3), (-0.05, 0.4), ""),
         ((0.0, 0.3), (0.0, 0.4), ""),
         (None, (0.05, 0.4), "higher in these runs"),
         (None, (-0.4, -0.05), "lower in these runs"),
@@ -383,10 +373,7 @@ def test_the_page_has_every_kind_of_line() -> None:
     )
     record = json.loads(render_summary_json(summary))
     assert [line["missing"] for line in record["lines"]] == [{}, {}, {}, {"3": "lost"}]
-    assert (record["lines"][0]["reached"], record["lines"][0]["difference"]["call"]) == (
-        [12800.0, None],
-        "higher on this panel",
-    )
+    assert record["lines"][0]["reached"] == [12800.0, None]
 
 
 SLOW = """

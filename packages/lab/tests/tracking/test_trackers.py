@@ -199,13 +199,8 @@ def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch, tmp
     assert redact_secrets("it said sesame-0123456789, and a") == f"it said {REDACTED}, and a"
     assert redact_secrets("half \ud800 a pair") == "half ? a pair"
     assert redact_secrets("http://me:pass@host/a b@c") == f"http://{REDACTED}@host/a b@c"
-    options = {
-        "url": "tcp://x:y@z:1",
-        "token": "abc",
-        "max_tokens": 7,
-        "api_key_env": "SOME_API_KEY",
-        "deep": [{"a.key": 1}],
-    }
+    options = {"url": "tcp://x:y@z:1", "token": "abc", "max_tokens": 7, "api_key_env": "SOME_API_KEY",
+               "deep": [{"a.key": 1}]}  # fmt: skip
     assert redact_secrets(options) == {
         "url": f"tcp://{REDACTED}@z:1", "token": REDACTED, "max_tokens": 7, "api_key_env": "SOME_API_KEY",
         "deep": [{"a.key": REDACTED}],
