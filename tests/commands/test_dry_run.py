@@ -48,21 +48,18 @@ def test_the_report_has_time_memory_and_disk_and_nothing_stays(
 # -- the memory of the device
 
 
-@pytest.fixture
-def large(tmp_path: Path) -> Path:
-    """A model directory with the config of 7 billion weights, and no weights."""
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The directory has the config of 7 billion weights, and no weights."""
     shape = Qwen2Config(
         vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
         num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=False,
     )  # fmt: skip
-    shape.save_pretrained(tmp_path / "large")
-    return tmp_path / "large"
-
-
-def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(
-    large: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("config.toml").write_text(to_toml(tiny_config(large, model={"device": "auto", "dtype": "bfloat16"})))
+    shape.save_pretrained("large")
+    Path("config.toml").write_text(
+        to_toml(tiny_config(elsewhere / "large", model={"device": "auto", "dtype": "bfloat16"}))
+    )
     before = files(elsewhere)
     assert main(["train", "config.toml", "--run-dir", "run", "--dry-run"]) == 2
     said = capsys.readouterr()

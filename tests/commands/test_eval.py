@@ -126,10 +126,8 @@ def test_a_stopped_evaluation_plays_the_rest_and_ends_as_if_never_stopped(
     ended = stop_after(0)
     assert evaluate(config, start_model, out=tmp_path / "out") == whole
     assert len(ended) == 8 - 3 - 2
-    out, left_alone = (
-        {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("out", "whole")
-    )
-    assert out == left_alone
+    resumed, alone = ([*fingerprint(tmp_path / name).values()] for name in ("out", "whole"))
+    assert resumed == alone
 
 
 @pytest.mark.parametrize("change", ["eval.temperature", "model", "eval.memory"])
