@@ -28,7 +28,7 @@ from trailnotes.rollout.conversation import Conversation
 from trailnotes.storage.demonstrations import Demonstration, list_assistant_turns, write_demonstrations
 from trailnotes.types import Observation, Step, Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import Script, play_script
-from trailnotes.warmstart.demonstrations.recorded import RecordedGame
+from trailnotes_worlds.demonstrations.recorded import RecordedGame
 from trailnotes_worlds.demonstrations.scienceworld import ScienceWorldDemonstrator
 
 P_FOLLOW, P_BABBLE, P_OLD_NAMES, P_BEGINNING, P_DENSE = 0.8, 0.4, 0.2, 0.3, 0.7

@@ -31,7 +31,7 @@ from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.types import Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations import load_demonstrator
 from trailnotes.warmstart.demonstrations.episodes import get_actions
-from trailnotes.warmstart.demonstrations.recorded import RecordedGame
+from trailnotes_worlds.demonstrations.recorded import RecordedGame
 from trailnotes_worlds.demonstrations.scienceworld import ScienceWorldDemonstrator
 from trailnotes_worlds.demonstrations.scienceworld_english import parse_listed_actions
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from trailnotes import commands
@@ -156,10 +155,10 @@ def test_models_prints_no_key_that_the_server_repeats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tinker")
-    answer = {"supported_models": [{"model_name": "org/TML-SECRET-KEY"}]}
+    answer = httpx.Response(200, json={"supported_models": [{"model_name": "org/TML-SECRET-KEY"}]})
     monkeypatch.setenv("TINKER_API_KEY", "tml-secret-key")
     monkeypatch.setattr("tinker.ServiceClient", lambda **_: None)
-    monkeypatch.setattr("trailnotes.web.tinker.TinkerServer._get", lambda *_: SimpleNamespace(text=json.dumps(answer)))
+    monkeypatch.setattr("httpx.get", lambda *_, **__: answer)
     assert main(["models", "--learner.url", "http://127.0.0.1:9"]) == 0
     assert capsys.readouterr().out == "org/[key]\n"
 

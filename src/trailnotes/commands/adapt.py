@@ -5,13 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trailnotes.commands.arguments import (
-    ALLOW_CHANGE,
-    MODEL_OR_RUN,
-    OTHER_CONFIG,
-    load_command_config,
-    print_output_path,
-)
+from trailnotes.commands.arguments import ALLOW_CHANGE, MODEL_OR_RUN, OTHER_CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
 from trailnotes.config.methods import TIPS_ONLY_METHOD
 
@@ -31,8 +25,7 @@ def _run(args: Namespace) -> None:
         )  # fmt: skip
     if before and episodes.stat().st_size == before:
         print("this adaptation had ended already: nothing was played again\n")
-    print((args.out / "table.md").read_text(encoding="utf-8"), end="")
-    print_output_path(args.out)
+    print(f"{(args.out / 'table.md').read_text(encoding='utf-8')}written to {args.out}")
 
 
 ADAPT = Command(

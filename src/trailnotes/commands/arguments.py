@@ -1,4 +1,4 @@
-"""Arguments of several commands, their settings, and the last line of their output."""
+"""Arguments of several commands, and their settings."""
 
 from __future__ import annotations
 
@@ -49,9 +49,3 @@ def load_command_config(subject: str | None, path: Path | None, settings: Sequen
     if resolved.origins.get("endpoint.base_url") == "command line" and not is_here and not asks_server:
         raise ConfigError(f"{subject} is no directory here: did you mean openai:{subject}, at the endpoint.base_url?")
     return config
-
-
-def print_output_path(out: Path | None) -> None:
-    """Print where a command wrote its files, if anywhere."""
-    if out is not None:
-        print(f"written to {out}")

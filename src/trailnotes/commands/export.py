@@ -18,14 +18,9 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 def export(
-    model_or_run: StrPath,
-    out: StrPath,
-    *,
-    merge: bool = False,
-    dtype: Dtype = "float32",
-    base: str = "",
+    model_or_run: StrPath, out: StrPath, *, merge: bool = False, dtype: Dtype = "float32", base: str = "",
     card: bool = False,
-) -> float | None:
+) -> float | None:  # fmt: skip
     """Write the model of a run as a Hugging Face directory.
 
     Args:
@@ -78,13 +73,10 @@ def _copy(model: Path, out: Path, base: str, *, saved: bool) -> None:
         if not saved:
             shutil.copytree(model, copy, dirs_exist_ok=True)
         for name in read_json(model.parent / MANIFEST)["files"] if saved else ():
-            source, target = model.parent / name, copy / name.partition("/")[2]
-            if not name.startswith(f"{model.name}/"):
-                continue
-            if source.resolve() != model.parent.resolve() / name:
-                raise ConfigError(f"{source} is a link, which a run must not have: put its target there")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
+            if name.startswith(f"{model.name}/"):
+                target = copy / name.partition("/")[2]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(model.parent / name, target)
         if base and (adapters := copy / "adapter_config.json").is_file():
             write_json(adapters, read_json(adapters) | {"base_model_name_or_path": base})
 

@@ -132,7 +132,7 @@ def _export(store: TipStore, args: Namespace) -> None:
 def _import(store: TipStore, args: Namespace) -> None:
     from trailnotes.memory.exchange import import_tips
 
-    settings = load_memory_settings(args.place, args.embedder)
+    settings = _load_run_settings(args.place).with_embedder(args.embedder)
     before = store.load_retirements()
     result = import_tips(store, args.file, enable=args.enable, config=settings)
     state = "enabled" if args.enable else "off until `trailnotes memory enable`"
@@ -146,7 +146,7 @@ def _import(store: TipStore, args: Namespace) -> None:
 def _add(store: TipStore, args: Namespace) -> None:
     from trailnotes.memory.exchange import add_tip
 
-    settings = load_memory_settings(args.place, args.embedder)
+    settings = _load_run_settings(args.place).with_embedder(args.embedder)
     is_first = args.namespace not in store.count_by_namespace()
     added = {"key": args.key, "score": args.score, "enabled": not args.off}
     print(_format_tip(add_tip(store, args.namespace, args.text, config=settings, **added)))
@@ -190,15 +190,8 @@ def _format_tip(tip: Tip, measured: str = "") -> str:
     return escape_unprintable(f"{tip.id or 0:>6}  {measured}{tip.score:g}/{tip.max_score:g}  {about}  {tip.text}")
 
 
-def load_memory_settings(place: Path, embedder: str = "") -> MemoryConfig:
-    """Read the memory settings of the run that a memory belongs to, or the default ones.
-
-    `embedder` is the one that the user names (`MemoryConfig.with_embedder`).
-    """
-    return _load_run_settings(place).with_embedder(embedder)
-
-
 def _load_run_settings(place: Path) -> MemoryConfig:
+    """Read the memory settings of the run that a memory belongs to, or the default ones."""
     from trailnotes.config.schema import MemoryConfig
     from trailnotes.runs.directory import load_run_config
 
@@ -227,9 +220,10 @@ def _serve(args: Namespace) -> None:
     from trailnotes.memory.tips import TipMemory
     from trailnotes.web.serving import format_url, open_listener, serve
 
-    settings, new = load_memory_settings(args.place, args.embedder), None
+    run_settings, new = _load_run_settings(args.place), None
+    settings = run_settings.with_embedder(args.embedder)
     if args.write and not resolve_memory_file(args.place).exists():
-        new = load_file_embedder(_load_run_settings(args.place).embedder, settings.embedder)
+        new = load_file_embedder(run_settings.embedder, settings.embedder)
     with open_store(args.place, EmbedderIdentity(new.name, new.dim) if new else None) as store:
         rules = AccessRules(
             write=args.write, namespace=args.namespace, enabled=not args.off,

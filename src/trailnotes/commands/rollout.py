@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trailnotes.commands.arguments import OPTIONAL_CONFIG, load_command_config, print_output_path
+from trailnotes.commands.arguments import OPTIONAL_CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
 
 
@@ -16,7 +16,8 @@ def _run(args: Namespace) -> None:
     config = load_command_config(args.model, args.config, args.settings)
     for episode in rollout(config, args.model, out=args.out):
         print(render_episode(episode))
-    print_output_path(args.out)
+    if args.out:
+        print(f"written to {args.out}")
 
 
 ROLLOUT = Command(

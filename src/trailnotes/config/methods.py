@@ -83,19 +83,15 @@ _ENTRY_POINT = re.compile(r"[\w.]+:\w+")  # module:NAME
 
 
 def register(method: Method) -> Method:
-    """Register a method for `algorithm.name` in this process; raises `ConfigError` if the name is taken."""
-    # A file that is both run and imported registers its method twice.
-    if is_known(method.name) and _locate_code(find_method(method.name)) != _locate_code(method):
+    """Register a method for `algorithm.name` in this process, instead of one of that name that was registered before.
+
+    Raises:
+        ConfigError: a method of the package has the name.
+    """
+    if method.name in _BUILT_IN:
         raise ConfigError(f"a method is called {method.name!r} already: choose another name")
     loaded[method.name] = method
     return method
-
-
-def _locate_code(method: Method) -> tuple[str, str]:
-    if isinstance(method.home, str):
-        return method.home, ""
-    code = getattr(method.home, "__code__", None)
-    return getattr(code, "co_filename", repr(method.home)), getattr(method.home, "__qualname__", "")
 
 
 def list_names() -> list[str]:

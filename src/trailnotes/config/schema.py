@@ -7,7 +7,7 @@ cannot work are refused here, before anything is built.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -92,11 +92,6 @@ class RolloutConfig(Section):
         "memory.retire that goes by readers, changes meanwhile", ge=0)  # fmt: skip
 
 
-def validate_embedder_name(embedder: str) -> None:
-    """Refuse an embedder's address with a password; the error does not repeat it."""
-    require_secret_free_url("memory.embedder", embedder, EMBEDDER_KEY_VARIABLE)
-
-
 class MemoryConfig(Section):
     """The store of tips."""
 
@@ -145,7 +140,7 @@ class MemoryConfig(Section):
 
     @model_validator(mode="after")
     def validate_embedder(self) -> Self:
-        validate_embedder_name(self.embedder)
+        require_secret_free_url("memory.embedder", self.embedder, EMBEDDER_KEY_VARIABLE)
         return self
 
     def with_embedder(self, embedder: str = "") -> Self:
@@ -354,7 +349,7 @@ class Config(Section):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the sections, since the class is made of them."""
-        return _build_config, ({**vars(self)},)
+        return partial(Config, **vars(self)), ()
 
     def section(self, kind: type[S]) -> S:
         """Return the section of a method; its defaults if this config is of another method and does not set it."""
@@ -426,10 +421,6 @@ class Config(Section):
 def _refuse(refusals: Refusals) -> None:
     if text := next((text for is_refused, text in refusals if is_refused), ""):
         raise ConfigError(text)
-
-
-def _build_config(sections: dict[str, Any]) -> Config:
-    return Config(**sections)
 
 
 def config_type(*trees: Mapping[str, Any], trusted: bool = True) -> type[Config]:

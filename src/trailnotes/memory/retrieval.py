@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trailnotes.config.model_schema import OPENAI_PREFIX, EndpointConfig
-from trailnotes.config.schema import EMBEDDER_KEY_VARIABLE, validate_embedder_name
+from trailnotes.config.schema import EMBEDDER_KEY_VARIABLE
 from trailnotes.config.section import require_secret_free_url
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
 from trailnotes.memory.schema import EMBEDDER_NAME, normalize_embedder_name
@@ -239,7 +239,7 @@ class EndpointEmbedder:
 
 
 def _resolve_endpoint(name: str, endpoint: EndpointConfig | None) -> tuple[str, EndpointConfig]:
-    validate_embedder_name(name)
+    require_secret_free_url("memory.embedder", name, EMBEDDER_KEY_VARIABLE)
     named = EMBEDDER_NAME.fullmatch(name)
     if named is None or not named["model"].strip():
         raise ConfigError(f"memory.embedder = {name!r} names no model: write openai:NAME, as the server calls it")

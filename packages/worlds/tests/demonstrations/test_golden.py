@@ -12,7 +12,7 @@ import pytest
 from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig, WarmstartConfig
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes.warmstart.demonstrations import load_demonstrator
-from trailnotes.warmstart.demonstrations.recorded import RecordedGame
+from trailnotes_worlds.demonstrations.recorded import RecordedGame
 
 SHOP = {"products_per_page": 4}
 COIN = {"params": {"numLocations": 11, "numDistractorItems": 0, "includeDoors": 0}, "view": "short", "num_games": 10}

@@ -28,8 +28,6 @@ WIDTH = 58  # characters of an episode beside another
 
 def run_real_demo(out: Path, settings: Sequence[str] = (), config_name: str = CONFIG) -> dict[str, list[Trajectory]]:
     """Evaluate a pretrained model on unseen games, train it by GRPO, evaluate it again, and print what changed."""
-    from trailnotes.reporting.terminal import ProgressBar
-
     started = time.monotonic()
     config = load_config(config_name, settings)
     if config.model.path == FETCHED and not Path(FETCHED).is_dir():

@@ -89,14 +89,14 @@ class GameInterpreter:
             raw, _ = self._machine.reset()
         self.path = path
         self._lock = threading.Lock()
-        self.start = GamePosition(self, raw, self._machine.get_state(), clean_answer(raw))
+        self.start = GamePosition(self, self._machine.get_state(), clean_answer(raw))
 
     def play(self, state: Any, command: str) -> GamePosition:
         """Send one line from `state`; returns the position that follows."""
         with self._lock:
             self._machine.set_state(state)
             raw = self._machine.frotz_lib.step(command.encode("ascii", "replace") + b"\n").decode("cp1252")
-            return GamePosition(self, raw, self._machine.get_state(), clean_answer(raw))
+            return GamePosition(self, self._machine.get_state(), clean_answer(raw))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -104,7 +104,6 @@ class GamePosition:
     """A moment of a game; equal only to itself, as a key of `play_command`."""
 
     story: GameInterpreter
-    raw: str
     state: Any = field(repr=False)  # the interpreter's memory, about 40 kB
     answer: GameAnswer
 
@@ -147,12 +146,6 @@ def build_cached_game(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return path
-
-
-def get_textworld_version() -> str:
-    """Return the installed version of `textworld`; raises `MissingExtraError` where there is none."""
-    require_textworld()
-    return version("textworld")
 
 
 SPLITS = ("train", "validation", "test")
@@ -255,11 +248,12 @@ class TextWorldEnv:
     def _resolve_path(self, task: Task) -> Path:
         if "path" in task.options:
             return _require_game_file(Path(task.options["path"]))
+        require_textworld()
         generator = task.options["generator"]
         description = {
             "generator": generator, "settings": dict(task.options["settings"]),
             "split": task.split if generator in ("cooking", "simple") else "", "seed": task.seed,
-            "textworld": get_textworld_version(),
+            "textworld": version("textworld"),
         }  # fmt: skip
         return build_cached_game(description, lambda path: _generate_game(task, path), self._folder)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -22,9 +23,9 @@ from trailnotes.envs.tasks import load_recorded_tasks, panel, tasks_of
 from trailnotes.envs.textworld.env import (
     GamePosition,
     build_cached_game,
-    get_textworld_version,
     open_interpreter,
     play_command,
+    require_textworld,
     sanitize_action,
 )
 from trailnotes.envs.waymarks import spec as ws
@@ -163,7 +164,8 @@ def _list_rules(families: Sequence[str], dataset_seed: int, sizes: Mapping[str, 
 @lru_cache(maxsize=4096)
 def compile_game(spec: GameSpec, folder: Path | None = None) -> Path:
     """Compile the ``.z8`` of `spec`, or take it from the cache (about a second)."""
-    description = {"builder": BUILDER_VERSION, "textworld": get_textworld_version(), **asdict(spec)}
+    require_textworld()
+    description = {"builder": BUILDER_VERSION, "textworld": version("textworld"), **asdict(spec)}
     return build_cached_game(description, lambda path: build_game(spec, path), folder)
 
 

@@ -170,10 +170,6 @@ def note_text(rule: Rule) -> str:
     return "carved here: " + " ".join(f"{box} {gem}" for box, gem in zip(BOXES, rule, strict=False))
 
 
-def room_text(name: str, description: str) -> str:
-    return f"{name}. {description}"
-
-
 def junction_description(spec: GameSpec, index: int) -> str:
     """Describe junction `index` of a route game; the way back is not named."""
     back = OPPOSITE[spec.rule[index - 1]] if index else ARCHIVE_DIRECTION
@@ -267,7 +263,7 @@ def advance_scene(scene: Scene, command: str) -> Scene:
         return _unlock(scene, rest)
     if verb in {"look", "l"} and not rest:
         return _look(scene)
-    return _say(scene, _answer_unchanged(scene, verb, rest))
+    return replace(scene, text=_answer_unchanged(scene, verb, rest))
 
 
 def list_admissible(scene: Scene) -> tuple[str, ...]:
@@ -278,33 +274,28 @@ def list_admissible(scene: Scene) -> tuple[str, ...]:
     return tuple(sorted([ARCHIVE_DIRECTION, *(format_unlock(box, gem) for box in locked for gem in GEMS)]))
 
 
-def _say(scene: Scene, text: str) -> Scene:
-    return replace(scene, text=text)
-
-
 def _look(scene: Scene) -> Scene:
     spec, at = scene.spec, scene.junction
     description = junction_description(spec, at) if spec.kind == "route" else vault_description(spec)
-    return _say(scene, room_text(spec.rooms[at], description))
+    return replace(scene, text=f"{spec.rooms[at]}. {description}")
 
 
 def _go(scene: Scene, direction: str) -> Scene:
     spec, at = scene.spec, scene.junction
     if at == 0 and direction == ARCHIVE_DIRECTION:
-        text = room_text(ARCHIVE, f"{note_text(spec.rule)}.")
-        return Scene(spec, text, at, scene.unlocked, lost=True)
+        return Scene(spec, f"{ARCHIVE}. {note_text(spec.rule)}.", at, scene.unlocked, lost=True)
     if spec.kind == "keys" or direction not in OPPOSITE:
-        return _say(scene, NO_WAY)
+        return replace(scene, text=NO_WAY)
     if at and direction == OPPOSITE[spec.rule[at - 1]]:
         return _look(Scene(spec, "", at - 1))
     if direction == spec.rule[at]:
         if at + 1 < spec.size:
             return _look(Scene(spec, "", at + 1))
-        return Scene(spec, room_text(spec.rooms[spec.size], END_DESCRIPTION), at, won=True)
+        return Scene(spec, f"{spec.rooms[spec.size]}. {END_DESCRIPTION}", at, won=True)
     back = OPPOSITE[spec.rule[at - 1]] if at else ARCHIVE_DIRECTION
     wrong = [word for word in DIRECTIONS if word not in (back, spec.rule[at])]
     nook = spec.rooms[spec.size + 1 + 2 * at + wrong.index(direction)]  # junction by junction, as `DIRECTIONS`
-    return Scene(spec, room_text(nook, NOOK_DESCRIPTION), at, lost=True)
+    return Scene(spec, f"{nook}. {NOOK_DESCRIPTION}", at, lost=True)
 
 
 def _parse_direction(words: list[str]) -> str:
@@ -337,7 +328,7 @@ def _unlock(scene: Scene, words: list[str]) -> Scene:
     box, gem = (_find_thing(scene, noun) or _parse_direction(noun) for noun in (words[:at], words[at + 1 :]))
     fault = _explain_lock(scene, box, gem)
     if fault:
-        return _say(scene, fault)
+        return replace(scene, text=fault)
     unlocked = scene.unlocked | {box}
     return Scene(scene.spec, f"you unlock the {box}.", unlocked=unlocked, won=len(unlocked) == scene.spec.size)
 

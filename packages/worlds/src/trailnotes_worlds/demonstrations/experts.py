@@ -14,7 +14,7 @@ from trailnotes.envs import get_env_identity, list_env_tasks, make_env
 from trailnotes.envs.tasks import panel, select_unused
 from trailnotes.errors import ConfigError
 from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
-from trailnotes.warmstart.demonstrations.recorded import (
+from trailnotes_worlds.demonstrations.recorded import (
     NUM_WANDERINGS,
     RecordedDemonstrator,
     RecordedGame,

@@ -17,8 +17,8 @@ from trailnotes.envs import make_env
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
-from trailnotes.warmstart.demonstrations.recorded import NUM_WANDERINGS, RecordedGame, load_or_record
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator, spread_by_family
+from trailnotes_worlds.demonstrations.recorded import NUM_WANDERINGS, RecordedGame, load_or_record
 from trailnotes_worlds.scienceworld.client import GOLD_PATH_FINDER
 from trailnotes_worlds.scienceworld.tasks import scienceworld_tasks
 
