@@ -67,8 +67,8 @@ format: $(INSTALLED)
 
 # An environment that is there is used as it is, even where pyproject.toml is newer.
 docs: $(if $(wildcard $(BIN)/zensical),,$(INSTALLED))
-	$(BIN)/python -m trailnotes.config > docs/config.md
-	$(BIN)/python -m trailnotes.commands > docs/cli.md
+	$(BIN)/python docs/pages.py config > docs/config.md
+	$(BIN)/python docs/pages.py cli > docs/cli.md
 	$(BIN)/python -m trailnotes.runs > docs/metrics.md
 	PYTHONPATH=docs $(BIN)/python -m zensical build --clean --strict
 	@echo "The site: $(CURDIR)/build/site/index.html"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -16,8 +17,6 @@ import pytest
 import trailnotes
 from tinker_servers import Forks, StandIn
 from trailnotes.commands import TABLE
-from trailnotes.commands.command import render_cli_page
-from trailnotes.config.__main__ import render_config_page
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.former import REMOVED_KEYS
 from trailnotes.config.schema import full_config_type
@@ -27,10 +26,11 @@ from trailnotes.runs.__main__ import render_metrics_page
 from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
+PAGE_MAKERS = runpy.run_path(str(ROOT / "docs/pages.py"))
 README = ROOT / "README.md"
 GENERATED = {
-    ROOT / "docs/config.md": render_config_page,
-    ROOT / "docs/cli.md": partial(render_cli_page, TABLE),
+    ROOT / "docs/config.md": PAGE_MAKERS["render_config_page"],
+    ROOT / "docs/cli.md": partial(PAGE_MAKERS["render_cli_page"], TABLE),
     ROOT / "docs/metrics.md": render_metrics_page,
 }
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("packages/*/README.md")]

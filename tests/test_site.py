@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,10 @@ import pytest
 
 import trailnotes
 from trailnotes.commands import TABLE
-from trailnotes.commands.command import render_cli_page
-from trailnotes.config.__main__ import render_config_page
 from trailnotes.runs.__main__ import render_metrics_page
 
 ROOT = Path(__file__).parents[1]
+PAGE_MAKERS = runpy.run_path(str(ROOT / "docs/pages.py"))
 ELSEWHERE = re.compile(r"https?://|mailto:|data:")
 
 
@@ -27,8 +27,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
     folder = tmp_path_factory.mktemp("site")
     shutil.copy(ROOT / "mkdocs.yml", folder)
     docs = shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("records"))
-    (docs / "config.md").write_text(render_config_page(), encoding="utf-8")
-    (docs / "cli.md").write_text(render_cli_page(TABLE), encoding="utf-8")
+    (docs / "config.md").write_text(PAGE_MAKERS["render_config_page"](), encoding="utf-8")
+    (docs / "cli.md").write_text(PAGE_MAKERS["render_cli_page"](TABLE), encoding="utf-8")
     (docs / "metrics.md").write_text(render_metrics_page(), encoding="utf-8")
     (folder / "src").symlink_to(ROOT / "src")
     command = [sys.executable, "-m", "zensical", "build", "--strict"]

@@ -22,15 +22,6 @@ ABOUT = "Train LLM agents that explore, write tips for later attempts, and learn
 SETTINGS = ("--section.key VALUE overrides any setting of the file (VALUE is TOML; plain words need no quotes). "
             "`trailnotes config show` lists and explains all settings.")  # fmt: skip
 EPILOG = "`trailnotes COMMAND --help` explains a command and shows an example."
-CLI_PAGE = f"""\
-# The command line
-
-{ABOUT} {SETTINGS}
-
-A command exits with 0 on success, and with 2 and one line on standard error if its input is wrong. If a signal stops \
-it, it exits with 128 plus the signal's number: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, which a closing \
-terminal sends (not under nohup). `--debug` prints the traceback of an error.
-"""
 WIDTH = 100
 COMMANDS_ELSEWHERE = {
     "compare": "trailnotes-lab", "view": "trailnotes-lab",
@@ -99,13 +90,13 @@ def build_parser(
     added = []
     for entry in table:
         if isinstance(entry, Command):
-            added.append((entry, _add_command(top, entry)))
+            added.append((entry, add_command(top, entry)))
             continue
         about = f"{entry.summary[0].upper()}{entry.summary[1:]}."
         group = _make_parser(top.add_parser, entry.name, help=entry.summary, description=about)
         group.set_defaults(command=None, unfinished=group)
         inner = group.add_subparsers(title="commands", metavar="COMMAND")
-        added += [(command, _add_command(inner, command)) for command in entry.commands]
+        added += [(command, add_command(inner, command)) for command in entry.commands]
     for command, own in added:
         for item in settings if command.settings else ():
             own.add_argument(*item.names, **item.options)
@@ -168,19 +159,8 @@ def _suggest(word: str, command: Command | None) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
-def render_cli_page(table: CommandTable) -> str:
-    """Render the page of the site that documents the table of commands: the help of each."""
-    commands = list_commands(table)
-    index = [f"- [`trailnotes {c.name}`](#trailnotes-{c.name.replace(' ', '-')}): {c.summary}" for c in commands]
-    parts = [CLI_PAGE + "\n" + "\n".join(index)]
-    for command in commands:
-        prefix = " ".join(["trailnotes", *command.name.split()[:-1]])
-        parser = _add_command(argparse.ArgumentParser().add_subparsers(prog=prefix), command)
-        parts.append(f"## `trailnotes {command.name}`\n\n```\n{parser.format_help().rstrip()}\n```")
-    return "\n\n".join(parts) + "\n"
-
-
-def _add_command(parsers: Any, command: Command) -> argparse.ArgumentParser:
+def add_command(parsers: Any, command: Command) -> argparse.ArgumentParser:
+    """Add the parser of a command, with its help."""
     about = textwrap.fill(f"{command.about} {SETTINGS}" if command.settings else command.about, WIDTH)
     word, epilog = command.name.rpartition(" ")[2], f"example:\n  {command.example}"
     parser = _make_parser(parsers.add_parser, word, help=command.summary, description=about, epilog=epilog)

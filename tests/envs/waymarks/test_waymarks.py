@@ -22,6 +22,7 @@ from trailnotes.envs.waymarks import env as wm
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
+from trailnotes_lab.compare.games import collect_games, compile_all
 
 SPLITS = ("train", "validation", "test")
 ALL_FAMILIES = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind]]
@@ -353,7 +354,7 @@ def test_the_budget_ends_an_episode_and_no_step_follows(kind: ws.Kind) -> None:
 def test_compile_all_compiles_once_and_reports(games: Path) -> None:
     tasks = tiny_tasks()
     reported: list[tuple[int, int]] = []
-    paths = wm.compile_all([*tasks, tasks[0]], 2, lambda done, total: reported.append((done, total)), games)
+    paths = compile_all([*tasks, tasks[0]], 2, lambda done, total: reported.append((done, total)), games)
     assert reported == [(1, 3), (2, 3), (3, 3)]
     assert paths == [wm.compile_game(wm.parse_spec(task), games) for task in [*tasks, tasks[0]]]
     assert all(path.is_file() and path.with_suffix(".json").is_file() for path in paths)
@@ -362,15 +363,15 @@ def test_compile_all_compiles_once_and_reports(games: Path) -> None:
 def test_games_to_compile_are_named_once_for_all_settings_that_play_them(tmp_path: Path) -> None:
     env = {"name": "waymarks", "options": {"families": ["keys/granite"], "cache_dir": str(tmp_path)}}
     own = small_config(env=env, train={"split": "validation", "eval_every": 0}, eval={"split": "validation"})
-    games = wm.collect_games([own, own, small_config()])
+    games = collect_games([own, own, small_config()])
     assert games == {tmp_path: wm.make_tasks("validation", ["keys/granite"])}
     validated = own.model_copy(update={"train": own.train.model_copy(update={"eval_every": 1, "split": "train"})})
-    assert {task.split for task in wm.collect_games([validated])[tmp_path]} == {"train", "validation"}
+    assert {task.split for task in collect_games([validated])[tmp_path]} == {"train", "validation"}
     few = validated.model_copy(update={"eval": validated.eval.model_copy(update={"num_tasks": 2, "split": "test"})})
-    splits = Counter(task.split for task in wm.collect_games([few])[tmp_path])
+    splits = Counter(task.split for task in collect_games([few])[tmp_path])
     assert splits == {"train": 5, "validation": 2, "test": 2}  # a panel's games, not all of its split
     rehearsal = few.rehearsal.model_copy(update={"split": "spare", "num_tasks": 3})
     rehearsing = few.model_copy(update={"rehearsal": rehearsal})
-    assert Counter(task.split for task in wm.collect_games([rehearsing])[tmp_path]) == {**splits, "spare": 3}
+    assert Counter(task.split for task in collect_games([rehearsing])[tmp_path]) == {**splits, "spare": 3}
     adapting = rehearsing.model_copy(update={"algorithm": few.algorithm.model_copy(update={"name": "empo2-tips"})})
-    assert Counter(task.split for task in wm.collect_games([adapting])[tmp_path]) == splits, "it trains nothing"
+    assert Counter(task.split for task in collect_games([adapting])[tmp_path]) == splits, "it trains nothing"

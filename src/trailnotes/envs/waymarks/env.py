@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-import signal
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from importlib.metadata import version
@@ -19,7 +17,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from trailnotes.envs.base import require_int, strip_intent
-from trailnotes.envs.tasks import load_recorded_tasks, panel, tasks_of
 from trailnotes.envs.textworld.env import (
     GamePosition,
     build_cached_game,
@@ -43,7 +40,7 @@ from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
 if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
+    pass
 
 Families = Sequence[str] | int  # ``kind/name`` each; or how many, half of either kind
 
@@ -169,40 +166,6 @@ def compile_game(spec: GameSpec, folder: Path | None = None) -> Path:
     return build_cached_game(description, lambda path: build_game(spec, path), folder)
 
 
-def compile_all(
-    tasks: Sequence[Task], num_workers: int = 2, progress: Callable[[int, int], None] | None = None,
-    folder: Path | None = None,
-) -> list[Path]:  # fmt: skip
-    """Compile the games of `tasks` on `num_workers` processes, with `progress(done, total)` after each."""
-    specs = [parse_spec(task) for task in tasks]
-    # A worker that inherits this process's handlers would take SIGTERM for an error of one game, and go on.
-    pool = ProcessPoolExecutor(num_workers, initializer=signal.signal, initargs=(signal.SIGTERM, signal.SIG_DFL))
-    try:
-        futures = [pool.submit(compile_game, spec, folder) for spec in specs]
-        for done, _ in enumerate(as_completed(futures), start=1):
-            if progress:
-                progress(done, len(specs))
-        return [future.result() for future in futures]
-    finally:
-        pool.shutdown(cancel_futures=True)  # after an interrupt: not all games first
-
-
-def collect_games(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
-    """Collect the compiled games that runs play, by the folder that keeps them (None: the usual cache)."""
-    games: dict[Path | None, dict[str, Task]] = {}
-    for config in configs:
-        if config.env.name != "waymarks":
-            continue
-        folder = config.env.options.get("cache_dir")
-        kept = games.setdefault(Path(folder) if folder else None, {})
-        validation = [config.train.validation_split] if config.train.eval_every else []
-        for split in sorted({config.train.split, config.eval.split, *validation}):
-            num = 0 if split == config.train.split else config.eval.num_tasks
-            kept |= {task.id: task for task in panel(tasks_of(config, split), num)}
-        kept |= {task.id: task for task in load_recorded_tasks(config)}
-    return {folder: list(kept.values()) for folder, kept in games.items()}
-
-
 class _WaymarksBase:
     def __init__(
         self, *, actions: bool = False, max_steps: int | None = None, cache_dir: str | Path | None = None
@@ -243,7 +206,7 @@ class _WaymarksBase:
 
 
 class WaymarksEnv(_WaymarksBase):
-    """The compiled games, through TextWorld's interpreter. They compile when first played (see `compile_all`)."""
+    """The compiled games, through TextWorld's interpreter. They compile when first played."""
 
     _position: GamePosition | None = None
 

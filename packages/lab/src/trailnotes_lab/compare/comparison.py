@@ -22,6 +22,7 @@ from trailnotes_lab.compare import running
 from trailnotes_lab.compare.cost import EVAL_STAGE
 from trailnotes_lab.compare.evaluations import EVAL_DIR
 from trailnotes_lab.compare.expand import expand_runs, flatten_settings
+from trailnotes_lab.compare.games import compile_games
 from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.picture import draw_summary
 from trailnotes_lab.compare.results import read_result
@@ -75,7 +76,7 @@ def run_comparison_spec(spec: ComparisonSpec, path: Path, out: Path, *, text: st
         missing: dict[str, str] = {}
         if left:
             _require_prerequisites(left)
-            running.compile_games(stage.run for stage in left)
+            compile_games(stage.run for stage in left)
             with interrupt_on_signals():
                 failures = run_stages(left, at_once or spec.compare.jobs)
             for stage in reversed(left):  # of several stages of one result, the first that failed says why

@@ -6,15 +6,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within, to_toml
-from trailnotes.envs.waymarks.env import collect_games, compile_all
 from trailnotes.errors import RunError
-from trailnotes.reporting.terminal import ProgressBar, format_duration, ignore_write_errors
+from trailnotes.reporting.terminal import format_duration, ignore_write_errors
 from trailnotes.runs.directory import has_begun, is_trained, load_run_config
 from trailnotes.storage.child import start_child
 from trailnotes.storage.files import write_text_atomic
@@ -131,14 +130,6 @@ def _diff_settings(directory: Path, config: Config) -> list[str]:
     if not (directory / "config.toml").is_file() or not has_begun(directory):
         return []
     return diff_configs(load_run_config(directory), config)
-
-
-def compile_games(runs: Iterable[PlannedRun]) -> None:
-    """Compile all games before any run has to wait for one; games in the cache cost nothing."""
-    configs = [config for run in runs for config in (run.config, *(panel.config for panel in run.panels))]
-    for folder, games in collect_games(configs).items():
-        with ProgressBar(len(games), "compiling games") as bar:
-            compile_all(games, progress=lambda done, _, bar=bar: bar.update(done), folder=folder)  # type: ignore[misc]
 
 
 LOG_FILE = "console.log"  # in the directory of each stage

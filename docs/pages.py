@@ -1,14 +1,27 @@
-"""Prints the page of settings of the site: ``python -m trailnotes.config > docs/config.md``, as `make docs` does."""
+"""Prints a generated page of the site, as `make docs` does: ``python docs/pages.py cli`` or ``config``."""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from html import escape
 
+from trailnotes.commands import TABLE
+from trailnotes.commands.command import ABOUT, SETTINGS, CommandTable, add_command, list_commands
 from trailnotes.config.methods import is_known
 from trailnotes.config.schema import full_config_type
 from trailnotes.config.section import Section
 from trailnotes.config.toml import collect_fields, explain_key, flatten_config, format_toml_value
 
+CLI_PAGE = f"""\
+# The command line
+
+{ABOUT} {SETTINGS}
+
+A command exits with 0 on success, and with 2 and one line on standard error if its input is wrong. If a signal stops \
+it, it exits with 128 plus the signal's number: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, which a closing \
+terminal sends (not under nohup). `--debug` prints the traceback of an error.
+"""
 INTRODUCTION = """\
 # Settings
 
@@ -59,5 +72,17 @@ def _open_section(head: str) -> list[str]:
     return ["", f"## `{head}`", "", about, *guide]
 
 
+def render_cli_page(table: CommandTable) -> str:
+    """Render the page of the site that documents the table of commands: the help of each."""
+    commands = list_commands(table)
+    index = [f"- [`trailnotes {c.name}`](#trailnotes-{c.name.replace(' ', '-')}): {c.summary}" for c in commands]
+    parts = [CLI_PAGE + "\n" + "\n".join(index)]
+    for command in commands:
+        prefix = " ".join(["trailnotes", *command.name.split()[:-1]])
+        parser = add_command(argparse.ArgumentParser().add_subparsers(prog=prefix), command)
+        parts.append(f"## `trailnotes {command.name}`\n\n```\n{parser.format_help().rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
 if __name__ == "__main__":
-    print(render_config_page(), end="")
+    print(render_cli_page(TABLE) if sys.argv[1] == "cli" else render_config_page(), end="")
