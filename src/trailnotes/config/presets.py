@@ -15,20 +15,15 @@ from pathlib import Path
 from typing import Any
 
 Sections = dict[str, dict[str, Any]]  # section -> key -> value
-_DATA = tomllib.loads((Path(__file__).parent / "presets.toml").read_text(encoding="utf-8"))
-VARIANTS: dict[str, Sections] = _DATA["variants"]
 
 
 def _overlay(under: Sections, over: Sections) -> Sections:
     return {section: {**under.get(section, {}), **over.get(section, {})} for section in [*under, *over]}
 
 
-_PUBLISHED = {f"paper-{name}": _overlay(_DATA["paper"], _DATA[name]) for name in ("scienceworld", "webshop")}
-PRESETS: dict[str, Sections] = {
-    **_PUBLISHED,
-    **{
-        f"{name}-{variant}": _overlay(own, over)
-        for variant, over in VARIANTS.items()
-        for name, own in _PUBLISHED.items()
-    },
-}
+PRESETS: dict[str, Sections] = {}
+_data = tomllib.loads((Path(__file__).parent / "presets.toml").read_text(encoding="utf-8"))
+for _name in ("paper-scienceworld", "paper-webshop"):
+    PRESETS[_name] = _overlay(_data["paper"], _data[_name.removeprefix("paper-")])
+    for _variant, _over in _data["variants"].items():
+        PRESETS[f"{_name}-{_variant}"] = _overlay(PRESETS[_name], _over)

@@ -129,8 +129,6 @@ def test_a_folder_may_hold_splits_or_plain_games(game: Path, tmp_path: Path) -> 
         ({"generator": "coin_collector", "levle": 3}, "'levle'; did you mean level"),
         ({"generator": "coin_collector", "level": 301}, "1 to 300"),
         ({"generator": "simple", "goal": "long"}, "detailed, brief, none"),
-        ({"generator": "cooking", "recipe": 1, "take": 2}, "take"),
-        ({"generator": "cooking", "recipe_seed": 5}, "recipe_seed"),
         ({"generator": "simple", "path": "x"}, "path"),
         ({"level": 3}, "path"),
         ({"path": "x.z8", "level": 3}, "'level'"),

@@ -334,12 +334,7 @@ def _complete_settings(generator: str, given: Mapping[str, Any]) -> dict[str, An
             is_range = isinstance(values, range)
             allowed = f"{min(values)} to {max(values)}" if is_range else ", ".join(map(str, values))
             raise ConfigError(f"{key} = {value!r} is not allowed; {generator} takes {allowed}")
-    settings = {key: given.get(key, next(iter(allowed))) for key, allowed in known.items()}
-    if generator == "cooking" and settings["take"] > settings["recipe"]:
-        raise ConfigError(f"take = {settings['take']} is more than recipe = {settings['recipe']}; lower take")
-    if generator == "cooking" and settings["recipe_seed"] and not settings["take"]:
-        raise ConfigError("recipe_seed needs take to be at least 1")
-    return settings
+    return {key: given.get(key, next(iter(allowed))) for key, allowed in known.items()}
 
 
 def _list_file_tasks(split: str, path: Path) -> list[Task]:
