@@ -42,7 +42,7 @@ NOT_RUN = (  # they serve until they are interrupted, ask a server, need files t
     "wikihow import", "compare run", "compare table",
 )  # fmt: skip
 PLACES = {"CONFIG": "demo", "RUN": "runs/any", "DIR": "runs/any", "FILE": "runs/any.jsonl",
-          "own_method:OWN": "grpo"}  # fmt: skip
+          "own_method:OWN": "grpo", "--own.hard": "--run.seed"}  # fmt: skip
 """What a page leaves to the reader, and what stands there when the line is read here."""
 SMALL = shlex.split(
     "--env.name waymarks-simulator --env.num_workers 0 --rollout.num_tasks 10 --rollout.group_size 4 "
