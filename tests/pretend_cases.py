@@ -1,0 +1,216 @@
+"""Training, acting and evaluation on the pretend device: every number is that of the CPU, to the last bit.
+
+`test_pretend_device.py` runs this file in a process of its own; pytest does not collect it by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pretend_device import DEVICE, NAME
+from sharded_cases import Case, learn, rows_of
+from small import small_config
+from tiny import tiny_model
+from tinyrun import SAME, differences, equal_weights, tiny_config, train_in_process
+from trailnotes.config.model_schema import ModelConfig
+from trailnotes.config.schema import Config, LossConfig, OptimConfig
+from trailnotes.errors import Interrupted
+from trailnotes.learner.learner import Learner
+from trailnotes.policies.hf import decoder
+from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
+from trailnotes.policies.hf.policy import HFPolicy, load_model
+from trailnotes.storage.demonstrations import Demonstration, write_demonstrations
+from trailnotes.types import Completion, Message, Sampling
+from trailnotes.warmstart import training
+from trailnotes.warmstart.training import warmstart
+
+# -- the device is strict
+
+ROW, MATRIX, PLACES = torch.tensor([0.5, 2.0, 1.0]), torch.eye(3), torch.tensor([2, 0])
+row, matrix, places = ROW.to(NAME), MATRIX.to(NAME), PLACES.to(NAME)  # the same on the device
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "add a tensor": lambda: row + ROW,
+    "multiply matrices": lambda: matrix @ ROW,
+    "choose by a condition": lambda: torch.where(ROW > 1, row, row),
+    "join": lambda: torch.cat([row, ROW]),
+    "gather by places of the CPU": lambda: matrix.gather(1, PLACES[:, None]),
+    "embed tokens of the CPU": lambda: F.embedding(PLACES, matrix),
+    "index the CPU by places of the device": lambda: ROW[places],
+    "draw by a generator of the CPU": lambda: torch.randperm(3, generator=torch.Generator(), device=NAME),
+    "make a numpy array": row.numpy,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_device_refuses_what_cuda_refuses(name: str) -> None:
+    words = r"same device|device type for generator|incompatible tensor type|\.numpy\(\) is not supported"
+    with pytest.raises(RuntimeError, match=words):
+        REFUSED[name]()
+
+
+# -- updates
+
+
+@pytest.fixture(autouse=True)
+def _same_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch and this package have attention of their own for CPUs; both devices compute by plain products instead."""
+    monkeypatch.setattr(decoder, "use_cached_attention", lambda model: False)
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+CASES = {
+    "a row a step, its own KL": Case(reference=True, cut="step", settings={"kl": 0.1, "mask_kl": False}),
+    "forked rows, dual clip": Case(fork=1, settings={"dual_clip": 1.5, "drop_zero_advantage": False, "grad_clip": 0.1}),
+    "shared beginnings": Case(others=True, reference=True, packing="shared", settings={"kl": 0.1}),
+    "joined adapters in bfloat16": Case(
+        dtype=torch.bfloat16, lora=True, others=True, packing="joined", checkpointing=True, settings={"kl": 0.1}
+    ),
+}
+"""Together they have every layout of rows, every loss, and rows of every role."""
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two results of `learn` are equal in everything but time."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one if not k.startswith("seconds"))
+    return bool(one == other)
+
+
+@pytest.mark.filterwarnings("ignore:.*tokens x vocabulary", "ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_an_update_is_the_same_as_on_the_cpu(name: str) -> None:
+    found = learn(CASES[name], device=NAME, updates=2)
+    assert same(found, learn(CASES[name], updates=2))
+    assert found["metrics"]["grad_norm"] > 0
+
+
+def test_a_saved_state_continues_on_the_device_and_on_the_cpu(tmp_path: Path) -> None:
+    def learner(device: str, seed: int = 0) -> Learner:
+        return Learner(tiny_model(seed, torch.bfloat16).to(device), OptimConfig(lr=1e-3), LossConfig())
+
+    rows, first = rows_of(Case()), learner(NAME)
+    first.update(rows)
+    first.save(tmp_path)
+    others = [learner(NAME, 1), learner("cpu", 1)]
+    for other in others:
+        other.load(tmp_path)
+    assert all(tensor.device.type == NAME for tensor in others[0]._optimizer.live_tensors().values())
+    metrics = [each.update(rows, seed=1) for each in (first, *others)]
+    assert same(metrics[0], metrics[1])
+    assert same(metrics[0], metrics[2])
+    assert same(first.weights(), others[1].weights())
+    assert all(type(tensor) is Tensor for tensor in first.weights().values()), "engines get them from the CPU"
+
+
+# -- acting
+
+
+async def talk(policy: HFPolicy) -> list[Any]:
+    """Three episodes of two turns at three ways of sampling: all completions, and the scores of two replies."""
+    asked = [Message("system", "you are in a hall ; go north or south " * 3), Message("user", "what now ?")]
+    samplings = [
+        Sampling(max_tokens=4, seed=1, temperature=0.7),
+        Sampling(max_tokens=6, seed=2, top_k=5, top_p=0.9),
+        Sampling(max_tokens=4, seed=3, temperature=0.0),
+    ]
+    said: list[list[Completion]] = []
+    for episode in "abc":
+        policy.open_episode(episode)
+    for _ in range(2):
+        each = zip(samplings, "abc", strict=True)
+        said.append(await asyncio.gather(*(policy.generate(asked, sampling, name) for sampling, name in each)))
+        asked = [*asked, Message("assistant", said[-1][0].text or "go north"), Message("user", "and then ?")]
+    for episode in "abc":
+        policy.close_episode(episode)
+    return [said, await policy.score(asked, ["go north", "take the key"])]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_policy_samples_the_same_as_on_the_cpu(start_model: Path, cached: bool) -> None:
+    found = []
+    for device in (NAME, "cpu"):
+        policy = HFPolicy(*load_model(ModelConfig(path=str(start_model), device=device)))
+        assert isinstance(policy.engine.decoder, SlotDecoder)
+        if not cached:
+            policy.engine.decoder = RecomputeDecoder(policy.engine.decoder.network)
+        found.append(asyncio.run(talk(policy)))
+    assert found[0] == found[1]
+
+
+# -- whole runs
+
+
+@pytest.fixture
+def rehearsed(tmp_path: Path) -> str:
+    """A file of two conversations."""
+    words = [("a door", "open it"), ("a key", "take the key")]
+    path = tmp_path / "rehearsed.jsonl"
+    write_demonstrations(
+        [Demonstration((Message("user", a), Message("assistant", b)), frozenset({1})) for a, b in words], path
+    )
+    return str(path)
+
+
+def config_on(device: str, start: Path, sections: Mapping[str, Any]) -> Config:
+    own = {"train": {"iterations": 2}, "model": {}, **sections}
+    return tiny_config(start, **{**own, "model": {"path": str(start), "device": device, **own["model"]}})
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "empo2, held, rehearsed and credited": {
+        "algorithm": {"anchor_tips": 1.0, "anchor_reading": 1.0, "author_credit": 0.5, "intrinsic": "counts"},
+        "memory": {"write_temperature": 1.0},
+        "learner": {"packed": "shared"},
+        "train": {"iterations": 2, "eval_every": 1},
+        "rehearsal": {"imitate": 0.1},
+    },
+    "a row a step, with random network distillation": {
+        "algorithm": {"intrinsic": "rnd"},
+        "optim": {"rows": "step"},
+        "train": {"iterations": 1},
+    },
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_the_same_as_on_the_cpu(name: str, start_model: Path, tmp_path: Path, rehearsed: str) -> None:
+    sections = copy.deepcopy(RUNS[name])
+    if "rehearsal" in sections:
+        sections["rehearsal"]["path"] = rehearsed
+    run = train_in_process(config_on(NAME, start_model, sections), tmp_path / NAME)
+    assert {model.device for model in [run.policy.model, *run.learner.models]} == {DEVICE}
+    train_in_process(config_on("cpu", start_model, sections), tmp_path / "cpu")
+    assert differences(tmp_path / NAME, tmp_path / "cpu") == SAME
+    assert not equal_weights(tmp_path / NAME, start_model)
+    assert isinstance(run.policy.engine.decoder, SlotDecoder)
+
+
+def test_a_warm_start_resumes_and_gives_the_same_model_as_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, collate, devices = training._iter_texts, training.collate, list[torch.device]()
+    monkeypatch.setattr(training, "_iter_texts", lambda config: texts(config, 100))
+    monkeypatch.setattr(training, "collate", lambda rows, device: devices.append(device) or collate(rows, device))
+    settings = {"steps": 3, "num_layers": 2, "copying": True}
+    config = small_config(model={"device": NAME}, warmstart=settings)
+    with pytest.raises(Interrupted, match="stopped after step 1"):
+        warmstart(config, tmp_path / NAME, progress=lambda _state: signal.raise_signal(signal.SIGINT))
+    warmstart(config, tmp_path / NAME)
+    assert devices == [DEVICE] * 3
+    warmstart(small_config(model={"device": "cpu"}, warmstart=settings), tmp_path / "cpu")
+    assert equal_weights(tmp_path / NAME, tmp_path / "cpu")
