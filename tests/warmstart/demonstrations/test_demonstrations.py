@@ -365,7 +365,6 @@ def test_all_assistant_turns_of_a_file_teach(tmp_path: Path) -> None:
             {"messages": [turn("user", "u"), turn("assistant", "a")], **more}
             for more in (
                 {"taught": [0]},
-                {"taught": [1, 1]},
                 {"taught": [True]},
                 {"taught": 1},
                 {"helped": 1},
