@@ -51,9 +51,9 @@ def test_vllm_samples_train_the_same_weights(
     learned: list[tuple[list[Sample], int]] = []
     learn = TrainingRun.learn
 
-    async def noted(run: TrainingRun, samples: Any, seed: int) -> dict[str, float]:
+    async def noted(run: TrainingRun, samples: Any, seed: int, activity: Any) -> dict[str, float]:
         learned.append((list(samples), seed))
-        return await learn(run, samples, seed)
+        return await learn(run, samples, seed, activity)
 
     monkeypatch.setattr(TrainingRun, "learn", noted)
     settings: dict[str, Any] = {"model": {"path": str(wide_model), **model}, "optim": {"lr": 1e-4, "epochs": 2}}
