@@ -25,16 +25,32 @@ def _print_schema(_args: Namespace) -> None:
     print(render_json_schema(), end="")
 
 
+GROUPS = {
+    "": "To begin with, and for a model of your own",
+    "compare": "Comparisons of methods (trailnotes compare run)",
+    "puzzles": "Puzzles",
+    "qwen": "Qwen2.5-Coder-0.5B, on two cores of a CPU (make real)",
+    "smollm2": "SmolLM2-135M",
+}
+"""Folder -> heading; others are environments."""
+
+
 def _list(args: Namespace) -> None:
     from trailnotes.config.builtin import list_builtin_configs
     from trailnotes.reporting.tables import get_console_width
 
     width = get_console_width() if sys.stdout.isatty() else sys.maxsize
-    for name, file in list_builtin_configs().items():
-        comment = itertools.takewhile(lambda line: line.startswith("# "), file.read_text(encoding="utf-8").splitlines())
-        about = re.split(r"[.:](?: |$)", " ".join(line.removeprefix("# ") for line in comment))[0]
-        text = str(file) if args.paths else textwrap.shorten(about, max(width - 39, 40), placeholder=" ...")
-        print(f"{name:<38} {text}")
+    configs = sorted(list_builtin_configs().items(), key=lambda item: ("/" in item[0], item[0]))
+    for folder, group in itertools.groupby(configs, key=lambda item: item[0].rpartition("/")[0]):
+        print(f"\n{GROUPS.get(folder, f'The environment {folder}')}" if folder else GROUPS[folder])
+        files = dict(group)
+        column = max(map(len, files)) + 2
+        for name, file in files.items():
+            lines = file.read_text(encoding="utf-8").splitlines()
+            comment = itertools.takewhile(lambda line: line.startswith("# "), lines)
+            about = re.split(r"[.:](?: |$)", " ".join(line.removeprefix("# ") for line in comment))[0]
+            text = str(file) if args.paths else textwrap.shorten(about, max(width - column - 3, 40), placeholder=" ...")
+            print(f"  {name:<{column}}{text}")
 
 
 COMMANDS = (
