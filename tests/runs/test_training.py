@@ -49,6 +49,15 @@ def test_environment_that_always_fails_stops_the_run_and_is_located(
     assert ("# the line of the traceback" in (tmp_path / "trajectories.jsonl").read_text()) == (env == "Raising")
 
 
+@pytest.mark.parametrize(("threshold", "warns"), [(1.0, True), (-1.0, False)])
+def test_warning_of_tips_that_reach_no_reader(
+    start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], threshold: float, warns: bool
+) -> None:
+    memory = {"threshold": threshold, "query": "conversation"}
+    train(tiny_config(start_model, memory=memory, empo2={"p_memory": 1.0}), tmp_path)
+    assert capsys.readouterr().err.count("lower memory.threshold") == warns
+
+
 def test_what_failed_episodes_cost_is_counted(start_model: Path, tmp_path: Path) -> None:
     env = {"name": "test_training:Brittle", "num_workers": 0}
     train(tiny_config(start_model, env=env, train={"iterations": 1}), tmp_path)

@@ -68,12 +68,14 @@ class Iteration:
         self._tasks: list[str] = []  # of the trajectories that rows were built from
         self._tokens_written = 0
         self._version = 0  # of the weights that play
+        self._tasks_with_tips: frozenset[str] = frozenset()  # before this iteration
         self._learning = False
 
     async def begin(self) -> None:
         """Wait for the policy's turn, and load the newest weights into it."""
         await self.run.weights.acquire()
         self._version = self.run.policy.version
+        self._tasks_with_tips = frozenset(self.run.tasks_with_tips)
         self._metrics |= self.run.weights.pop_metrics()
         self.policy.report()  # drops the figures of earlier play
 
@@ -195,6 +197,7 @@ class Iteration:
         if self.run.memory is not None and self._tips:
             with self._time_section("store_tips"):
                 self.run.memory.add(self._tips)
+            self.run.tasks_with_tips |= {tip.namespace for tip in self._tips}
         self._learning = True
         yield
 
@@ -318,11 +321,26 @@ class Iteration:
         line |= self._metrics
         run.directory.append_metrics(line | {f"seconds/{name}": took for name, took in self._timings.items()})
         run.progress.update_metrics(line)
+        self._warn_of_unread_tips(trajectories)
         is_best = count.best_iteration == count.iteration
         if is_best or count.iteration % self.config.train.save_every == 0 or run.is_finished:
             save_checkpoint(run)
         self.is_last = run.is_finished
         self.ended.set()
+
+    def _warn_of_unread_tips(self, trajectories: Sequence[Trajectory]) -> None:
+        """Warn once if the first episodes that could read tips about their task got none."""
+        readers = [t for t in trajectories if t.mode != "plain" and t.task.id in self._tasks_with_tips]
+        if self.run.checked_readers or not readers or not self.config.memory.top_k:
+            return
+        self.run.checked_readers = True
+        if not any(step.tips for t in readers for step in t.steps):
+            threshold = self.config.memory.threshold
+            lower = f"lower memory.threshold = {threshold:g} (`trailnotes memory search` prints similarities), or "
+            self.run.progress.note(
+                f"warning: the memory has tips about their tasks, and none was displayed in {len(readers)} episodes: "
+                f"{lower if threshold > -1 else ''}leave room for tips (rollout.max_context_tokens)"
+            )
 
     async def _validate(self) -> None:
         run, config, count = self.run, self.config, self.run.count

@@ -198,6 +198,8 @@ class TrainingRun:
     stop_requested: bool = False
     saved: Path | None = None  # the newest checkpoint of this run
     empty: int = 0  # iterations in a row without any group
+    tasks_with_tips: set[str] = field(default_factory=set)  # that this process has stored
+    checked_readers: bool = False  # whether tips reach the episodes that could read them
     ended_at: float = field(default_factory=time.monotonic)  # when the last iteration ended
 
     @property
