@@ -1,6 +1,6 @@
 """Change lines of the arithmetic, one at a time, and count how many changes the quick tests notice.
 
-    python tests/mutations.py --lines 30 --seed 0
+    python benchmarks/mutations.py --lines 30 --seed 0
 
 A mutation swaps an operator or a comparison, adds one to a number, drops a `not`, or swaps `and` and `or`, in a line
 drawn at random from credit, losses, rows, and the memory's rules and store. The tests run in a copy of the sources.
