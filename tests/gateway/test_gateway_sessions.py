@@ -219,7 +219,8 @@ def test_long_texts_are_not_remembered_and_are_tokenized_in_a_thread() -> None:
         ({"logit_bias": {"1": 1}}, False, "logit_bias"), ({"presence_penalty": 1}, False, "presence_penalty"),
         ({"frequency_penalty": 1}, True, "frequency_penalty"), ({"tool_choice": "required"}, False, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, False, "tool_choice"),
-        ({"max_tokens": -1}, False, "max_tokens"),
+        ({"max_tokens": -1}, False, "max_tokens"), ({"max_tokens": 0}, False, "max_tokens"),
+        ({"n": 0}, False, "n must"),
     ],
 )  # fmt: skip
 def test_sampling_that_cannot_be_is_refused(body: dict[str, Any], trained: bool, named: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from trailnotes.gateway.requests import (
     ModelCall,
     ModelReply,
     RequestRefused,
+    build_responses_answer,
     make_reply,
     parse_chat_call,
     render_conversation,
@@ -67,6 +68,13 @@ def test_numbers_of_a_request_are_refused_or_cost_nobody_an_answer(temperature: 
     tokens, logprobs = sample_tokens(logits, settings, np.full(2, 0.5, dtype=np.float32))
     assert tokens[0] == 0
     assert all(map(np.isfinite, logprobs))
+
+
+@pytest.mark.parametrize(("reason", "cut"), [("length", {"reason": "max_output_tokens"}), ("stop", None)])
+def test_a_response_says_why_it_is_incomplete(reason: Literal["length", "stop"], cut: dict[str, str] | None) -> None:
+    call = ModelCall(({"role": "user", "content": "go"},))
+    said = build_responses_answer(make_reply(call, Completion((1,), (2,), (0.0,), "west", reason)))
+    assert (said["status"] == "incomplete", said["incomplete_details"]) == (cut is not None, cut)
 
 
 def answer(text: str) -> ModelReply:

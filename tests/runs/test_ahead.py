@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tinyrun import SAME, differences, equal_weights, metrics, tiny_config, tip_rows, train_in_process
+from trailnotes.algorithms.grpo import grpo
 from trailnotes.config.methods import Method, register
 from trailnotes.errors import RunError
 from trailnotes.learner.samples import build_samples
@@ -213,3 +214,17 @@ def test_method_must_end_its_iteration(start_model: Path, tmp_path: Path, method
     config = tiny_config(start_model, algorithm={"name": name}, rollout={"max_async_iterations": ahead, "num_tasks": 5})
     with pytest.raises(RunError, match=text):
         train(config, tmp_path)
+
+
+@pytest.mark.usefixtures("methods_as_before")
+def test_an_iteration_holds_no_earlier_one(start_model: Path, tmp_path: Path) -> None:
+    held: list[Any] = []
+
+    async def watched(iteration: Any) -> None:
+        await grpo(iteration)
+        held.append(iteration.before)
+
+    register(Method("watched", "watched", watched, trains=True))
+    algorithm, ahead = {"name": "watched"}, {"max_async_iterations": 1, "num_tasks": 5}
+    train(tiny_config(start_model, algorithm=algorithm, rollout=ahead, train={"iterations": 3}), tmp_path)
+    assert held == [None] * 3

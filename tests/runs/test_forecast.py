@@ -11,7 +11,8 @@ from tinyrun import tiny_config
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.runs.dry_run import count_tokens, estimate_disk, estimate_iterations, shrink_config
+from trailnotes.errors import ConfigError
+from trailnotes.runs.dry_run import count_tokens, estimate_disk, estimate_iterations, report_hosted, shrink_config
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 from trailnotes.web.ledger import TokenCount
 
@@ -119,3 +120,8 @@ def test_a_dry_run_reports_tokens_and_money(capsys: pytest.CaptureFixture[str]) 
     trained, cost = (float(line.split()[-3 if "the run" in line else -1].replace(",", "")) for line in
                      capsys.readouterr().out.splitlines()[-2:])  # fmt: skip
     assert trained == cost
+
+
+def test_a_dry_run_says_that_no_prompt_fits() -> None:
+    with pytest.raises(ConfigError, match="max_context_tokens"):
+        report_hosted(make_config("--rollout.max_context_tokens", "9", "--rollout.max_action_tokens", "4"))

@@ -39,7 +39,7 @@ def written(number: int, text: str = TEXT) -> WrittenTip:
     step = Step(Observation("here"), (), Completion((1,), (2,), (-0.5,), "go"), (1,), "go", 0.0)
     about = Trajectory(TASK, (step,), Observation("end"), "terminated", False, 0.0)
     completion = Completion((1, 2, number), (number, 9), (-0.25, -number / 3), f'" {text} ')  # which the memory cleans
-    return WrittenTip(about, completion, (Tip("task", text, key="", score=0.0),))
+    return WrittenTip(about, completion, (Tip("task", f'" {text} "', key="", score=0.0),))
 
 
 def authors(**algorithm: Any) -> AuthorRegistry:

@@ -86,7 +86,8 @@ def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
     tools = body.get("tools") or () if body.get("tool_choice") != "none" else ()
     call = ModelCall(
         tuple(body["messages"]), tuple(tools), (stop,) if isinstance(stop, str) else tuple(stop),
-        bool(body.get("stream")), *_parse_sampling(body), body.get("n") or 1, bool(body.get("logprobs")),
+        bool(body.get("stream")), *_parse_sampling(body), 1 if body.get("n") is None else body["n"],
+        bool(body.get("logprobs")),
     )  # fmt: skip
     if not call.messages or not all(isinstance(each, dict) for each in (*call.messages, *call.tools)):
         raise RequestRefused("messages must be a list of objects that is not empty, and tools one of objects")
@@ -124,7 +125,8 @@ def _parse_sampling(body: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...
     if kind != "text":
         raise RequestRefused(f"response_format {kind!r} cannot be enforced here: ask for it in words")
     fields = {name: body[name] for name in ("temperature", "top_p", "seed") if body.get(name) is not None}
-    limits = [body[name] for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if body.get(name)]
+    names = "max_tokens", "max_completion_tokens", "max_output_tokens"
+    limits = [body[name] for name in names if body.get(name) is not None]
     if limits:
         fields["max_tokens"] = min(limits)
     for name, kinds in (("temperature", (int, float)), ("top_p", (int, float)), ("seed", int), ("max_tokens", int)):
@@ -376,9 +378,10 @@ def build_responses_answer(reply: ModelReply) -> Json:
         "input_tokens": read, "output_tokens": written, "total_tokens": read + written,
         "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
+    cut = {"reason": "max_output_tokens"} if reply.finish_reason == "length" else None
     return {
         "id": f"resp_{reply.id}", "object": "response", "created_at": reply.created, "model": MODEL,
-        "status": "incomplete" if reply.finish_reason == "length" else "completed", "output": output,
-        "error": None, "incomplete_details": None, "instructions": None, "metadata": {}, "temperature": None,
+        "status": "incomplete" if cut else "completed", "output": output,
+        "error": None, "incomplete_details": cut, "instructions": None, "metadata": {}, "temperature": None,
         "top_p": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "usage": usage,
     }  # fmt: skip

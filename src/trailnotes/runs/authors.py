@@ -18,6 +18,7 @@ from trailnotes.learner.credit.authors import (
     split_equally,
 )
 from trailnotes.learner.samples import anchor_sample, build_samples
+from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.conversation import Conversation, get_instruction
 from trailnotes.rollout.tips import WrittenTip
@@ -37,7 +38,8 @@ class AuthorRegistry:
         self._written = {name: kept for name, kept in self._written.items() if name[0] >= oldest}
         for each in written:
             if each.tips and each.completion.prompt_ids and each.completion.token_ids:
-                name = iteration, each.trajectory.task.id, each.tips[0].text  # an author's tips share their text
+                text = clean_tip(each.tips[0].text)  # as the memory shows it; an author's tips share it
+                name = iteration, each.trajectory.task.id, text
                 self._written.setdefault(name, each.completion)
 
     def build_rows(self, credit: Mapping[TipKey, float], iteration: int) -> list[Sample]:

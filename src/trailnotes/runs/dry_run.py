@@ -198,6 +198,8 @@ def report_hosted(config: Config) -> str:
     played = [trajectory for group in run_to_end(play()) for trajectory in group.trajectories]
     if not played:
         raise ConfigError("no episode could be played")
+    if not (played := [each for each in played if each.steps]):
+        raise ConfigError("no first prompt fits rollout.max_context_tokens: raise it")
     count, episodes = count_tokens(config, played), config.rollout.num_tasks * config.rollout.group_size
     steps = fmean(len(each.steps) for each in played) * episodes
     times = estimate_iterations(config, {"env_steps": steps, "episodes": episodes, "tokens_generated": count.sampled})

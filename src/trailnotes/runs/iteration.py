@@ -193,6 +193,7 @@ class Iteration:
             await self.before.ended.wait()
             if self.before.is_last:
                 await asyncio.Event().wait()  # until it is cancelled: nothing of it may be in the run's last state
+            self.before = None  # or the last iteration would hold all earlier ones
         self.run.count.tokens_generated += self._tokens_written  # the rate of the update looks at what was spent
         if self.run.memory is not None and self._tips:
             with self._time_section("store_tips"):
