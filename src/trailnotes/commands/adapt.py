@@ -25,7 +25,18 @@ def _run(args: Namespace) -> None:
         )  # fmt: skip
     if before and episodes.stat().st_size == before:
         print("this adaptation had ended already: nothing was played again\n")
-    print(f"{(args.out / 'table.md').read_text(encoding='utf-8')}written to {args.out}")
+    _print_result(args.out)
+
+
+def _print_result(out: Path) -> None:
+    """Print the table of an adaptation, and below it what its `table.md` says of the intervals."""
+    from trailnotes.reporting.tables import print_table, print_text
+
+    lines = (out / "table.md").read_text(encoding="utf-8").splitlines()
+    head, _, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    print_table("", (head, rows))
+    print_text(line for line in lines if line and not line.startswith("|"))
+    print(f"written to {out}")
 
 
 ADAPT = Command(
