@@ -159,6 +159,7 @@ def test_a_run_without_memory_has_no_data_where_notes_would_be(tmp_path: Path) -
     report = diagnose(a_run(tmp_path / "run", lines, [episode(0, "plain", 0.0)], "grpo"))
     rows = report.splitlines()
     assert rows[0].endswith("grpo, 5 iterations, 500 environment steps")
+    assert rows.pop(1) == "no data for 5 of 9 checks"
     assert ["no data" in row for row in rows[1:10]] == [False, True, True, True, False, False, True, True, False]
     assert "WEAK" not in report
     assert "no weak link found" in rows
