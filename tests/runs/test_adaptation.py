@@ -236,7 +236,8 @@ def test_adapt_on_the_command_line_with_a_model(start_model: Path, tmp_path: Pat
     out = tmp_path / "out"
     words = ["adapt", str(start_model), "--config", str(config), "--out", str(out), "--trials", "1"]
     assert main([*words, "--method", "reflexion"]) == 0
-    assert "| solved by trial 1 | with | test (2) | success |" in capsys.readouterr().out
+    assert "solved by trial 1" in capsys.readouterr().out
+    assert "| solved by trial 1 | with | test (2) | success |" in (out / "table.md").read_text()
     for arguments, named in (
         ([*words, "--method", "naive"], "algorithm.name"),
         ([*words[:-1], "-1", "--method", "naive"], "--trials"),
