@@ -14,7 +14,6 @@ from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from trailnotes.envs.base import require_int, strip_intent
 from trailnotes.envs.textworld.env import (
@@ -38,9 +37,6 @@ from trailnotes.envs.waymarks.spec import (
 )
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
-
-if TYPE_CHECKING:
-    pass
 
 Families = Sequence[str] | int  # ``kind/name`` each; or how many, half of either kind
 
