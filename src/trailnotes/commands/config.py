@@ -42,7 +42,8 @@ def _list(args: Namespace) -> None:
     width = get_console_width() if sys.stdout.isatty() else sys.maxsize
     configs = sorted(list_builtin_configs().items(), key=lambda item: ("/" in item[0], item[0]))
     for folder, group in itertools.groupby(configs, key=lambda item: item[0].rpartition("/")[0]):
-        print(f"\n{GROUPS.get(folder, f'The environment {folder}')}" if folder else GROUPS[folder])
+        heading = GROUPS.get(folder, f"The environment {folder}")
+        print(f"\n{heading}" if folder else heading)
         files = dict(group)
         column = max(map(len, files)) + 2
         for name, file in files.items():
