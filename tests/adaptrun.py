@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import re
-import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from children import signal_at_write
 from small import small_config
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, EnvError
@@ -118,17 +116,7 @@ def adapt_by(
 
 def adapt_and_die(method: str, out: Path, asked: Path, fatal: int) -> None:
     """In a process of its own: killed at the `fatal`-th time that a file below `out` is written to; 0 never comes."""
-    left = fatal
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal left
-        reading = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        if event in TOUCHES and not reading and str(arguments[0]).startswith(str(out)):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(watch)
+    signal_at_write(out, TOUCHES, fatal)
     adapt_by(Guesser(asked), method, out)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,23 +18,31 @@ LLAMA3 = (
     "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-_CHATML = (
+CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # Qwen2.5 and SmolLM2: ChatML, and a system turn of their own where there is none.
-QWEN25 = "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}" + _CHATML
+QWEN25 = "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}" + CHATML
 # Qwen3: a thought is kept behind the user's last message alone; without thinking, an empty one opens each new turn.
 QWEN3 = (
-    "{% set ns = namespace(last=0) %}"
+    "{% set ns = namespace(last=-1) %}"
     "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
-    "{% set parts = m.content.split('</think>') %}"
-    "{% set thought = parts[0].split('<think>')[-1].strip('\n') if parts | length > 1 else '' %}"
-    "{% if loop.index0 > ns.last and (loop.last or thought) %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
-    "{{ parts[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}"
+    "{% set thought, said = '', m.content %}"
+    "{% if '</think>' in said %}"
+    "{% set thought = said.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{% set said = said.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if loop.index0 > ns.last %}<think>\n{{ thought.strip('\n') }}\n</think>\n\n{% endif %}{{ said }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+# Thinking stays as it is, and every turn begins with some.
+KEEPS_OPEN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 _GEMMA_TURNS = (
     "{% for m in turns %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
@@ -123,7 +132,7 @@ def family_tokenizer(name: str) -> Any:
     word of a text gets one (not Gemma's), and what is unknown falls back to bytes.
     """
     family = FAMILIES[name]
-    backend = _bytes() if family.kind == "bytes" else _pieces(adds_blank=family.eos == "</s>")
+    backend = train_byte_level() if family.kind == "bytes" else _pieces(adds_blank=family.eos == "</s>")
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.control])
     names = {"bos_token": family.bos, "eos_token": family.eos, "pad_token": "<pad>"}
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, **{key: value for key, value in names.items() if value})
@@ -131,13 +140,14 @@ def family_tokenizer(name: str) -> Any:
     return fast
 
 
-def _bytes() -> Tokenizer:
+def train_byte_level(special_tokens: Sequence[str] = ("<pad>",)) -> Tokenizer:
+    """A byte-level BPE of some 350 tokens."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=350, special_tokens=["<pad>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=350, special_tokens=list(special_tokens), initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(TEXTS, trainer)
     return backend

@@ -7,8 +7,7 @@ A seed has luck of its own, and in a share of the families it learns something e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from statistics import NormalDist
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +26,6 @@ Floats = NDArray[np.float64]
 RATES = (0.05, 0.2, 0.5, 0.95)
 PAIRS = ((0.5, 0.5), (0.95, 0.95), (0.6, 0.4), (0.95, 0.05))
 WORLDS = ((0.6, 0.0, 0.0), (0.6, 0.3, 0.3), (4.0, 0.3, 0.0), (50.0, 0.3, 0.3))  # concentration, interaction, luck
-UNRULY = {  # what is added to the logits of a seed: one of these, all as likely
-    "SD of 2 logits": tuple(2 * NormalDist().inv_cdf((i + 0.5) / 20) for i in range(20)),
-    "one in four lucky, +2 logits": (0.0, 0.0, 0.0, 2.0),
-}
-CONCENTRATIONS = (0.6, 4.0)  # of the families' rates where seeds are unruly
 SHARED = 0.5  # of the families are as hard for one method as for the other
 PAST_ITS_ENDS = 1e-9
 
@@ -46,7 +40,6 @@ class World:
     concentration: float  # of the families' rates: below 1 they are learned or not
     interaction: float  # share of the families that a seed learns in its own way
     luck: float  # weight of the seed's own rate
-    shifts: tuple[float, ...] = (0.0,)  # of a seed's logits, one of them; only of two seeds or more
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ def play(world: World, rate: float, hard: Floats, rng: np.random.Generator) -> P
 
     Args:
         world: of the results.
-        rate: over families and seeds, before these are shifted.
+        rate: over families and seeds.
         hard: (n, families) uniform on 0 to 1, how easy each family is.
         rng: of everything else.
     """
@@ -75,29 +68,12 @@ def play(world: World, rate: float, hard: Floats, rng: np.random.Generator) -> P
     other = rng.random((num, world.seeds, world.families)) < world.interaction
     own = _beta(rate, world.concentration, other.shape, rng)
     chance = np.where(other[..., None], own[..., None], game[:, None])
-    chance = _shifted(chance, rng.choice(world.shifts, (num, world.seeds, 1, 1)))
     chance = (1 - world.luck) * chance + world.luck * luck[..., None, None]
     values = (rng.random(chance.shape) < chance).astype(np.float64).reshape(num, world.seeds, -1)
-    here = np.mean([_shifted(game, shift).mean(axis=(1, 2)) for shift in world.shifts], axis=0)
-    anywhere = np.mean([_shifted(_games(quantiles[5::10]), shift).mean() for shift in world.shifts])
-    seen = (1 - world.interaction) * here + world.interaction * anywhere
+    anywhere = quantiles[5::10].mean()
+    seen = (1 - world.interaction) * game.mean(axis=(1, 2)) + world.interaction * anywhere
     lucky = luck[:, 0] if world.seeds == 1 else np.full(num, rate)  # one seed: other families, but this very run
     return Played(values, (1 - world.luck) * seen + world.luck * rate, (1 - world.luck) * anywhere + world.luck * lucky)
-
-
-def _shifted(chance: Floats, shift: Floats | float) -> Floats:
-    """Chances with `shift` added to their logits."""
-    if not np.any(shift):
-        return chance
-    inside = np.clip(chance, PAST_ITS_ENDS, 1 - PAST_ITS_ENDS)
-    found: Floats = 1 / (1 + (1 / inside - 1) * np.exp(-shift))
-    return found
-
-
-def _games(family: Floats) -> Floats:
-    """(families, 20) evenly spaced chances of the games that families of such rates may have."""
-    found: Floats = family[:, None] + (np.arange(20) + 0.5 - 10) / 10 * (family * (1 - family))[:, None]
-    return found
 
 
 def _beta(rate: float, concentration: float, size: tuple[int, ...], rng: np.random.Generator) -> Floats:
@@ -125,7 +101,7 @@ def covered(limits: tuple[Floats, Floats], truth: Floats) -> Floats:
 
 
 def of_mean(world: World, rate: float, num: int, rng: np.random.Generator) -> dict[str, float]:
-    """Coverage and width of both intervals of a mean; that on the panel only of panels that have one."""
+    """Coverage of both intervals of a mean; that on the panel only of panels that have one."""
     played = play(world, rate, rng.random((num, world.families)), rng)
     found = compute_moments(played.values, shares_of(world))
     beyond = compute_population_limits(found, RATE_BOUNDS)
@@ -133,19 +109,12 @@ def of_mean(world: World, rate: float, num: int, rng: np.random.Generator) -> di
     return record | _on_panel(found, RATE_BOUNDS, played.on_panel)
 
 
-def of_difference(
-    world: World, rates: tuple[float, float], num: int, rng: np.random.Generator, *, alike: bool = False
-) -> dict[str, float]:
-    """The same of a difference between two methods; `alike`: to one that plays each game alike with every seed."""
+def of_difference(world: World, rates: tuple[float, float], num: int, rng: np.random.Generator) -> dict[str, float]:
+    """The same of a difference between two methods."""
     hard = rng.random((num, world.families))
     shared = rng.random(hard.shape) < SHARED
     first = play(world, rates[0], hard, rng)
-    other_hard = np.where(shared, hard, rng.random(hard.shape))
-    if alike:
-        second = play(World(1, world.families, world.games, world.concentration, 0.0, 0.0), rates[1], other_hard, rng)
-        second = replace(second, values=second.values.repeat(world.seeds, 1), on_panel=second.values.mean(axis=(1, 2)))
-    else:
-        second = play(world, rates[1], other_hard, rng)
+    second = play(world, rates[1], np.where(shared, hard, rng.random(hard.shape)), rng)
     shares = shares_of(world)
     one, other, both = (compute_moments(v, shares) for v in (first.values, second.values, first.values - second.values))
     beyond = compute_difference_limits(one, other, both, CONFIDENCE)
@@ -163,9 +132,4 @@ def _on_panel(found: CrossedMoments, bounds: tuple[float, float], truth: Floats)
 
 
 def _record(name: str, limits: tuple[Floats, Floats], truth: Floats, given: NDArray[np.bool_]) -> dict[str, float]:
-    width = np.minimum(limits[1], 1.0) - np.maximum(limits[0], -1.0)
-    return {
-        name: float(covered(limits, truth)[given].mean()),
-        f"{name}_width": float(width[given].mean()),
-        f"{name}_given": float(given.mean()),
-    }
+    return {name: float(covered(limits, truth)[given].mean()), f"{name}_given": float(given.mean())}

@@ -58,9 +58,14 @@ def small_config(**sections: dict[str, Any]) -> Config:
     return Config(**tree)
 
 
+def count_words(text: str) -> int:
+    """In the place of a tokenizer."""
+    return len(text.split())
+
+
 def demonstration_texts(num: int, seed: int = 0) -> list[str]:
     """Every turn of `num` demonstrations."""
-    demonstrator = WaymarksDemonstrator(small_config(), lambda text: len(text.split()), seed)
+    demonstrator = WaymarksDemonstrator(small_config(), count_words, seed)
     return [message.content for demo in islice(demonstrator, num) for message in demo.messages]
 
 

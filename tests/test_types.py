@@ -74,9 +74,7 @@ def trajectory(**changes: Any) -> Trajectory:
         (lambda: Tip("n", "go", "k", NAN), "must be finite"),
         (lambda: Sampling(temperature=-0.1), "impossible"),
         (lambda: Sampling(temperature=NAN), "impossible"),
-        (lambda: Sampling(temperature=10**400), "impossible"),
         (lambda: Sampling(top_p=0), "impossible"),
-        (lambda: Sampling(top_p=1e-300), "impossible"),
         (lambda: Sampling(top_p=1.1), "impossible"),
         (lambda: Sampling(top_k=-1), "impossible"),
         (lambda: Sampling(max_tokens=0), "impossible"),
@@ -92,11 +90,6 @@ def trajectory(**changes: Any) -> Trajectory:
 def test_what_cannot_be_is_refused_where_it_is_built(make: Any, part: str) -> None:
     with pytest.raises(ValueError, match=part):
         make()
-
-
-@pytest.mark.parametrize(("terminated", "truncated"), [(False, False), (True, False), (False, True), (True, True)])
-def test_an_episode_ends_by_its_rules_or_from_outside(terminated: bool, truncated: bool) -> None:
-    assert Observation("", terminated=terminated, truncated=truncated).done == (terminated or truncated)
 
 
 def test_return_and_tokens_are_sums_over_steps() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
-import os
 import signal
 import sqlite3
 import sys
@@ -15,9 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from children import signal_at_write
 from paying import Paid
 from small import small_config
 from trailnotes.commands import main
@@ -25,9 +27,10 @@ from trailnotes.config.methods import resolve_method
 from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks.env import WaymarksSimulator
 from trailnotes.errors import EnvError
+from trailnotes.learner.learner import Learner
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.iteration import Iteration
-from trailnotes.runs.train import run_method
+from trailnotes.runs.train import run_method, train
 from trailnotes.runs.training import TrainingRun, open_run
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation, Task
@@ -59,6 +62,14 @@ def train_in_process(config: Config, directory: Path, method: str = "") -> Train
         return run
 
     return asyncio.run(body())
+
+
+def train_in_parts(directory: Path, *configs: Config) -> None:
+    """Train by one config after the other, which may differ in `[train]`."""
+    for config in configs:
+        with RunDir.open(directory, config, allow_change=["train"]):
+            pass
+        train_in_process(config, directory)
 
 
 def trained(start: Path, directory: Path, **sections: dict[str, Any]) -> Path:
@@ -140,6 +151,30 @@ def differences(a: Path, b: Path) -> dict[str, bool]:
 SAME = dict.fromkeys(("weights", "metrics", "episodes", "tips"), False)
 
 
+def at_update(patch: pytest.MonkeyPatch, number: int, then: Callable[[], None]) -> None:
+    """Have something happen in the middle of the learner's `number`-th update from now."""
+    update, calls = Learner.update, itertools.count(1)
+
+    def interrupted(self: Learner, *args: Any, **options: Any) -> dict[str, float]:
+        if next(calls) == number:
+            then()
+        return update(self, *args, **options)
+
+    patch.setattr(Learner, "update", interrupted)
+
+
+def train_until_power_cut(config: Config, directory: Path, number: int, **options: Any) -> None:
+    """Train until the power fails in the learner's `number`-th update."""
+
+    def power_cut() -> None:
+        raise RuntimeError("power cut")
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_update(patch, number, power_cut)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(config, directory, **options)
+
+
 class Echo(WaymarksSimulator):
     """Waymarks that repeat what was said, and end with every other word; they never pay."""
 
@@ -173,18 +208,8 @@ def command(words: Sequence[str], touched: Path, fatal: int, number: int = signa
 
     A touch opens for writing, renames or removes something below that directory; `fatal` 0 never comes.
     """
-    left = fatal
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the fork server may have begun under nohup
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal left
-        reading = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        if event in TOUCHES and not reading and str(arguments[0]).startswith(str(touched)):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), number)
-
-    sys.addaudithook(watch)
+    signal_at_write(touched, TOUCHES, fatal, number)
     sys.exit(main(words))
 
 

@@ -22,7 +22,7 @@ COMMANDS = list_commands(TABLE)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.name for command in COMMANDS])
-def test_every_help_teaches_and_its_example_is_one_that_runs(
+def test_help_names_every_option_and_an_example_that_parses(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -114,26 +114,31 @@ def test_paths_that_are_not_utf8_are_refused_in_one_line(words: str, capsys: pyt
     [
         ("train none.toml --run-dir run", "none.toml: no such file"),
         ("train own.toml --run-dir run", "rollout.group_size = 1"),
+        ("train demo --run-dir run --model.path runs/nowhere/at/all", "model.path = 'runs/nowhere/at/all'"),
+        ("train demo --run-dir run --model.device tpu9", "model.device = 'tpu9'"),
+        ("train demo --run-dir run --env.options.familys []", "env.options.familys"),
+        ("train demo --run-dir run --train.eval_every 2 --train.validation_split dev", "unknown split 'dev'"),
+        ("train demo --run-dir run --train.split test", "train.split = 'test'"),
         ("adapt qwen/small --out run --env.name waymarks-simulator --endpoint.base_url http://127.0.0.1:9/v1",
          "did you mean openai:qwen/small"),
         ("init run.py", "trailnotes init run"),
         ("init .", "own.toml exists: name another directory"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line_before_anything_is_asked_or_written(
+def test_bad_input_is_one_line_before_any_request_or_file(
     words: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.toml").write_text("[rollout]\ngroup_size = 1\n")
     assert main(words.split()) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("trailnotes: ")
-    assert part in said
-    assert len(said.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("trailnotes: ")
+    assert part in error
+    assert len(error.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["own.toml"]
 
 
-def test_libraries_are_silent_unless_they_are_asked(tmp_path: Path) -> None:
+def test_libraries_are_silent_without_debug(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(
         "import os, warnings\nwarnings.warn('raw', FutureWarning)\n"
         f"raise ValueError(''.join(map(os.environ.get, {list(QUIET_ENV)})))\n"

@@ -47,18 +47,18 @@ def played(num: int, *pairs: tuple[str, float], iterations: range = range(5)) ->
 EPISODES = played(10, ("plain", 0.25), ("off_policy", 0.75))
 
 
-def test_a_chain_that_holds() -> None:
-    links = verdicts([line(i) for i in range(5)], EPISODES)
-    assert all(link.holds for link in links.values())
-    assert (links["written"].first, links["written"].last) == (0.9, 0.9)
-    assert (links["gain"].first, links["gain"].last) == (0.5, 0.5)
-    assert (links["advantage"].last, links["mask"].last) == (0.5, 0.9)
-    assert (links["reliance"].first, links["reliance"].last) == pytest.approx((1.0, 0.6))
-    assert (links["rise"].first, links["rise"].last) == pytest.approx((0.0, 0.4))
+def test_a_healthy_run_passes_every_check() -> None:
+    checks = verdicts([line(i) for i in range(5)], EPISODES)
+    assert all(check.holds for check in checks.values())
+    assert (checks["written"].first, checks["written"].last) == (0.9, 0.9)
+    assert (checks["gain"].first, checks["gain"].last) == (0.5, 0.5)
+    assert (checks["advantage"].last, checks["mask"].last) == (0.5, 0.9)
+    assert (checks["reliance"].first, checks["reliance"].last) == pytest.approx((1.0, 0.6))
+    assert (checks["rise"].first, checks["rise"].last) == pytest.approx((0.0, 0.4))
 
 
 @pytest.mark.parametrize(
-    ("link", "values"),
+    ("name", "values"),
     [
         ("written", {"tips__unusable": 3.0}),
         ("shown", {"rollout__tips_per_step": 0.0}),
@@ -69,13 +69,13 @@ def test_a_chain_that_holds() -> None:
         ("rise", {"rollout__return/plain": 0.2}),
     ],
 )
-def test_each_link_is_weak_alone(link: str, values: dict[str, float]) -> None:
-    links = verdicts([line(i, **values) for i in range(5)], EPISODES)
-    assert [name for name, found in links.items() if found.holds is False] == [link]
-    assert links[link].advice in " ".join(str(links[link]).split())
+def test_each_fault_fails_one_check(name: str, values: dict[str, float]) -> None:
+    checks = verdicts([line(i, **values) for i in range(5)], EPISODES)
+    assert [each for each, check in checks.items() if check.holds is False] == [name]
+    assert checks[name].advice in " ".join(str(checks[name]).split())
 
 
-def gain_of(*parts: list[dict[str, Any]], **sections: dict[str, Any]) -> Check:
+def compute_gain(*parts: list[dict[str, Any]], **sections: dict[str, Any]) -> Check:
     return verdicts([line(0)], [each for part in parts for each in part], **sections)["gain"]
 
 
@@ -88,12 +88,12 @@ NOISY = [*played(10, ("off_policy", 0.0), ("plain", 0.0)), *played(10, ("off_pol
     ("episodes", "first", "last", "holds"),
     [
         (played(10, ("plain", 0.5), ("off_policy", 0.5)), 0.0, 0.0, False),
-        # one that failed says nothing about tips
+        # a failed episode does not count
         ([*played(10, ("plain", 0.5), ("off_policy", 0.5)), episode(0, "off_policy", 9.0, "error")], 0.0, 0.0, False),
-        # they helped once, and nobody needs them now
+        # they helped at first; later the policy wins without them
         (played(10, ("plain", 0.0), ("off_policy", 1.0), iterations=FIRST)
          + played(10, ("plain", 1.0), ("off_policy", 1.0), iterations=LATER), 1.0, 0.0, True),
-        # they came to do harm
+        # later they do harm
         (played(10, ("plain", 0.0), ("off_policy", 1.0), iterations=FIRST)
          + played(10, ("plain", 0.9), ("off_policy", 0.5), iterations=LATER), 1.0, -0.4, False),
         # three episodes with tips and six without
@@ -103,15 +103,15 @@ NOISY = [*played(10, ("off_policy", 0.0), ("plain", 0.0)), *played(10, ("off_pol
     ],
 )  # fmt: skip
 def test_the_gain_of_tips(episodes: list[dict[str, Any]], first: float, last: float, holds: bool | None) -> None:
-    link = gain_of(episodes)
-    assert (link.first, link.last, link.holds) == (pytest.approx(first), pytest.approx(last), holds)
+    check = compute_gain(episodes)
+    assert (check.first, check.last, check.holds) == (pytest.approx(first), pytest.approx(last), holds)
 
 
-@pytest.mark.parametrize("link", ["written", "shown", "advantage", "mask"])
-def test_of_a_few_nothing_is_concluded(link: str) -> None:
+@pytest.mark.parametrize("name", ["written", "shown", "advantage", "mask"])
+def test_few_counts_give_no_verdict(name: str) -> None:
     few = {"tips__written": 4.0, "tips__unusable": 4.0, "rollout__env_steps": 4.0, "rollout__tips_per_step": 0.0}
     few |= {"update__rows": 4.0, "update__zero_advantage_rows": 4.0, "update__tokens_off_policy": 4.0}
-    check = verdicts([line(i, **few, update__masked_fraction=0.9) for i in range(5)], [])[link]
+    check = verdicts([line(i, **few, update__masked_fraction=0.9) for i in range(5)], [])[name]
     assert (check.holds, check.counts) == (None, (4, 4))
 
 
@@ -131,13 +131,13 @@ def test_a_trend_needs_iterations(values: list[float], first: float, last: float
 
 
 @pytest.mark.parametrize(("nats", "first", "last"), [(0.04, 0.04, 0.04), (None, 0.5, 0.1)])
-def test_reliance_is_small_or_falls(nats: float | None, first: float, last: float) -> None:
+def test_reliance_passes_where_it_is_small_or_falls(nats: float | None, first: float, last: float) -> None:
     """Measured before the update where the ratio knows no tips; a model that hardly relies on them need not improve."""
     old = "acting" if nats else "tip_free"
     values = {"update__kl_to_behavior_off_policy": nats or 0.0}
     lines = [line(i, **values, **({} if nats else {"tips__reliance": 0.5 - 0.1 * i})) for i in range(5)]
-    link = verdicts(lines, EPISODES, algorithm={"old_logprobs": old})["reliance"]
-    assert (link.first, link.last, link.holds) == (first, pytest.approx(last), True)
+    check = verdicts(lines, EPISODES, algorithm={"old_logprobs": old})["reliance"]
+    assert (check.first, check.last, check.holds) == (first, pytest.approx(last), True)
     assert verdicts([line(0)], EPISODES, algorithm={"old_logprobs": "tip_free"})["reliance"].last is None
 
 
@@ -152,7 +152,7 @@ def a_run(path: Path, lines: list[dict[str, Any]], episodes: list[dict[str, Any]
     return path
 
 
-def test_a_run_without_memory_has_no_data_where_notes_would_be(tmp_path: Path) -> None:
+def test_a_run_without_memory_has_no_data_about_tips(tmp_path: Path) -> None:
     about_notes = ("tips/", "rollout/return/off_policy", "rollout/tips", "update/tokens_off")
     lines = [{k: v for k, v in line(i).items() if not k.startswith(about_notes)} for i in range(5)]
     lines = [{**entry, "rollout/tips_per_step": 0.0, "update/tokens_off_policy": 0.0} for entry in lines]
@@ -165,7 +165,7 @@ def test_a_run_without_memory_has_no_data_where_notes_would_be(tmp_path: Path) -
     assert "no weak link found" in rows
 
 
-def test_the_first_weak_link_is_named_and_all_fits_the_terminal(tmp_path: Path, capsys: Any) -> None:
+def test_the_first_failed_check_is_named_within_100_columns(tmp_path: Path, capsys: Any) -> None:
     weak = {"tips__unusable": 9.0, "update__zero_advantage_rows": 20.0, "update__kl_to_behavior_off_policy": 2.0}
     run = a_run(tmp_path / "run", [line(i, **weak) for i in range(5)], EPISODES)
     assert main(["diagnose", str(run)]) == 0

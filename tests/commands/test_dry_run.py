@@ -62,10 +62,10 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(
     )
     before = files(elsewhere)
     assert main(["train", "config.toml", "--run-dir", "run", "--dry-run"]) == 2
-    said = capsys.readouterr()
-    assert "weights, bfloat16" in said.out
-    assert "it does not fit a GPU of 80 GB (74.5 GiB); none is here" in said.out
-    assert "train adapters (model.lora.enabled = true" in said.err
+    printed = capsys.readouterr()
+    assert "weights, bfloat16" in printed.out
+    assert "it does not fit a GPU of 80 GB (74.5 GiB); none is here" in printed.out
+    assert "train adapters (model.lora.enabled = true" in printed.err
     assert files(elsewhere) == before
 
 
@@ -79,7 +79,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(
         ("Qwen/Qwen2.5-0.5B-Instruct", "train config.toml --dry-run --memory nowhere.jsonl", "nowhere.jsonl"),
     ],
 )
-def test_what_would_end_the_start_is_said_without_a_download(
+def test_a_start_that_would_fail_is_refused_without_a_download(
     model: str, words: str, named: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("config.toml").write_text(to_toml(tiny_config(Path(model), model={"device": "auto"})))

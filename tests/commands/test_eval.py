@@ -45,7 +45,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 # -- the panel
 
 
-def test_a_panel_is_fixed_logged_and_repeats(start_model: Path, tmp_path: Path) -> None:
+def test_a_panel_is_fixed_recorded_and_repeatable(start_model: Path, tmp_path: Path) -> None:
     config = a_config(start_model, eval={"num_samples": 2})
     first, again = (evaluate(config, start_model, out=tmp_path / name) for name in ("a", "b"))
     assert first == again
@@ -54,8 +54,8 @@ def test_a_panel_is_fixed_logged_and_repeats(start_model: Path, tmp_path: Path) 
     wanted = [task.id for task in tasks_of(config, "test")][::10]
     assert [record["task"]["id"] for record in episodes] == [name for name in wanted for _ in range(2)]
     assert {record["mode"] for record in episodes} == {"plain"}
-    said = [tuple(step["action"] for step in record["steps"]) for record in episodes]
-    assert any(said[i] != said[i + 1] for i in range(0, 8, 2)), "each sample has a seed of its own"
+    actions = [tuple(step["action"] for step in record["steps"]) for record in episodes]
+    assert any(actions[i] != actions[i + 1] for i in range(0, 8, 2)), "each sample has a seed of its own"
     log = json.loads((tmp_path / "a" / "panel.json").read_text())
     assert log == {
         "model": str(start_model), "seed": 0, "env": "waymarks-simulator", "split": "test", "num_samples": 2,
@@ -65,14 +65,14 @@ def test_a_panel_is_fixed_logged_and_repeats(start_model: Path, tmp_path: Path) 
     assert first.algorithm == "start"
 
 
-def test_the_runs_memory_is_read_when_asked_for_and_left_as_it_was(run_dir: Path, tmp_path: Path) -> None:
+def test_the_memory_of_a_run_is_read_on_request_and_never_written(run_dir: Path, tmp_path: Path) -> None:
     config = a_config(run_dir, eval={"split": "train", "num_tasks": 0})
     before = fingerprint(run_dir)
     without, with_notes = (evaluate(config, run_dir, memory=m, out=tmp_path / str(m)) for m in (False, True))
     assert fingerprint(run_dir) == before
     assert (without.memory, with_notes.memory, without.episodes_with_tips) == (False, True, 0)
-    shown = [step["tips"] for record in lines(tmp_path / "True" / "episodes.jsonl") for step in record["steps"]]
-    assert any(shown)
+    displayed = [step["tips"] for record in lines(tmp_path / "True" / "episodes.jsonl") for step in record["steps"]]
+    assert any(displayed)
     assert with_notes.episodes_with_tips == sum(
         any(step["tips"] for step in record["steps"]) for record in lines(tmp_path / "True" / "episodes.jsonl")
     )
@@ -111,9 +111,7 @@ def one_by_one(start: Path, **sections: Any) -> Config:
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"task": {"id": "waym'])
-def test_a_stopped_evaluation_plays_the_rest_and_ends_as_if_never_stopped(
-    start_model: Path, tmp_path: Path, stop_after: Any, torn: bytes
-) -> None:
+def test_resume_of_a_stopped_evaluation(start_model: Path, tmp_path: Path, stop_after: Any, torn: bytes) -> None:
     config = one_by_one(start_model, eval={"num_samples": 2})
     whole = evaluate(config, start_model, out=tmp_path / "whole")
     for number in (3, 2):
@@ -131,7 +129,7 @@ def test_a_stopped_evaluation_plays_the_rest_and_ends_as_if_never_stopped(
 
 
 @pytest.mark.parametrize("change", ["eval.temperature", "model", "eval.memory"])
-def test_episodes_of_other_settings_or_weights_are_set_aside(
+def test_episodes_of_other_settings_or_weights_are_played_again(
     run_dir: Path, tmp_path: Path, stop_after: Any, caplog: pytest.LogCaptureFixture, change: str
 ) -> None:
     config, steps = one_by_one(run_dir), sorted((run_dir / "checkpoints").iterdir())
@@ -144,9 +142,6 @@ def test_episodes_of_other_settings_or_weights_are_set_aside(
     with caplog.at_level(logging.WARNING):
         evaluate(config, steps[1], out=tmp_path, memory=change == "eval.memory")
     assert len(ended) == 4, "all are played again"
-    aside = tmp_path / "episodes.part.1.jsonl"
-    assert f"set aside {aside}: its 2 episodes were played with another {change}\n" in caplog.text
-    assert len(lines(aside)) == 3
-
-
-# -- tips that were displayed
+    backup = tmp_path / "episodes.part.1.jsonl"
+    assert f"set aside {backup}: its 2 episodes were played with another {change}\n" in caplog.text
+    assert len(lines(backup)) == 3

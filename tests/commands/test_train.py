@@ -1,10 +1,9 @@
-"""Runs that last: the same run whatever happens to it in between."""
+"""Long runs: killed, stopped or out of disk, a run ends as one that nothing happened to."""
 
 from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from tinyrun import (
     SAME,
+    at_update,
     differences,
     distance,
     episodes,
@@ -20,13 +20,12 @@ from tinyrun import (
     tiny_config,
     tip_rows,
     train_in_process,
+    train_until_power_cut,
     weights,
 )
-from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import Interrupted, RunError
-from trailnotes.learner.learner import Learner
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.runs import iteration as run_module
 from trailnotes.runs.load_policy import open_evaluated_model
@@ -53,20 +52,6 @@ def words(start_model: Path, tmp_path: Path) -> list[str]:
     """The command line of that run, in tmp_path / "run"."""
     (tmp_path / "config.toml").write_text(to_toml(long_config(start_model)))
     return ["train", str(tmp_path / "config.toml"), "--run-dir", str(tmp_path / "run")]
-
-
-def at_update(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[], None]) -> None:
-    """Have something happen in the middle of the learner's `number`-th update from now."""
-    update = Learner.update
-    calls: list[int] = []
-
-    def interrupted(self: Learner, *args: Any, **options: Any) -> dict[str, float]:
-        calls.append(1)
-        if len(calls) == number:
-            then()
-        return update(self, *args, **options)
-
-    monkeypatch.setattr(Learner, "update", interrupted)
 
 
 # --- the same again
@@ -96,20 +81,12 @@ def kill_and_resume(alone: Path, tmp_path: Path, words: list[str], moments: list
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-000004", "step-000006"]
 
 
-def test_a_run_that_is_killed_ends_like_one_left_alone(alone: Path, tmp_path: Path, words: list[str]) -> None:
+def test_resume_after_kills(alone: Path, tmp_path: Path, words: list[str]) -> None:
     kill_and_resume(alone, tmp_path, words, [9, 45, 61])
 
 
-def test_what_came_after_the_checkpoint_is_set_aside(
-    alone: Path, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def power_cut() -> None:
-        raise RuntimeError("power cut")
-
-    with monkeypatch.context() as patch:
-        at_update(patch, 4, power_cut)
-        with pytest.raises(RuntimeError, match="power cut"):
-            train(long_config(start_model), tmp_path)
+def test_what_is_newer_than_the_checkpoint_moves_to_files(alone: Path, start_model: Path, tmp_path: Path) -> None:
+    train_until_power_cut(long_config(start_model), tmp_path, 4)
     assert len(metrics(tmp_path)) == 3  # the checkpoint has two iterations
     late_metrics, late_tips = metrics(tmp_path)[2:], tip_rows(tmp_path)
     train(long_config(start_model), tmp_path)
@@ -166,8 +143,8 @@ def test_a_second_signal_stops_at_once(
             train(long_config(start_model), tmp_path)
     assert caught.value.number == number
     assert len(metrics(tmp_path)) == 3
-    shown = capsys.readouterr().err
-    assert f"stopped: {tmp_path / 'checkpoints' / 'step-000002'} is saved" in shown
+    error = capsys.readouterr().err
+    assert f"stopped: {tmp_path / 'checkpoints' / 'step-000002'} is saved" in error
     train(long_config(start_model), tmp_path)
     assert differences(alone, tmp_path) == SAME
 
@@ -213,7 +190,7 @@ def test_environment_steps_end_the_run(start_model: Path, tmp_path: Path) -> Non
     assert (tmp_path / "checkpoints" / f"step-{len(lines):06d}").is_dir(), "the last iteration is always saved"
 
 
-def test_the_best_on_the_validation_split_is_kept(
+def test_pruning_keeps_the_best_checkpoint_of_the_validation_split(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([0.1, 0.9, 0.3, 0.2, 0.4, 0.1])
@@ -242,7 +219,7 @@ def test_a_run_without_its_optimizer_keeps_its_models_and_cannot_go_on(start_mod
     model = train(tiny_config(start_model, train=run), tmp_path)
     assert not [*(tmp_path / "checkpoints").rglob("learner.*")]
     kept = checkpoint.scan(tmp_path / "checkpoints")
-    assert [(found.step, found.problems) for found in kept] == [(2, ()), (3, ())]
+    assert [(each.step, each.problems) for each in kept] == [(2, ()), (3, ())]
     with open_evaluated_model(tmp_path) as subject:
         assert subject.model == str(model) == str(kept[-1].path / "model")
 
@@ -298,7 +275,7 @@ def test_adapters_train_and_resume(
     assert max(float(w.abs().max()) for name, w in trained.items() if "lora_B" in name) > 1e-4
 
 
-def test_adapters_are_trained_further_and_held_to_what_they_were(start_model: Path, tmp_path: Path) -> None:
+def test_trained_adapters_are_the_reference_of_a_further_run(start_model: Path, tmp_path: Path) -> None:
     lora = {"enabled": True, "rank": 4}
     config = tiny_config(start_model, model={"lora": lora}, train={"iterations": 2})
     first = train_in_process(config, tmp_path / "first")
@@ -310,29 +287,3 @@ def test_adapters_are_trained_further_and_held_to_what_they_were(start_model: Pa
     assert 0 < distance(adapters, tmp_path / "second") < 1
     assert second.policy.model.peft_config["default"].base_model_name_or_path == str(start_model)
     assert first.policy.model.peft_config["default"].base_model_name_or_path == str(start_model)
-
-
-# --- bad settings
-
-
-@pytest.mark.parametrize(
-    ("settings", "answer"),
-    [
-        ("--model.path runs/nowhere/at/all", "model.path = 'runs/nowhere/at/all': there is no such directory"),
-        ("--model.device tpu9", "model.device = 'tpu9'"),
-        ("--env.name waymark", "did you mean waymarks"),
-        ("--env.options.familys []", "env.options.familys"),
-        ("--train.split dev", "unknown split 'dev'"),
-        ("--train.eval_every 2 --train.validation_split dev", "unknown split 'dev'"),
-        ("--train.split test", "train.split = 'test': 4 of the 4 games of the panel"),
-        ("--rollout.max_context_tokens 257", "rollout.max_context_tokens to 256 or less"),
-    ],
-)
-def test_bad_settings_get_one_line_and_leave_nothing(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], settings: str, answer: str
-) -> None:
-    assert main([*words, *settings.split()]) == 2
-    shown = capsys.readouterr().err
-    assert answer in shown
-    assert len(shown.splitlines()) == 1
-    assert not (tmp_path / "run").exists()

@@ -12,7 +12,7 @@ from trailnotes.config.unused import list_requirements, warn_unused
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "line"),
     [
         (["--model.lora.rank", "8"], "model.lora.rank (needs model.lora.enabled or learner.name = tinker)"),
         (["--model.lora.rank", "8", "--model.lora.enabled", "true"], ""),
@@ -34,10 +34,10 @@ from trailnotes.config.unused import list_requirements, warn_unused
         ),
     ],
 )
-def test_one_line_names_what_is_set_in_vain(words: list[str], said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_line_names_settings_without_effect(words: list[str], line: str, caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(None, words)
     warn_unused(config)
-    assert caplog.messages == ([f"settings without effect: {said}"] if said else [])
+    assert caplog.messages == ([f"settings without effect: {line}"] if line else [])
     caplog.clear()
     warn_unused(config, warned=config)  # a run that was warned already
     assert not caplog.messages

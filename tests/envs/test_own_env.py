@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -56,23 +54,14 @@ def test_it_is_played_by_name(num_workers: int) -> None:
         assert all(asyncio.run(solve(pool, task)) for task in tasks_of(config, "train"))
 
 
-def in_another_process(words: Sequence[str]) -> int:
-    return subprocess.call([sys.executable, "-m", "trailnotes", *words])
-
-
-@pytest.mark.parametrize("command", [main, pytest.param(in_another_process, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("same_threads")
 def test_its_name_and_a_model_are_enough_to_train_it(
-    command: Callable[[Sequence[str]], int],
-    start_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    same_threads: None,
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As a first user would: a folder with one file and no config; the settings only make it small."""
     monkeypatch.chdir(tmp_path)
     Path("lamp.py").write_text((PROJECT / "own_env.py").read_text().replace("own_env:", "lamp:"))
-    assert command(["train", "--env.name", "lamp:Lock", "--model.path", str(start_model), *SMALL.split()]) == 0
+    assert main(["train", "--env.name", "lamp:Lock", "--model.path", str(start_model), *SMALL.split()]) == 0
     assert capfd.readouterr().out == "last model: runs/lamp-Lock/checkpoints/step-000001/model\n"
     assert load_run_config(Path("runs/lamp-Lock")).env.name == "lamp:Lock"
     assert {record["task"]["env"] for record in read_jsonl(Path("runs/lamp-Lock/trajectories.jsonl"))} == {"lamp:Lock"}

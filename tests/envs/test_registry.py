@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,24 +9,13 @@ from typing import Any
 import pytest
 
 import odd_envs
-from trailnotes.envs import ENVS, Env, list_env_tasks, load_env_class, make_env
+from trailnotes.envs import ENVS, list_env_tasks, load_env_class, make_env
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
 
 
 def module(folder: Path, patch: pytest.MonkeyPatch, name: str, source: str) -> None:
     (folder / f"{name}.py").write_text(source)
     patch.syspath_prepend(folder)
-
-
-def test_a_built_in_environment_is_made_with_its_options() -> None:
-    env = make_env("waymarks-simulator", actions=True)
-    assert isinstance(env, Env)
-    assert env.reset(list_env_tasks("waymarks-simulator", "train")[0]).actions
-
-
-def test_module_and_class_name_an_environment() -> None:
-    assert load_env_class("odd_envs:Puppet") is odd_envs.Puppet
-    assert isinstance(make_env("odd_envs:Puppet", greeting="hi"), odd_envs.Puppet)
 
 
 def test_an_entry_point_names_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +100,3 @@ def test_a_missing_package_of_a_built_in_names_the_extra(
     assert str(caught.value) == (
         f"env.name = 'textworld' needs the package 'no_such_package': {format_install_command('textworld')}"
     )
-
-
-def test_the_registry_loads_no_environment() -> None:
-    code = "import sys, trailnotes.envs; print([m for m in ('textworld', 'torch', 'pydantic') if m in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -86,7 +86,7 @@ def test_a_panel_never_repeats_a_task(num: int) -> None:
     assert chosen == sorted(chosen)
 
 
-# -- what is learned from is never examined
+# -- no game is both trained on and evaluated
 
 DISJOINT = "[Task(f'{split}-{i}', 'x', i + 9 * len(split), split) for i in range(num)]"
 
@@ -104,7 +104,7 @@ def test_one_game_under_two_names_is_one_game() -> None:
     assert find_shared_tasks([one], [other]) == [other]
 
 
-def test_games_that_only_their_ids_tell_apart_are_told_apart_by_them() -> None:
+def test_games_that_differ_by_id_alone_are_different() -> None:
     cities = [Task(name, "x") for name in ("paris", "rome")]
     assert find_shared_tasks(cities[:1], cities[1:]) == []
     assert find_shared_tasks(cities[:1], cities) == cities[:1]
@@ -120,9 +120,7 @@ def learning(folder: Path, patch: pytest.MonkeyPatch, expression: str, **train: 
     )
 
 
-def test_training_on_the_panel_is_refused_in_whichever_split_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_on_games_of_the_panel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     same = learning(tmp_path, monkeypatch, "[Task(f'{split}-{i}', 'x', 5 + i, split) for i in range(num)]")
     with pytest.raises(ConfigError, match=r"train\.split = 'train': 3 of the 3 games of the panel .*test-0 for one"):
         validate_splits(same)
@@ -136,21 +134,21 @@ def test_training_on_the_panel_is_refused_in_whichever_split_it_stands(
         load_panel(unexamined)
 
 
-def test_validation_may_neither_be_trained_on_nor_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_games_are_in_no_other_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"validation_split = 'test'.*of the panel"):
         validate_splits(learning(tmp_path, monkeypatch, DISJOINT, eval_every=1, validation_split="test"))
-    held = "[Task(f'{split}-{i}', 'x', i + 9 * (split == 'test') + 1, split) for i in range(num)]"
+    shared = "[Task(f'{split}-{i}', 'x', i + 9 * (split == 'test') + 1, split) for i in range(num)]"
     with pytest.raises(ConfigError, match=r"train\.split = 'train': 3 of the 3 games of the validation"):
-        validate_splits(learning(tmp_path, monkeypatch, held, eval_every=1))
-    validate_splits(learning(tmp_path, monkeypatch, held))
+        validate_splits(learning(tmp_path, monkeypatch, shared, eval_every=1))
+    validate_splits(learning(tmp_path, monkeypatch, shared))
 
 
-def test_who_examines_on_known_games_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_on_training_games_is_pointed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = learning(tmp_path, monkeypatch, DISJOINT)
     known = trained.model_copy(update={"eval": trained.eval.model_copy(update={"split": "train"})})
     assert describe_training_overlap(trained, trained) == ""
-    said = "3 of the 3 games of this panel, train-0 for one: they are not unseen"
-    assert describe_training_overlap(trained, known) == f"the model was trained on {said}"
+    overlap = "3 of the 3 games of this panel, train-0 for one: they are not unseen"
+    assert describe_training_overlap(trained, known) == f"the model was trained on {overlap}"
     assert describe_training_overlap(None, known) == ""
     assert describe_tip_overlap(["train-1", "elsewhere"], trained) == ""
     assert "1 of the 3 games of this panel, train-1" in describe_tip_overlap(["train-1", "elsewhere"], known)
@@ -158,7 +156,7 @@ def test_who_examines_on_known_games_is_told(tmp_path: Path, monkeypatch: pytest
     assert describe_training_overlap(gone, known) == ""
 
 
-def test_no_module_is_imported_that_only_the_settings_of_an_examined_run_name(
+def test_no_module_is_imported_that_only_an_evaluated_run_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = learning(tmp_path, monkeypatch, DISJOINT)

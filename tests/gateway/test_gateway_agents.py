@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,7 @@ def test_a_lost_answer_is_sampled_once(tmp_path: Path) -> None:
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": "x"}]}]}, ""),
         ({"messages": [{"role": "user", "content": "x" * 10_000_000}]}, "4,194,304"),
         ({"response_format": {"type": "json_object"}}, "json_object"), ({"response_format": "json"}, ""),
-        ({"tools": 5}, ""),
+        ({"tools": 5}, ""), ({"messages": [{"role": "user", "content": "\udcff"}]}, "surrogate"),
     ],
 )  # fmt: skip
 def test_a_request_that_cannot_be_is_refused_and_the_episode_goes_on(
@@ -218,38 +219,23 @@ def test_a_request_that_cannot_be_is_refused_and_the_episode_goes_on(
     assert (len(episode.steps), episode.success) == (1, True)
 
 
-def _raises(session: AgentSession) -> None:
-    ask(session, "a")
+def fail(session: AgentSession) -> None:
     raise RuntimeError("out of\nluck")
 
 
-def _exits(session: AgentSession) -> None:
-    ask(session, "a")
-    raise SystemExit(1)
-
-
-def _asks_nothing(session: AgentSession) -> float:
-    return 1.0
-
-
-def _reports_nothing(session: AgentSession) -> None:
-    ask(session, "a")
-    session.report(0.5, done=False)
-
-
 @pytest.mark.parametrize(
-    ("agent", "said"),
+    ("agent", "error"),
     [
-        (_raises, "the agent raised RuntimeError: out of luck"),
-        (_exits, "SystemExit"),
-        (_asks_nothing, "without one request to the model"),
-        (_reports_nothing, "ended without a report"),
+        (lambda session: ask(session, "a") and fail(session), "the agent raised RuntimeError: out of luck"),
+        (lambda session: ask(session, "a") and sys.exit(1), "SystemExit"),
+        (lambda session: 1.0, "without one request to the model"),
+        (lambda session: ask(session, "a") and session.report(0.5, done=False), "ended without a report"),
     ],
 )
-def test_a_failing_agent_is_an_episode_that_nothing_is_learned_from(tmp_path: Path, agent: Agent, said: str) -> None:
+def test_a_failing_agent_is_an_episode_that_nothing_is_learned_from(tmp_path: Path, agent: Agent, error: str) -> None:
     errors: list[Trajectory] = []
     assert play(agent_config(tmp_path), agent, errors=errors) == []
-    assert said in errors[0].error
+    assert error in errors[0].error
 
 
 def test_reports_are_taken_once_and_checked(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import openai
 import pytest
 from test_gateway_agents import agent_config, play
 
+from children import alive, wait_for
 from trailnotes.client import AgentSession, session
 from trailnotes.commands import main
 from trailnotes.errors import ConfigError
@@ -27,10 +26,11 @@ from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Trajectory
 
 AGENT = """
-import os, sys, time, openai, trailnotes
+import json, os, sys, time, trailnotes, urllib.request
 session = trailnotes.session()
-answer = openai.OpenAI().chat.completions.create(
-    model=os.environ["OPENAI_MODEL"], messages=[{"role": "user", "content": session.task["id"]}])
+request = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": session.task["id"]}]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"  # by hand: a process imports openai for seconds
+answer = json.load(urllib.request.urlopen(url, json.dumps(request).encode()))["choices"][0]["message"]["content"]
 """
 
 
@@ -40,45 +40,41 @@ def command(tmp_path: Path, lines: str, **env: Any) -> Any:
     return agent_config(tmp_path, options=options, **env)
 
 
-def test_a_command_is_told_its_session_and_reports(tmp_path: Path) -> None:
+def test_a_command_gets_its_session_and_reports(tmp_path: Path) -> None:
     lines = """
 import stat
 is_pipe = stat.S_ISFIFO(os.fstat(1).st_mode)  # which keeps no more than its end
-session.report(float(is_pipe), text=answer.choices[0].message.content)
+session.report(float(is_pipe), text=answer)
 """
     (episode,) = play(command(tmp_path, lines), lambda _: None)
     assert (episode.score, episode.final_observation.text) == (1.0, "echo one")
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ("sys.exit('no\\x1b[2J luck')", "the agent exited with status 1: no?[2J luck"),
         ("", "ended without a report"),
         ("os.kill(os.getpid(), 9)", "the agent died of SIGKILL"),
         ("print('x' * 5_000_000); sys.exit('the end')", "x the end"),
+        ("sys.exit(os.environ['SOME_API_KEY'] + ' ' + os.environ['SOME_SECRET'])", "1: [SOME_API_KEY] [SOME_SECRET] ("),
     ],
 )
-def test_how_a_command_failed_is_said(tmp_path: Path, lines: str, said: str) -> None:
-    errors: list[Trajectory] = []
-    play(command(tmp_path, lines, timeout=60.0), lambda _: None, errors=errors)
-    assert said in errors[0].error
-
-
-def test_what_a_command_prints_is_kept_without_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failed_command_holds_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, message: str
+) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sesame-0123456789")
     monkeypatch.setenv("SOME_SECRET", "sesame-0123456789-and-more")
     errors: list[Trajectory] = []
-    lines = "sys.exit(os.environ['SOME_API_KEY'] + ' ' + os.environ['SOME_SECRET'])"
     play(command(tmp_path, lines, timeout=60.0), lambda _: None, errors=errors)
-    assert "status 1: [SOME_API_KEY] [SOME_SECRET] (" in errors[0].error
+    assert message in errors[0].error
 
 
 @pytest.mark.long
 def test_a_command_that_never_ends_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trailnotes.gateway.pool.GRACE_S", 0.1)
     lines = f"""
-import subprocess
+import openai, subprocess
 child = subprocess.Popen(["sleep", "600"])
 open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
 try:
@@ -90,7 +86,7 @@ except openai.APIStatusError:
 """
     (episode,) = play(command(tmp_path, lines, timeout=3.0), lambda _: None)
     assert (episode.outcome, len(episode.steps)) == ("truncated", 6)
-    wait_until(lambda: is_gone(tmp_path / "child"))
+    wait_for(lambda: not alive(int((tmp_path / "child").read_text())))
 
 
 def test_a_command_that_ends_leaves_no_child_behind(tmp_path: Path) -> None:
@@ -103,39 +99,20 @@ session.report(1.0)
 """
     (episode,) = play(command(tmp_path, lines, timeout=60.0), lambda _: None)
     assert episode.score == 1.0
-    wait_until(lambda: is_gone(tmp_path / "child") and is_gone(tmp_path / "stray"))
-
-
-def is_gone(noted: Path) -> bool:
-    status = Path(f"/proc/{noted.read_text()}/status")
-    return not status.exists() or "zombie" in status.read_text()
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if is_so():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came true")
+    pids = [int((tmp_path / name).read_text()) for name in ("child", "stray")]
+    wait_for(lambda: not any(map(alive, pids)))
 
 
 def test_a_missing_program_or_function_is_named_before_anything_starts(tmp_path: Path) -> None:
-    for options, said in (
+    for options, message in (
         ({"agent": "", "command": ["no-such-agent"]}, "no program 'no-such-agent'"),
         ({"agent": "no_such_module:play"}, "must name module:function"),
         ({"agent": "agent_functions:OPTIONS"}, "is no function"),
         ({"agent": ""}, "needs a command, or an agent"),
         ({"command": ["true"]}, "and not both"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             play(agent_config(tmp_path, options=options), lambda _: None)
-
-
-def test_tasks_of_a_file_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "tasks.jsonl").write_text('{"id": "one"}\n{"id": 2}\n')
-    env = ["--env.name", "gateway", "--env.options.tasks", str(tmp_path / "tasks.jsonl")]
-    assert main(["rollout", *env, "--env.options.agent", "agent_functions:play", "--model.path", "random"])
-    assert "tasks.jsonl, line 2" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -166,7 +143,7 @@ def ask(opened: AgentSession, text: str, **more: Any) -> str:
         return str(client.chat.completions.create(model="trailnotes", messages=messages, **more).choices[0])
 
 
-def test_agents_come_to_a_gateway_which_remembers_what_they_report(gateway: tuple[str, Path]) -> None:
+def test_an_open_gateway_remembers_what_agents_report(gateway: tuple[str, Path]) -> None:
     url, out = gateway
     opened = [session("tea", gateway=url) for _ in range(4)]
     for number, each in enumerate(opened):
@@ -177,13 +154,13 @@ def test_agents_come_to_a_gateway_which_remembers_what_they_report(gateway: tupl
         messages: Any = [{"role": "user", "content": "a"}]
         client.chat.completions.create(model="trailnotes", messages=messages)
     AgentSession(f"{url}/sessions/mine", {}).report(1.0)
-    wait_until(lambda: (out / "episodes.jsonl").exists() and len([*read_jsonl(out / "episodes.jsonl")]) == 5)
+    wait_for(lambda: (out / "episodes.jsonl").exists() and len([*read_jsonl(out / "episodes.jsonl")]) == 5)
     episodes = [*read_jsonl(out / "episodes.jsonl")]
     assert sorted((episode["task"]["id"], episode["score"]) for episode in episodes) == [
         ("coffee", 1.0), *(("tea", number / 4) for number in range(4)),
     ]  # fmt: skip
     with open_memory(out / "memory.db") as memory:
-        wait_until(lambda: len(memory.store.load_attempts("tea", 9, without="")) == 4)
+        wait_for(lambda: len(memory.store.load_attempts("tea", 9, without="")) == 4)
         earned = [value for _, value in memory.store.load_attempts("tea", 9, without="")]
         assert sorted(earned) == [0.0, 0.25, 0.5, 0.75]
     ask(session("tea", gateway=url), "you are in a kitchen")
@@ -231,9 +208,9 @@ def test_a_public_gateway_needs_a_token(tmp_path: Path, capsys, monkeypatch, wor
 
 def test_no_session_outside_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRAILNOTES_SESSION", raising=False)
-    for words, said in (
+    for words, message in (
         ({}, "no gateway has started this process"), ({"gateway": "file:///etc"}, "begins with http"),
         ({"gateway": "http://127.0.0.1:9"}, "cannot be reached"),
     ):  # fmt: skip
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             session("tea", **words)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,33 +27,18 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from families import CHATML, train_byte_level
+
 SPECIAL = [
     "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
     "<|endoftext|>", "<pad>",
 ]  # fmt: skip
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-TEXTS = [
-    "You are in a hall. A door leads north, another one south. You see a key.",
-    "go north\ntake key\nopen door\ngo south\nlook\nread note\nsystem user assistant",
-    "The door is locked; you need a key. You take the key. It is dark here.",
-]
 
 
 def make_tokenizer(chat_template: str | None = CHATML, eos: str = "<|im_end|>") -> PreTrainedTokenizerFast:
     """A byte-level BPE of some 350 tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=350, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=eos, pad_token="<pad>", bos_token="<|begin_of_text|>",
+        tokenizer_object=train_byte_level(SPECIAL), eos_token=eos, pad_token="<pad>", bos_token="<|begin_of_text|>",
         additional_special_tokens=SPECIAL[:6],
     )  # fmt: skip
     fast.chat_template = chat_template

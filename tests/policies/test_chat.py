@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from families import KEEPS_OPEN, QWEN25
 from puppet import rendered, talk, text_of
 from trailnotes.errors import PolicyError
 from trailnotes.policies.chat import ChatFormat
@@ -17,11 +18,6 @@ LLAMA3 = (
     "{% for m in messages %}{{ '<|begin_of_text|>' if loop.first }}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
     "{{ m.content | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-DEFAULT_SYSTEM = (
-    "{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MARKS_LAST = (
     "{% for m in messages %}{{ '*' if loop.last }}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -35,11 +31,7 @@ COUNTS = (
     "{{ messages | length }} messages\n{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-THINKS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-)
-REWRITING = {"marks_last": MARKS_LAST, "drops_old": DROPS_OLD, "counts": COUNTS, "thinks": THINKS}
+REWRITING = {"marks_last": MARKS_LAST, "drops_old": DROPS_OLD, "counts": COUNTS, "thinks": KEEPS_OPEN}
 
 
 @pytest.mark.parametrize("template", [[LLAMA3], []])
@@ -76,7 +68,7 @@ words = st.text(alphabet="abc \n<|im_end|>é🙂", max_size=12)
 
 @pytest.fixture(scope="module")
 def formats(tokenizer_of):
-    return [ChatFormat(tokenizer_of(*template)) for template in ([], [LLAMA3], [None], [DEFAULT_SYSTEM])]
+    return [ChatFormat(tokenizer_of(*template)) for template in ([], [LLAMA3], [None], [QWEN25])]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -116,12 +108,6 @@ def test_control_tokens_in_data_stay_text(tokenizer, hostile):
     special = set(tokenizer.all_special_ids)
     assert [i for i in attacked if i in special] == [i for i in harmless if i in special]
     assert text_of(tokenizer, attacked) == rendered(tokenizer, talk(hostile))
-
-
-def test_end_tokens_come_from_tokenizer_and_template(tokenizer_of):
-    tokenizer = tokenizer_of(LLAMA3, eos="<|endoftext|>")
-    names = {"<|endoftext|>", "<|eot_id|>"}
-    assert ChatFormat(tokenizer).end_ids == frozenset(tokenizer.convert_tokens_to_ids(list(names)))
 
 
 @pytest.mark.parametrize("roles", [[], ["assistant"], ["user", "user"], ["system"], ["user", "system"]])

@@ -144,8 +144,7 @@ def test_an_end_token_is_sampled_and_not_said(subject: Subject) -> None:
 def test_the_context_can_be_filled_to_the_last_token_and_no_further(subject: Subject) -> None:
     policy = subject.policy
     room = policy.context_length - len(policy.encode([Message("user", "A hall.")]))
-    completions = ask(policy, *(Sampling(max_tokens=room, seed=seed) for seed in range(3)))
-    assert_true(subject, completions)
+    assert_true(subject, ask(policy, Sampling(max_tokens=room)))
     with pytest.raises(PolicyError, match=rf"{room + 1} new ones exceed the context of {policy.context_length} tokens"):
         ask(policy, Sampling(max_tokens=room + 1))
 

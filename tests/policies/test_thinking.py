@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from families import KEEPS_OPEN, QWEN3
 from puppet import OneTip, ask, ids_of, led, play, rendered, talk, text_of
 from trailnotes.algorithms.rememberer.advice import ValuedAction, parse_advice
 from trailnotes.learner.samples import build_samples
@@ -19,21 +20,6 @@ from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import parse_action
 from trailnotes.types import NO_OP, THINK, Completion, Sampling, TrajectoryGroup, strip_thinking
 
-# As Qwen3's: thinking is kept behind the user's last message alone, and brought into one form there.
-DROPS = (
-    "{% set ns = namespace(last=-1) %}"
-    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' %}"
-    "{% set thought, said = '', m.content %}"
-    "{% if '</think>' in said %}"
-    "{% set thought = said.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
-    "{% set said = said.split('</think>')[-1].lstrip('\n') %}{% endif %}"
-    "{% if loop.index0 > ns.last %}<think>\n{{ thought.strip('\n') }}\n</think>\n\n{% endif %}{{ said }}"
-    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
 # As DeepSeek-R1's: every turn begins with a thought, and none stays.
 OPENS = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] | trim }}<|im_end|>{% endfor %}"
@@ -47,12 +33,7 @@ TIDIES = (
     "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Thinking stays as it is, and every turn begins with some.
-KEEPS_OPEN = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-)
-TEMPLATES = {"drops": DROPS, "opens": OPENS, "tidies": TIDIES, "keeps open": KEEPS_OPEN}
+TEMPLATES = {"drops": QWEN3, "opens": OPENS, "tidies": TIDIES, "keeps open": KEEPS_OPEN}
 OFF = {"enable_thinking": False}
 
 
@@ -113,7 +94,7 @@ def test_thinking_tags_are_tokens_of_the_assistant_alone(tokenizer_of) -> None:
 
 
 def test_options_reach_the_template_and_unknown_ones_are_named(tokenizer_of, caplog) -> None:
-    tokenizer = thinking_tokenizer(tokenizer_of, DROPS)
+    tokenizer = thinking_tokenizer(tokenizer_of, QWEN3)
     with caplog.at_level(logging.WARNING):
         chat = ChatFormat(tokenizer, OFF | {"budget": 3})
     assert text_of(tokenizer, chat.encode(talk("A hall."))).endswith("assistant\n<think>\n\n</think>\n\n")
@@ -147,7 +128,7 @@ ANSWERS = (
 
 @pytest.mark.parametrize("options", [{}, OFF])
 def test_turns_act_and_train_in_the_template_s_context(thinker, options: dict[str, Any]) -> None:
-    tokenizer, model = thinker(DROPS)
+    tokenizer, model = thinker(QWEN3)
     done, actions = play(led(tokenizer, model, *ANSWERS, template_options=options))
     assert actions == ["go north", "take key", "look"]
     assert [step.completion.text for step in done.steps] == [a.removesuffix("<|im_end|>") for a in ANSWERS]
@@ -164,7 +145,7 @@ def test_turns_act_and_train_in_the_template_s_context(thinker, options: dict[st
 
 
 def test_the_context_without_tips_drops_earlier_thinking_too(thinker) -> None:
-    tokenizer, model = thinker(DROPS)
+    tokenizer, model = thinker(QWEN3)
     done, _ = play(led(tokenizer, model, *ANSWERS), "off_policy", OneTip())
     last = done.steps[-1]
     assert text_of(tokenizer, last.plain_prompt_ids) == rendered(
@@ -183,11 +164,11 @@ def test_a_template_that_keeps_thinking_makes_one_row(thinker) -> None:
 
 
 def test_a_stop_ends_the_answer_and_not_the_thinking(thinker) -> None:
-    done = say(led(*thinker(DROPS), "<think>\nA hall.\n</think>\n\ngo north\ntake key<|im_end|>"), stop=("\n",))
+    done = say(led(*thinker(QWEN3), "<think>\nA hall.\n</think>\n\ngo north\ntake key<|im_end|>"), stop=("\n",))
     assert (done.text, done.finish_reason) == ("<think>\nA hall.\n</think>\n\ngo north", "stop")
 
 
-@pytest.mark.parametrize("template", [DROPS, OPENS])
+@pytest.mark.parametrize("template", [QWEN3, OPENS])
 def test_thinking_that_does_not_end_is_no_action(thinker, template: str) -> None:
     thought = "A hall.\nA door?" + " look" * 40
     text = thought if template == OPENS else f"<think>\n{thought}"

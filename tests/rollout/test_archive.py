@@ -16,12 +16,11 @@ import pytest
 from test_rollout import SeededPolicy, settings
 
 from tiny import step
-from tinyrun import SAME, differences, tiny_config, train_in_process
+from tinyrun import SAME, differences, tiny_config, train_in_parts, train_in_process
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.config.schema import Config
 from trailnotes.rollout.episode import Pool
 from trailnotes.rollout.groups import run_groups, select_from_start
-from trailnotes.runs.directory import RunDir
 from trailnotes.runs.exploration import RETURN_OPTION, Archive, ReturningPool
 from trailnotes.types import Mode, Observation, Task, Trajectory, TrajectoryGroup
 
@@ -71,8 +70,8 @@ def test_what_is_replayed_costs_steps_and_is_in_no_trajectory() -> None:
         own = sum(len(t.steps) for group in groups for t in group.trajectories)
         replayed = archive.replayed_steps
         assert pool.steps - before == own + replayed
-        found = archive.update(groups)
-        assert found["replayed_steps"] == replayed
+        counts = archive.update(groups)
+        assert counts["replayed_steps"] == replayed
         assert archive.replayed_steps == 0
         if iteration:
             start, returned = groups
@@ -100,7 +99,7 @@ def test_a_cell_that_is_lost_is_not_returned_to_again() -> None:
 # --- cells by hand
 
 
-def walked(*seen: str | Observation, actions: Sequence[str] = (), returned: int = 0, task: Task = TASK) -> Trajectory:
+def walk(*seen: str | Observation, actions: Sequence[str] = (), returned: int = 0, task: Task = TASK) -> Trajectory:
     """An episode that saw these; its actions are named after the observation that they lead to."""
     first, *rest = [Observation(o) if isinstance(o, str) else o for o in seen]
     observations = [replace(first, info={"returned": returned} if returned else {}), *rest]
@@ -109,8 +108,8 @@ def walked(*seen: str | Observation, actions: Sequence[str] = (), returned: int 
     return Trajectory(task, tuple(steps), observations[-1], "truncated", False, 0.0)
 
 
-def kept(archive: Archive, *trajectories: Trajectory) -> dict[str, tuple[float, int]]:
-    """Actions of each cell -> score, visits; after these episodes."""
+def list_cells(archive: Archive, *trajectories: Trajectory) -> dict[str, tuple[float, int]]:
+    """Add these episodes; return score and visits of each cell by the actions that lead to it."""
     archive.update([TrajectoryGroup(TASK, trajectories)])
     cells = dict(archive.state_dict()["corridor"])
     return {" ".join(cell["actions"]): (cell["score"], cell["visits"]) for cell in cells.values()}
@@ -118,31 +117,31 @@ def kept(archive: Archive, *trajectories: Trajectory) -> dict[str, tuple[float, 
 
 def test_the_shortest_way_to_a_state_is_kept() -> None:
     archive = Archive(ArchiveConfig(share=1.0))
-    assert kept(archive, walked("a", "b", "c")) == {"": (0, 1), "to b": (0, 1), "to b to c": (0, 1)}
-    assert kept(archive, walked("a", "x", "x", "c")) == {
+    assert list_cells(archive, walk("a", "b", "c")) == {"": (0, 1), "to b": (0, 1), "to b to c": (0, 1)}
+    assert list_cells(archive, walk("a", "x", "x", "c")) == {
         "": (0, 2), "to b": (0, 1), "to b to c": (0, 2), "to x": (0, 1),
     }  # fmt: skip
-    assert "to c" in kept(archive, walked("a", "C", actions=["to c"])), "and replaces a longer one"
+    assert "to c" in list_cells(archive, walk("a", "C", actions=["to c"])), "and replaces a longer one"
 
 
 def test_a_higher_score_is_worth_a_longer_way() -> None:
     archive = Archive(ArchiveConfig(share=1.0))
-    found = kept(archive, walked("a", "b"), walked("a", "x", Observation("b", score=0.5)))
-    assert found == {"": (0, 2), "to x to b": (0.5, 2), "to x": (0, 1)}
-    assert kept(archive, walked("a", "b")) == {**found, "": (0, 3), "to x to b": (0.5, 3)}
+    cells = list_cells(archive, walk("a", "b"), walk("a", "x", Observation("b", score=0.5)))
+    assert cells == {"": (0, 2), "to x to b": (0.5, 2), "to x": (0, 1)}
+    assert list_cells(archive, walk("a", "b")) == {**cells, "": (0, 3), "to x to b": (0.5, 3)}
 
 
 def test_an_episode_that_returned_goes_on_from_its_cell() -> None:
     archive = Archive(ArchiveConfig(share=1.0))
-    kept(archive, walked("a", "b"))
+    list_cells(archive, walk("a", "b"))
     (task,), _ = archive.plan([TASK], [PLAIN], random.Random(0))
     assert task.options == {RETURN_OPTION: ["to b"]}
-    assert kept(archive, walked("b", "c", returned=1, task=task)) == {
+    assert list_cells(archive, walk("b", "c", returned=1, task=task)) == {
         "": (0, 1), "to b": (0, 2), "to b to c": (0, 1),
     }  # fmt: skip
 
 
-def choices(archive: Archive, num: int = 4000) -> Counter[str]:
+def count_choices(archive: Archive, num: int = 4000) -> Counter[str]:
     chosen: Counter[str] = Counter()
     state = json.loads(json.dumps(archive.state_dict()))
     for seed in range(num):
@@ -155,20 +154,24 @@ def choices(archive: Archive, num: int = 4000) -> Counter[str]:
 
 def test_the_highest_score_is_chosen_and_then_the_rarely_visited() -> None:
     archive = Archive(ArchiveConfig(share=1.0))
-    kept(archive, *[walked("a", "often")] * 8, *[walked("a", "rare")] * 3)
-    chosen = choices(archive)
+    list_cells(archive, *[walk("a", "often")] * 8, *[walk("a", "rare")] * 3)
+    chosen = count_choices(archive)
     assert chosen["to often"] / 4000 == pytest.approx((1 / 3) / (1 / 3 + 1 / 2), abs=0.03)  # 1/sqrt(9), 1/sqrt(4)
     assert set(chosen) == {"to often", "to rare"}
-    kept(archive, walked("a", Observation("gold", score=1.0)))
-    assert set(choices(archive, 50)) == {"to gold"}
+    list_cells(archive, walk("a", Observation("gold", score=1.0)))
+    assert set(count_choices(archive, 50)) == {"to gold"}
 
 
-def test_the_worst_are_forgotten_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_archive_evicts_the_worst_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ArchiveConfig, "capacity", 2)
     archive = Archive(ArchiveConfig(share=1.0))
-    rich = walked("a", Observation("rich", score=1.0))
-    assert set(kept(archive, rich, rich, walked("a", "poor"), walked("a", "poor"))) == {"", "to rich", "to poor"}
-    assert set(kept(archive, walked("a", "new"))) == {"", "to rich", "to new"}, "poor was met twice, new once"
+    rich = walk("a", Observation("rich", score=1.0))
+    assert set(list_cells(archive, rich, rich, walk("a", "poor"), walk("a", "poor"))) == {
+        "",
+        "to rich",
+        "to poor",
+    }
+    assert set(list_cells(archive, walk("a", "new"))) == {"", "to rich", "to new"}, "poor was met twice, new once"
 
 
 # --- whole runs
@@ -186,11 +189,8 @@ def archive_config(start: Path, **sections: dict[str, Any]) -> Config:
 
 def test_an_archive_survives_a_resumption(start_model: Path, tmp_path: Path) -> None:
     train_in_process(archive_config(start_model), tmp_path / "whole")
-    for iterations in (2, 3):
-        config = archive_config(start_model, train={"iterations": iterations})
-        with RunDir.open(tmp_path / "parts", config, allow_change=["train"]):
-            pass
-        train_in_process(config, tmp_path / "parts")
+    configs = [archive_config(start_model, train={"iterations": iterations}) for iterations in (2, 3)]
+    train_in_parts(tmp_path / "parts", *configs)
     assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
     whole, parts = (
         (tmp_path / name / "checkpoints/step-000003/archive.json").read_bytes() for name in ("whole", "parts")

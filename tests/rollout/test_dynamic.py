@@ -14,9 +14,8 @@ import pytest
 
 from paying import Paid
 from tiny import step, trajectory
-from tinyrun import SAME, differences, distance, episodes, metrics, tiny_config, train_in_process
+from tinyrun import SAME, differences, distance, episodes, metrics, tiny_config, train_in_parts, train_in_process
 from trailnotes.rollout.groups import replace_equal_groups, sample_further_tasks
-from trailnotes.runs.directory import RunDir
 from trailnotes.types import Observation, Task, TrajectoryGroup
 
 TASKS = [Task(f"t{i}", "numbers") for i in range(5)]
@@ -106,9 +105,6 @@ def test_a_run_trains_on_groups_that_differ_and_counts_the_rest(start_model: Pat
 
 def test_a_resumed_run_plays_the_same_rounds(start_model: Path, tmp_path: Path) -> None:
     train_in_process(tiny_config(start_model, **settings("empo2")), tmp_path / "whole")
-    for iterations in (1, 3):
-        config = tiny_config(start_model, **settings("empo2", iterations=iterations))
-        with RunDir.open(tmp_path / "parts", config, allow_change=["train"]):
-            pass
-        train_in_process(config, tmp_path / "parts")
+    configs = [tiny_config(start_model, **settings("empo2", iterations=iterations)) for iterations in (1, 3)]
+    train_in_parts(tmp_path / "parts", *configs)
     assert differences(tmp_path / "whole", tmp_path / "parts") == SAME

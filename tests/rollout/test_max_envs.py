@@ -89,14 +89,12 @@ def play_echoes(policy: Policy, pool: EnvPool, config: Config) -> list[Trajector
 
 
 @pytest.fixture
-def policy(start_model: Path) -> Iterator[HFPolicy]:
+def policy(start_model: Path, same_threads: None) -> Iterator[HFPolicy]:
     """A model whose engine waits for all that are open; none may be in the end."""
     model, tokenizer = load_model(small_config(model={"path": str(start_model)}).model)
     policy = HFPolicy(model, tokenizer, deterministic=True, max_context_tokens=256)
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield policy
-    torch.set_num_threads(threads)
     assert not policy.engine._slots
     assert not policy.engine.num_unfinished
 

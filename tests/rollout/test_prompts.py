@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from small import count_words
 from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.conversation import (
@@ -33,16 +34,12 @@ STYLES = ("full", "terse")
 TIP_WORD = "tipmark"  # no observation, instruction or action of these tests holds it
 
 
-def words(text: str) -> int:
-    return len(text.split())
-
-
 def tip(text: str, score: float = 1.0, action: str = "") -> Tip:
     return Tip("task", text, key="", score=score, action=action)
 
 
 def conversation(style: str = "terse", memory: MemoryConfig | None = None, **rollout: object) -> Conversation:
-    return Conversation(RolloutConfig(style=style, **rollout), memory or MemoryConfig(), words)
+    return Conversation(RolloutConfig(style=style, **rollout), memory or MemoryConfig(), count_words)
 
 
 HOSTILE = [
@@ -285,9 +282,9 @@ def test_a_briefing_is_shown_once_before_the_notes_and_belongs_to_no_state(style
 
 
 def test_truncate_keeps_what_fits_and_marks_the_cut() -> None:
-    assert truncate("a b c d", 4, words) == "a b c d"
-    assert truncate("a b c d e", 4, words) == "a b c [...]"
-    assert truncate("  a b c d e", 4, words) == "  a b c [...]"
+    assert truncate("a b c d", 4, count_words) == "a b c d"
+    assert truncate("a b c d e", 4, count_words) == "a b c [...]"
+    assert truncate("  a b c d e", 4, count_words) == "  a b c [...]"
     assert truncate("abcdefghij", 9, len) == "abc [...]"
     assert truncate("abcdefghij", 4, len) == "[...]"  # not even the mark fits: still never silent
 
@@ -456,15 +453,15 @@ def test_queries_include_a_turn_that_is_still_to_come() -> None:
 
 def test_keys_are_the_queries_of_every_state() -> None:
     rollout = RolloutConfig(style="terse")
-    state = build_memory_keys(trajectory(), rollout, MemoryConfig(query="state"), words)
+    state = build_memory_keys(trajectory(), rollout, MemoryConfig(query="state"), count_words)
     assert state == ["find it\nhall", "find it\nyard", "find it\nnook"]
-    whole = build_memory_keys(trajectory((tip("x"),)), rollout, MemoryConfig(query="conversation"), words)
+    whole = build_memory_keys(trajectory((tip("x"),)), rollout, MemoryConfig(query="conversation"), count_words)
     assert whole == ["find it\nhall", "find it\nhall\neast\nyard", "find it\nhall\neast\nyard\nnorth\nnook"]
 
 
 def test_reflection_is_the_tip_free_episode_its_outcome_and_a_request() -> None:
     rollout, memory = RolloutConfig(style="terse"), MemoryConfig()
-    plain = build_reflection_messages(trajectory(), rollout, memory, words)
+    plain = build_reflection_messages(trajectory(), rollout, memory, count_words)
     assert plain == [
         Message("user", "find it\nhall"),
         Message("assistant", "east", (5, 6)),
@@ -472,7 +469,7 @@ def test_reflection_is_the_tip_free_episode_its_outcome_and_a_request() -> None:
         Message("assistant", "north", (5, 6)),
         Message("user", "nook\nscore 0.5 / 1 . note ?"),
     ]
-    assert build_reflection_messages(trajectory((tip("secret"),)), rollout, memory, words) == plain
+    assert build_reflection_messages(trajectory((tip("secret"),)), rollout, memory, count_words) == plain
 
 
 def test_forgetting_takes_the_oldest_turns_and_keeps_the_task() -> None:

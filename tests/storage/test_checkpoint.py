@@ -30,7 +30,7 @@ def names(root: Path) -> list[str]:
     return sorted(p.name for p in root.iterdir())
 
 
-def test_what_is_saved_is_there(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_is_whole(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, 10, writer(), meta={"iteration": 10, "best": None})
     assert path == tmp_path / "step-000010" == checkpoint.find_latest(tmp_path)
     assert {name: (path / name).read_bytes() for name in CONTENT} == CONTENT
@@ -61,7 +61,7 @@ def damage(path: Path, problem: str) -> None:
 
 
 @pytest.mark.parametrize("problem", DAMAGE)
-def test_a_damaged_one_is_named_and_the_last_good_one_offered(problem: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_named_with_the_last_good_one(problem: str, tmp_path: Path) -> None:
     good, bad = (checkpoint.save(tmp_path, step, writer()) for step in (1, 2))
     damage(bad, problem)
     with pytest.raises(RunError) as caught:
@@ -69,7 +69,7 @@ def test_a_damaged_one_is_named_and_the_last_good_one_offered(problem: str, tmp_
     assert all(text in str(caught.value) for text in (str(bad), problem, str(good)))
     assert checkpoint.find_latest(tmp_path, skip_damaged=True) == good
     checkpoint.save(tmp_path, 3, writer())
-    assert checkpoint.find_latest(tmp_path) == tmp_path / "step-000003"  # older damage is nobody's business
+    assert checkpoint.find_latest(tmp_path) == tmp_path / "step-000003"  # older damage does not matter
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -126,7 +126,7 @@ def run_until(root: Path, step: int, die_at: int) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_killed_at_any_touch_of_the_disk_it_leaves_only_whole_ones(tmp_path: Path) -> None:
+def test_a_kill_at_any_write_leaves_whole_checkpoints_alone(tmp_path: Path) -> None:
     for step in (0, 1):
         checkpoint.save(tmp_path, step, lambda p: (p / "old").write_text("old") and None)
     died = 0
@@ -187,7 +187,7 @@ def test_the_best_is_remembered(tmp_path: Path) -> None:
         checkpoint.load_best(tmp_path)
 
 
-def test_one_that_is_held_outlives_pruning_until_it_is_let_go(tmp_path: Path) -> None:
+def test_a_locked_checkpoint_outlives_pruning(tmp_path: Path) -> None:
     first, second, third = (checkpoint.save(tmp_path, step, writer()) for step in (1, 2, 3))
     with checkpoint.hold_checkpoint(first) as there, checkpoint.hold_checkpoint(first) as again:
         assert there

@@ -6,23 +6,22 @@ import random
 import re
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from small import demonstration_texts, small_config
+from small import small_config
+from tinyrun import equal_weights, weights
 from trailnotes.envs.tasks import tasks_of
 from trailnotes.errors import ConfigError, Interrupted
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.storage.files import task_to_json
-from trailnotes.types import Message
 from trailnotes.warmstart import training as module
-from trailnotes.warmstart.small_model import END, train_tokenizer
 from trailnotes.warmstart.training import (
     collate,
     compute_learning_rate,
@@ -31,13 +30,10 @@ from trailnotes.warmstart.training import (
 )
 
 
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return load_file(directory / "model.safetensors")
-
-
-def equal(first: Path, second: Path) -> bool:
-    a, b = weights(first), weights(second)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+@pytest.fixture(autouse=True)
+def _few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train tokenizers on the texts of 300 demonstrations instead of 4,000."""
+    monkeypatch.setattr(module, "_iter_texts", partial(module._iter_texts, num=300))
 
 
 # -- the command
@@ -56,15 +52,6 @@ def test_a_few_steps_lower_the_loss_and_the_directory_acts(tmp_path: Path) -> No
     model, tokenizer = load_model(config.model.model_copy(update={"path": str(out)}))
     assert ChatFormat(tokenizer).append_only
     assert model.config.hidden_size == 16
-
-
-def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: Path) -> None:
-    config = small_config(warmstart={"steps": 3})
-    first, again = warmstart(config, tmp_path / "a"), warmstart(config, tmp_path / "b")
-    other = warmstart(small_config(warmstart={"steps": 3}, run={"seed": 1}), tmp_path / "c")
-    assert equal(first, again)
-    assert (first / "tokenizer.json").read_bytes() == (again / "tokenizer.json").read_bytes()
-    assert not equal(first, other)
 
 
 # -- plain SFT of a given model
@@ -86,7 +73,7 @@ def test_a_given_model_learns_a_file_and_keeps_its_tokenizer(start_model: Path, 
     config = sft_config(start_model, tmp_path / "sft.jsonl")
     out = warmstart(config, tmp_path / "tuned", progress=seen.append)
     assert seen[-1]["loss"] < seen[0]["loss"] - 1
-    assert not equal(start_model, out)
+    assert not equal_weights(start_model, out)
     loaded, own = (AutoTokenizer.from_pretrained(path, local_files_only=True) for path in (out, start_model))
     assert loaded.get_vocab() == own.get_vocab()
 
@@ -206,20 +193,6 @@ def test_a_signal_saves_after_the_step(tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
     warmstart(config, tmp_path / "model", progress=seen.append)
     assert seen[0]["step"] == 3
-
-
-# -- rows
-
-
-def test_only_taught_turns_and_their_end_are_imitated() -> None:
-    tokenizer = train_tokenizer(demonstration_texts(50), 420)
-    said = [("user", "exits north"), ("assistant", "north"), ("user", "exits east"), ("assistant", "east")]
-    messages = tuple(Message(role, text) for role, text in said)  # type: ignore[arg-type]
-    chat = ChatFormat(tokenizer)
-    for taught, words in (({1, 3}, [f"north{END}", f"east{END}"]), ({3}, [f"east{END}"])):
-        ids, mask = chat.encode_with_mask(messages, taught)
-        assert tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m]).split() == words
-    assert tuple(ids[: chat.encode_with_mask(messages, {1})[1].index(1)]) == chat.encode(messages[:1])
 
 
 def test_learning_rate_by_hand() -> None:

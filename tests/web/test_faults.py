@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
 import pytest
 
 from trailnotes.web.faults import (
@@ -12,6 +15,11 @@ from trailnotes.web.faults import (
     is_retryable,
     parse_retry_after,
 )
+
+
+def test_retry_after_may_be_a_date() -> None:
+    in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+    assert 50 < (parse_retry_after({"retry-after": in_a_minute}) or 0) <= 60
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from children import alive, wait_for
 from trailnotes.config.schema import EnvConfig
 from trailnotes.envs.workers.pool import EnvPool, Lease, Worker
 from trailnotes.errors import ConfigError, EnvError
@@ -45,14 +46,6 @@ def pid_of(pool: EnvPool) -> int:
     return int(play(pool, "pid")[-1].text)
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def has_hung_up(pool: EnvPool) -> bool:
     """Whether the other end of the first worker's socket is closed."""
     (host, *_) = pool._hosts
@@ -60,13 +53,6 @@ def has_hung_up(pool: EnvPool) -> bool:
     poll = select.poll()
     poll.register(host._socket, select.POLLRDHUP)
     return bool(poll.poll(0))
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 @both_kinds
@@ -276,7 +262,7 @@ def test_a_worker_lost_between_episodes_costs_none() -> None:
     with puppets(1) as pool:
         pid = pid_of(pool)
         os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: has_hung_up(pool))  # its threads close their files a moment after it has ended
+        wait_for(lambda: has_hung_up(pool))  # its threads close their files a moment after it has ended
         assert pid_of(pool) != pid
         fresh = pid_of(pool)
         assert pid_of(pool) == fresh
@@ -309,7 +295,7 @@ def test_close_ends_a_worker_in_mid_call_and_its_children() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trailnotes.envs.workers.pool.STOP_TIMEOUT", 0.2)
         pids = asyncio.run(leave_in_mid_call(puppets(1)))
-    assert wait_until(lambda: not any(alive(pid) for pid in pids))
+    wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
 PARENT = """
@@ -343,7 +329,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
         assert all(alive(pid) for pid in pids)
         os.kill(pids[2], signal.SIGSTOP)
         parent.kill()
-    assert wait_until(lambda: not any(alive(pid) for pid in pids))
+    wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
 @both_kinds

@@ -28,7 +28,7 @@ HALF = torch.bfloat16
 NATS = 0.01  # by which a log-probability may differ on average, and the mean ratio from 1
 
 
-def adapted(dtype: torch.dtype = HALF, size: float = 0.1) -> Any:
+def make_adapted_model(dtype: torch.dtype = HALF, size: float = 0.1) -> Any:
     """A tiny model with adapters that change something."""
     model = add_adapters(tiny_model(dtype=dtype), LoraConfig(rank=4), base="")
     torch.manual_seed(1)
@@ -39,7 +39,7 @@ def adapted(dtype: torch.dtype = HALF, size: float = 0.1) -> Any:
     return model.eval()
 
 
-def drawn(*shape: int) -> Tensor:
+def draw_tensor(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(HALF)
 
 
@@ -51,20 +51,20 @@ class Heads(torch.nn.Module):
 
 
 @pytest.mark.parametrize("num_new", [1, 4])
-def test_looks_into_a_cache_are_attention(num_new: int) -> None:
+def test_attention_over_a_cache_is_that_of_torch(num_new: int) -> None:
     """Six heads of which three share keys, 2 rows, 40 columns; the second row sees 25 of them."""
-    query, key, value = drawn(2, 6, num_new, 8), drawn(2, 2, 40, 8), drawn(2, 2, 40, 8)
+    query, key, value = draw_tensor(2, 6, num_new, 8), draw_tensor(2, 2, 40, 8), draw_tensor(2, 2, 40, 8)
     hidden = torch.arange(40) >= torch.tensor([40, 25])[:, None, None, None]
     mask = torch.zeros(2, 1, num_new, 40, dtype=HALF).masked_fill(hidden, torch.finfo(HALF).min)
-    found = attend(Heads(), query, key, value, mask, scaling=0.5)[0]
+    mixed = attend(Heads(), query, key, value, mask, scaling=0.5)[0]
     wide = [states.double() for states in (query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1))]
     wanted = scaled_dot_product_attention(*wide, attn_mask=~hidden, scale=0.5).transpose(1, 2)
-    assert found.shape == (2, num_new, 6, 8)
-    torch.testing.assert_close(found.double(), wanted, rtol=2e-2, atol=2e-2)
+    assert mixed.shape == (2, num_new, 6, 8)
+    torch.testing.assert_close(mixed.double(), wanted, rtol=2e-2, atol=2e-2)
 
 
-def test_the_learner_computes_what_it_did() -> None:
-    """Passes without a cache are transformers' own, bit for bit."""
+def test_passes_without_a_cache_are_those_of_transformers() -> None:
+    """Bit for bit."""
     ids, model = torch.tensor([[5, 6, 7, 8]]), tiny_model(dtype=HALF)
     before = model(ids).logits
     make_decoder(model, 64)
@@ -74,7 +74,7 @@ def test_the_learner_computes_what_it_did() -> None:
 
 def test_episodes_that_share_tokens_get_the_logits_of_each_alone() -> None:
     """Twelve episodes of two prompts, which take three actions and see three observations of other lengths."""
-    model, found = adapted(), []
+    model, logits = make_adapted_model(), []
     for shared_prompts in (True, False):
         decoder = make_decoder(model, 256, shared_prompts=shared_prompts)
         assert isinstance(decoder, SlotDecoder)
@@ -88,13 +88,13 @@ def test_episodes_that_share_tokens_get_the_logits_of_each_alone() -> None:
             [[*seen[i % 3], *[7] * (i == 4)] for i in range(12)],
             [[9, 10 + i] for i in range(5)],  # the others are over
         ]
-        found.append([decoder.extend(list(zip(slots, new, strict=False))) for new in turns])
-    for shared, alone in zip(*found, strict=True):
+        logits.append([decoder.extend(list(zip(slots, new, strict=False))) for new in turns])
+    for shared, alone in zip(*logits, strict=True):
         torch.testing.assert_close(shared.float(), alone.float(), rtol=0, atol=0.05 * float(alone.float().std()))
 
 
 def test_adapters_in_one_sum_are_those_of_peft() -> None:
-    x, ours = drawn(2, 5, 32), adapted(size=0.5).base_model.model.model.layers[0].self_attn.q_proj
+    x, ours = draw_tensor(2, 5, 32), make_adapted_model(size=0.5).base_model.model.model.layers[0].self_attn.q_proj
     peft_layer = copy.copy(ours)
     peft_layer.__class__ = type(ours).__mro__[1]
     torch.testing.assert_close(ours(x), peft_layer(x), rtol=2e-2, atol=2e-2)
@@ -106,7 +106,7 @@ def test_adapters_in_one_sum_are_those_of_peft() -> None:
 # --- ratio, resume, adapters
 
 
-def sharpened(start_model: Path, *, lora: bool) -> tuple[Any, Any]:
+def load_sharpened_model(start_model: Path, *, lora: bool) -> tuple[Any, Any]:
     """The start model in bfloat16, its weights tripled, so that its distributions are not flat; and its tokenizer."""
     settings = ModelConfig(path=str(start_model), device="cpu", dtype="bfloat16", lora=LoraConfig(enabled=lora, rank=4))
     torch.manual_seed(0)
@@ -123,7 +123,7 @@ def sharpened(start_model: Path, *, lora: bool) -> tuple[Any, Any]:
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_first_step_has_a_ratio_of_one(start_model: Path, lora: bool) -> None:
     """Sampled one by one over a cache, scored in one pass: apart by rounding, and by no more than that on average."""
-    model, tokenizer = sharpened(start_model, lora=lora)
+    model, tokenizer = load_sharpened_model(start_model, lora=lora)
     words = ["", " key", " door north", " key and door" * 4, " a", " north" * 9]
     settings = {"max_action_tokens": 8, "stop": ()}
     episodes = tuple(play(HFPolicy(model, tokenizer), more=more, **settings)[0] for more in words)
@@ -141,9 +141,9 @@ def test_the_first_step_has_a_ratio_of_one(start_model: Path, lora: bool) -> Non
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_denominators_of_the_learner_make_a_ratio_of_exactly_one(lora: bool) -> None:
-    model = adapted() if lora else tiny_model(dtype=HALF)
+    model = make_adapted_model() if lora else tiny_model(dtype=HALF)
     learner = Learner(model, OptimConfig(minibatch=0), LossConfig())
-    rows = with_logprobs(some_rows(), 1)
+    rows = with_logprobs(make_rows(), 1)
     samples = [
         Sample(r.token_ids, r.loss_mask, scored, r.advantages, trajectory=r.trajectory)
         for r, scored in zip(rows, learner.logprobs(rows), strict=True)
@@ -152,7 +152,7 @@ def test_denominators_of_the_learner_make_a_ratio_of_exactly_one(lora: bool) -> 
     assert (metrics["ratio_min"], metrics["ratio_mean"], metrics["ratio_max"]) == (1, 1, 1)
 
 
-def some_rows(num: int = 4) -> list[Sample]:
+def make_rows(num: int = 4) -> list[Sample]:
     rng, rows = random.Random(0), []
     for row in range(num):
         ids = tuple(rng.randrange(48) for _ in range(rng.randint(12, 30)))
@@ -163,7 +163,7 @@ def some_rows(num: int = 4) -> list[Sample]:
 
 
 def test_adapters_stay_in_float32_and_compute_in_bfloat16() -> None:
-    model = adapted()
+    model = make_adapted_model()
     kinds = {parameter.dtype for name, parameter in model.named_parameters() if "lora_" in name}
     assert kinds == {torch.float32}
     seen: set[torch.dtype] = set()

@@ -313,8 +313,6 @@ def test_what_cannot_be_scored_is_refused(model, tokenizer):
     policy = HFPolicy(model, tokenizer, max_context_tokens=32)
     with pytest.raises(ValueError, match="an empty reply"):
         score(policy, ASKED[:1], ["go", " "])
-    with pytest.raises(PolicyError, match="exceed the context of 32"):
-        score(policy, ASKED[:1], ["go " * 40])
 
 
 @pytest.mark.parametrize(("kind", "alone"), [("qwen2", True), ("gemma2", False)])  # Gemma 2 caps its logits at 30
@@ -339,29 +337,14 @@ def test_policy_and_learner_agree_whether_the_head_alone_gives_the_logits(model_
 # -- files
 
 
-@pytest.fixture
-def saved(tmp_path, model, tokenizer):
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-def test_load_model_from_a_directory(saved, model, tokenizer):
-    loaded, loaded_tokenizer = load_model(ModelConfig(path=str(saved), device="cpu"))
-    policy = HFPolicy(loaded, loaded_tokenizer)
-    assert policy.name == str(saved)
-    assert policy.context_length == 256
-    assert one(policy, max_tokens=5).token_ids == one(HFPolicy(model, tokenizer), max_tokens=5).token_ids
-
-
-def test_a_model_that_does_not_load_names_the_key(tmp_path, monkeypatch, saved):
+def test_a_model_that_does_not_load_names_the_key(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in ("", "./nowhere", "/nowhere/at/all", "."):
         with pytest.raises(ConfigError, match=r"model\.path"):
             load_model(ModelConfig(path=path))
-    (saved / "config.json").write_text('{"model_type": "qwen2", "vocab_size": "many"}')
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "vocab_size": "many"}')
     with pytest.raises(PolicyError, match=r"model\.path"):
-        load_model(ModelConfig(path=str(saved), device="cpu"))
+        load_model(ModelConfig(path=str(tmp_path), device="cpu"))
 
 
 @pytest.mark.parametrize("is_cached", [False, True])

@@ -6,8 +6,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -129,18 +127,15 @@ def empty(answer: dict[str, Any]) -> dict[str, Any]:
 PASSING: dict[str, Fault] = {
     "429": refusal(429, "slow down"),
     "500": refusal(500),
-    "503 of a gateway": refusal(503),
     "a cut body": cut_body,
     "a body cut unnoticed": cut_quietly,
     "no answer in time": hang,
     "no JSON": changed(lambda answer: "<html>Bad gateway</html>"),
-    "no end of brackets": changed(lambda answer: "[" * 100_000),
-    "no object": changed(lambda answer: "[]"),
     "no choices": changed(empty),
     "no text": changed(lambda answer: with_choice(answer, 3, "stop")),  # type: ignore[arg-type]
     "an error with status 200": changed(lambda answer: {"error": {"message": "overloaded"}}),
 }
-BILLED = PASSING.keys() - {"429", "500", "503 of a gateway"}
+BILLED = PASSING.keys() - {"429", "500"}
 
 
 @pytest.mark.parametrize("name", PASSING)
@@ -183,9 +178,6 @@ def test_retry_after_is_honoured(proxy: Proxy) -> None:
     ask(policy(proxy.url), sampling())
     first, second = (asked.time for asked in proxy.asked)
     assert second - first >= 0.6
-    in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
-    assert 50 < (faults.parse_retry_after({"retry-after": in_a_minute}) or 0) <= 60
-    assert faults.parse_retry_after({"retry-after": "soon"}) is None
 
 
 def test_what_may_have_been_billed_counts_at_its_most(proxy: Proxy, tmp_path: Path) -> None:
@@ -204,12 +196,9 @@ def test_what_may_have_been_billed_counts_at_its_most(proxy: Proxy, tmp_path: Pa
 # -- faults that do not pass
 
 FATAL: dict[str, tuple[Fault, str]] = {
-    "403": (refusal(403, "not for you"), "OPENAI_API_KEY"),
-    "404": (refusal(404, "no such model", code="model_not_found"), "endpoint.base_url is not the"),
-    "400": (refusal(400, "too long", code="context_length_exceeded"), "endpoint.context_tokens"),
-    "temperature": (refusal(400, "only 1", param="temperature"), "endpoint.omit"),
-    "money": (refusal(429, "pay first", code="insufficient_quota"), "top it up"),
-    "418": (refusal(418, "a teapot"), "answers 418: a teapot"),
+    "a refused key": (refusal(403, "not for you"), "OPENAI_API_KEY"),
+    "a refused parameter": (refusal(400, "only 1", param="temperature"), "endpoint.omit"),
+    "no money": (refusal(429, "pay first", code="insufficient_quota"), "top it up"),
 }
 
 

@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 from start_model import parse_rule
+from test_demonstrations import episodes
 
 from small import small_config
 from trailnotes.config.schema import Config
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.env import COMPARE_SIZES, list_panel_rules, parse_spec
 from trailnotes.storage.demonstrations import Demonstration
-from trailnotes.types import Tip, Trajectory
 from trailnotes.warmstart.demonstrations import waymarks_english as words
-from trailnotes.warmstart.demonstrations.waymarks_english import EnglishWaymarks, truncate_guess
+from trailnotes.warmstart.demonstrations.waymarks_english import truncate_guess
 
-Played = tuple[ws.GameSpec, tuple[Tip, ...], tuple[str, ...], Trajectory, list[Demonstration]]
 SIZES = {"route": 4, "keys": 3}
 KIND_OF = {family: kind for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind]}
 PANELS = frozenset().union(
@@ -37,23 +36,6 @@ def a_config(**warmstart: Any) -> Config:
     env = {"name": "waymarks-simulator", "num_workers": 0, "options": {"dataset_seed": 7, "sizes": SIZES}}
     rollout = {"style": "full", "max_observation_tokens": 4000, "max_context_tokens": 9000}
     return small_config(env=env, rollout=rollout, memory={"max_tip_tokens": 400}, warmstart=warmstart)
-
-
-def episodes(num: int, seed: int = 0, **warmstart: Any) -> Iterator[Played]:
-    """Each episode's game, tips, intended actions and trajectory beside its demonstrations."""
-    script = EnglishWaymarks(a_config(**warmstart), len, seed)
-    seen: list[Any] = []
-    play = script.play
-
-    def watched(spec: ws.GameSpec, tips: tuple[Tip, ...], actions: tuple[str, ...]) -> Any:
-        result = play(spec, tips, actions)
-        seen.append((spec, tips, actions, result[0]))
-        return result
-
-    script.play = watched  # type: ignore[method-assign]
-    for _ in range(num):
-        demos = script.demonstrate_episode()
-        yield (*seen.pop(), demos)
 
 
 def family_of(text: str) -> str:
@@ -127,7 +109,7 @@ def all_that_is_said(demo: Demonstration) -> Iterator[tuple[str, ws.Rule]]:
 
 @pytest.mark.parametrize("shares", [{}, {"sizes": 1.0, "wrong_notes": 0.5}])
 def test_no_demonstration_reveals_a_panel_rule(shares: dict[str, float]) -> None:
-    for spec, tips, actions, _, demos in episodes(800, **shares):
+    for spec, tips, actions, _, demos in episodes(a_config(**shares), 800, len):
         assert not tells_a_panel(spec.family, spec.rule)
         assert not any(tells_a_panel(family_of(tip.text), told(tip.text)) for tip in tips)
         if actions != ws.archive_actions(spec):
@@ -142,7 +124,7 @@ def test_no_demonstration_reveals_a_panel_rule(shares: dict[str, float]) -> None
 
 def test_the_right_tip_is_followed() -> None:
     seen: Counter[str] = Counter()
-    for spec, tips, actions, trajectory, _ in episodes(600, p_follow_tip=1.0):
+    for spec, tips, actions, trajectory, _ in episodes(a_config(p_follow_tip=1.0), 600, len):
         assert 1 <= len(tips) <= 4
         assert [tip.score for tip in tips] == sorted((tip.score for tip in tips), reverse=True)
         own = [tip for tip in tips if family_of(tip.text) == spec.family]

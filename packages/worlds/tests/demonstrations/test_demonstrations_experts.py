@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small import small_config
+from small import count_words, small_config
 from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, EvalConfig, MemoryConfig, RolloutConfig, WarmstartConfig
 from trailnotes.errors import ConfigError
@@ -91,10 +91,6 @@ def test_notes_of_a_search_lead_to_the_coin(house: House, seed: int) -> None:
     assert format_search_note(again) == format_search_note(found)
 
 
-def words(text: str) -> int:
-    return len(text.split())
-
-
 def a_config(doors: int = 0, **warmstart: float) -> Config:
     params = {"numLocations": 11, "numDistractorItems": 0, "includeDoors": doors}
     return small_config(
@@ -108,7 +104,7 @@ def a_config(doors: int = 0, **warmstart: float) -> Config:
 @pytest.fixture(scope="module")
 def subject() -> Iterator[CoinDemonstrator]:
     pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
-    made = CoinDemonstrator(a_config(), words, 1)
+    made = CoinDemonstrator(a_config(), count_words, 1)
     yield made
     made.env.close()
 
@@ -149,7 +145,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_with_a_tip_it_does_what_the_best_one_says() -> None:
-    made = ExpertDemonstrator(config_of(p_follow_tip=1.0), words, 0)
+    made = ExpertDemonstrator(config_of(p_follow_tip=1.0), count_words, 0)
     episodes = {" ; ".join(get_actions(each)) for recorded in made.recordings for each in recorded.all_episodes}
     acting = [demonstration for demonstration in islice(made, 30) if len(demonstration.taught) > 1]
     assert acting
@@ -162,9 +158,9 @@ def test_with_a_tip_it_does_what_the_best_one_says() -> None:
 def test_apart_leaves_out_what_is_trained_or_examined() -> None:
     config = config_of().model_copy(update={"eval": EvalConfig(split="test")})
     with pytest.raises(ConfigError, match=r"name others in rehearsal\.options"):
-        iter_held_out_demonstrations(config, words, 0)
+        iter_held_out_demonstrations(config, count_words, 0)
     other = config.model_copy(update={"rehearsal": RehearsalConfig(options={"dataset_seed": 7})})
-    made = iter_held_out_demonstrations(other, words, 0)
+    made = iter_held_out_demonstrations(other, count_words, 0)
     assert isinstance(made, ExpertDemonstrator)
     assert len(made.recordings) == 3
     assert next(iter(made)).messages

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 import small_wikihow
-from small import small_config
+from small import count_words, small_config
 from trailnotes.algorithms.rememberer.advice import parse_advice
 from trailnotes.config.schema import Config
 from trailnotes.types import Task
@@ -16,10 +16,6 @@ from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator, collec
 from trailnotes_worlds.wikihow.app import parse_action
 from trailnotes_worlds.wikihow.library import write_library
 from trailnotes_worlds.wikihow.protocols import TaskSelection, _make_task, make_goal
-
-
-def words(text: str) -> int:
-    return len(text.split())
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +54,7 @@ TASKS = [
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.options["template"])
 def test_the_straight_way_reaches_everything(library: str, task: Task) -> None:
-    subject = WikiHowDemonstrator(a_config(library), words, 0)
+    subject = WikiHowDemonstrator(a_config(library), count_words, 0)
     trajectory = subject.play(task, "straight")
     assert (trajectory.success, trajectory.score) == (True, trajectory.max_score)
     assert not any(step.observation.info.get("refused") for step in trajectory.steps)
@@ -66,7 +62,7 @@ def test_the_straight_way_reaches_everything(library: str, task: Task) -> None:
 
 
 def test_what_a_tip_tells_is_what_is_done(library: str) -> None:
-    subject = WikiHowDemonstrator(a_config(library), words, 1)
+    subject = WikiHowDemonstrator(a_config(library), count_words, 1)
     for _ in range(8):
         trajectory, (praised, *others) = subject.play_with_tip(TASKS[3])
         assert praised.text == subject.format_actions(trajectory)
@@ -75,7 +71,7 @@ def test_what_a_tip_tells_is_what_is_done(library: str) -> None:
 
 def test_no_article_of_an_evaluation_goal_occurs(library: str) -> None:
     config = a_config(library, p_follow_tip=0.4, p_explore=0.7, advice=0.3)
-    subject = WikiHowDemonstrator(config, words, 4)
+    subject = WikiHowDemonstrator(config, count_words, 4)
     examined = collect_eval_titles(config.env.options)
     shown = "\n".join(message.content for demo in islice(subject, 80) for message in demo.messages).lower()
     assert len(examined) > 5
@@ -84,7 +80,7 @@ def test_no_article_of_an_evaluation_goal_occurs(library: str) -> None:
 
 
 def test_advice_is_in_the_form_of_rememberer(library: str) -> None:
-    subject = WikiHowDemonstrator(a_config(library, advice=1.0), words, 6)
+    subject = WikiHowDemonstrator(a_config(library, advice=1.0), count_words, 6)
     for demo in islice(subject, 40):
         *_, asked, answer = demo.messages
         (advice,) = parse_advice(answer.content)

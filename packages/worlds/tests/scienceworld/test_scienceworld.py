@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import trailnotes
 from tinyrun import metrics
@@ -191,15 +190,8 @@ def test_configs_of_the_panel_differ_in_nothing_but_the_task() -> None:
     assert len(texts) == 1
 
 
-@pytest.fixture
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.long
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("same_threads")
 def test_a_tiny_model_can_be_trained(tmp_path: Path) -> None:
     settings = (
         "--env.name scienceworld --env.num_workers 1 --env.max_envs 2 --env.options.num_train 2 "

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -17,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from py4j.protocol import escape_new_line, get_command_part, unescape_new_line
 
+from children import alive, children_of, wait_for
 from trailnotes.config.schema import EnvConfig
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError, EnvError
@@ -27,7 +27,6 @@ from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
 
 TASK = Task("scienceworld/boil/0", "scienceworld", options={"task": "boil", "variation": 0})
 ACTIONS = ["teleport to kitchen", "open cupboard", "pick up orange", "0", "wait1", "look around", "inventory"]
-PATIENCE = 60.0  # for what happens at once on a machine with nothing else to do
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +45,6 @@ def pid_of(env: ScienceWorldEnv) -> int:
     client = env._game._client
     assert client is not None
     return client.simulator.pid
-
-
-def gone(pid: int) -> bool:
-    """Whether the process is no more (a zombie, which only waits to be asked, is none)."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def without_restarts(observation: Observation) -> tuple[object, ...]:
@@ -100,7 +85,7 @@ def test_an_interrupted_call_is_not_answered_by_the_next_one(
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert not client.alive
-    assert gone(client.simulator.pid)
+    wait_for(lambda: not alive(client.simulator.pid))
     assert without_restarts(env.step(ACTIONS[0])) == without_restarts(undisturbed[1])
 
 
@@ -127,7 +112,11 @@ def test_a_simulator_ends_with_its_interpreter() -> None:
     command = [sys.executable, "-W", "error", "-X", "dev", "-c", HOST]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert gone(int(ended.stdout))
+    wait_for(lambda: not alive(int(ended.stdout)))
+
+
+def read_command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 @pytest.mark.long
@@ -138,8 +127,8 @@ def test_a_killed_worker_takes_its_stopped_simulator_along() -> None:
         with EnvPool(EnvConfig(name="scienceworld", num_workers=1, timeout=240.0)) as pool:
             async with pool.lease() as lease:
                 await lease.reset(TASK)
-                [worker] = children_of(os.getpid(), "workers.main")
-                [java] = children_of(worker, "java")
+                worker = next(pid for pid in children_of(os.getpid()) if "workers.main" in read_command(pid))
+                java = next(pid for pid in children_of(worker) if "java" in read_command(pid))
                 found.append(java)
                 os.kill(java, signal.SIGSTOP)
                 os.kill(worker, signal.SIGKILL)
@@ -147,14 +136,7 @@ def test_a_killed_worker_takes_its_stopped_simulator_along() -> None:
                     await lease.step("look around")
 
     asyncio.run(play())
-    assert gone(found[0])
-
-
-def children_of(parent: int, word: str) -> list[int]:
-    """Children of a process, whichever thread of it started them, with `word` in their command."""
-    files = Path(f"/proc/{parent}/task").glob("*/children")
-    pids = [int(pid) for file in files for pid in file.read_text().split()]
-    return [pid for pid in pids if word in Path(f"/proc/{pid}/cmdline").read_text()]
+    wait_for(lambda: not alive(found[0]))
 
 
 @pytest.mark.long
@@ -176,20 +158,6 @@ def test_games_of_one_process_know_nothing_of_each_other() -> None:
         assert alone.valid_actions() == listed[i]
         alone.close()
         game.close()
-
-
-def program(path: Path, script: str) -> str:
-    """A program that does what a Java should not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-def is_alive(numbers: Path) -> bool:
-    """Whether the process that wrote its number to this file lives; it may have been ended before it could."""
-    number = numbers.read_text().strip() if numbers.exists() else ""
-    return bool(number) and Path(f"/proc/{number}").exists()
 
 
 @pytest.fixture(scope="module")
@@ -218,14 +186,15 @@ def simulator() -> Iterator[ScienceWorldSimulator]:
     ],
 )
 def test_a_program_that_is_no_java(tmp_path: Path, script: str, words: str) -> None:
-    numbers = tmp_path / "pid"
-    java = program(tmp_path / "java", f"echo $$ > {numbers}\n{script}")
+    java, numbers = tmp_path / "java", tmp_path / "pid"
+    java.write_text(f"#!/bin/sh\necho $$ > {numbers}\n{script}\n")
+    java.chmod(0o755)
     limit = 0.2 if "0.2" in words else 30.0
     with pytest.raises(ConfigError, match="Java could not be started") as caught:
-        ScienceWorldSimulator(java, start_limit=limit)
+        ScienceWorldSimulator(str(java), start_limit=limit)
     assert words in str(caught.value)
     assert "Java 11 or newer is needed" in str(caught.value)
-    assert not is_alive(numbers)
+    assert not numbers.exists() or not alive(int(numbers.read_text() or 0)), "it may be ended before it writes"
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))

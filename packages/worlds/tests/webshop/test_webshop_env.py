@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -121,13 +119,7 @@ SETTINGS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
+@pytest.mark.usefixtures("same_threads")
 @pytest.mark.parametrize(
     "method", ["empo2", *(pytest.param(name, marks=pytest.mark.long) for name in ("grpo", "gigpo"))]
 )
