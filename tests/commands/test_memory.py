@@ -1,21 +1,20 @@
-"""Tips are their owner's: what is done to them by command stays done, whatever happens to the run."""
+"""`trailnotes memory`: what a user does to the tips of a run stays done, whatever happens to the run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tinyrun import SAME, differences, episodes, tiny_config, tip_rows
+from tinyrun import SAME, differences, episodes, tiny_config, tip_rows, train_until_power_cut
 from trailnotes.commands import main
 from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.envs.tasks import tasks_of
-from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import list_tips, open_store
 from trailnotes.memory.tipfile import read_tips
@@ -28,28 +27,6 @@ def config_of(start_model: Path, **sections: dict[str, Any]) -> Config:
     return tiny_config(start_model, train={"iterations": 4, "save_every": 2}, **sections)
 
 
-@pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[Config, Path, int], None]:
-    """Train until the power fails in the learner's `number`-th update."""
-
-    def train_until(config: Config, path: Path, number: int, **options: Any) -> None:
-        update = Learner.update
-        calls: list[int] = []
-
-        def interrupted(self: Learner, *args: Any, **more: Any) -> dict[str, float]:
-            calls.append(1)
-            if len(calls) == number:
-                raise RuntimeError("power cut")
-            return update(self, *args, **more)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Learner, "update", interrupted)
-            with pytest.raises(RuntimeError, match="power cut"):
-                train(config, path, **options)
-
-    return train_until
-
-
 def tips_in(path: Path) -> list[Tip]:
     with closing(open_store(path)) as store:
         return list_tips(store)[::-1]
@@ -59,7 +36,7 @@ def first_task(config: Config) -> str:
     return tasks_of(config, "train")[0].id
 
 
-def given(config: Config, text: str = "follow the river") -> Tip:
+def make_tip(config: Config, text: str = "follow the river") -> Tip:
     return Tip(first_task(config), text, "whatever", 9.0, 9.0)
 
 
@@ -68,8 +45,8 @@ def write_jsonl(path: Path, *tips: Tip) -> Path:
     return path
 
 
-def is_shown(path: Path, text: str, after: int) -> bool:
-    """Whether an episode of the iterations from `after` on was shown the tip."""
+def is_displayed(path: Path, text: str, after: int) -> bool:
+    """Whether an episode of the iterations from `after` on displayed the tip."""
     return any(
         tip["text"] == text
         for episode in episodes(path)
@@ -82,15 +59,15 @@ def is_shown(path: Path, text: str, after: int) -> bool:
 # --- training goes on
 
 
-def test_what_the_owner_did_to_a_killed_run_survives(start_model: Path, tmp_path: Path, cut: Any) -> None:
+def test_edits_of_the_user_survive_a_kill(start_model: Path, tmp_path: Path) -> None:
     config, run = config_of(start_model), tmp_path / "run"
-    cut(config, run, 4)  # the last checkpoint is that of two iterations; tips of four are there
+    train_until_power_cut(config, run, 4)  # the last checkpoint is that of two iterations; tips of four are there
     edited, off, deleted = tips_in(run)[:3]
     late_edited, late_off = tips_in(run)[-2:]
     saved_ids = {row[0] for row in tip_rows(run / "checkpoints" / "step-000002")}
     assert {edited.id, off.id, deleted.id} <= saved_ids
     assert not {late_edited.id, late_off.id} & saved_ids
-    place, file = str(run), write_jsonl(tmp_path / "in.jsonl", given(config))
+    place, file = str(run), write_jsonl(tmp_path / "in.jsonl", make_tip(config))
     for words in (
         ["import", place, str(file), "--enable"],
         ["add", place, "mind the bridge", "--task", first_task(config)],
@@ -100,7 +77,7 @@ def test_what_the_owner_did_to_a_killed_run_survives(start_model: Path, tmp_path
         ["delete", place, str(deleted.id)],
     ):
         assert main(["memory", *words]) == 0
-    cut(config, run, 2)  # killed once more, before the next checkpoint
+    train_until_power_cut(config, run, 2)  # killed once more, before the next checkpoint
     train(config, run)
     after = {tip.id: tip for tip in tips_in(run)}
     assert {tip.text for tip in after.values() if tip.imported} == {"follow the river", "mind the bridge"}
@@ -108,14 +85,14 @@ def test_what_the_owner_did_to_a_killed_run_survives(start_model: Path, tmp_path
     assert after[late_edited.id].text == "corrected, too"
     assert (after[off.id].enabled, after[late_off.id].enabled) == (False, False)
     assert deleted.id not in after
-    assert is_shown(run, "follow the river", after=2)
-    assert is_shown(run, "mind the bridge", after=2)
+    assert is_displayed(run, "follow the river", after=2)
+    assert is_displayed(run, "mind the bridge", after=2)
     late = [tip for path in run.glob("tips.after-*") for tip in read_tips(path)]
     assert late
-    assert all(tip.run and not tip.imported for tip in late), "only what the run wrote is set aside"
+    assert all(tip.run and not tip.imported for tip in late), "only what the run wrote is moved"
 
 
-def test_a_checkpoint_is_not_opened_for_writing(
+def test_a_checkpoint_is_refused_and_stays_as_it_was(
     start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Opening alone would change the file, and the run could not be resumed."""
@@ -134,32 +111,38 @@ def sources(config: Config, tmp_path: Path) -> dict[str, Path]:
     directory = tmp_path / "other"
     directory.mkdir()
     with open_memory(directory / "memory.db", MemoryConfig()) as memory:
-        memory.add([given(config)])
+        memory.add([make_tip(config)])
         memory.snapshot(tmp_path / "tips.db")
-    write_jsonl(tmp_path / "tips.jsonl", given(config))
+    write_jsonl(tmp_path / "tips.jsonl", make_tip(config))
     return {"jsonl": tmp_path / "tips.jsonl", "db": tmp_path / "tips.db", "directory": directory}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that began with that tip, and that nothing happened to."""
+    path, config = tmp_path_factory.mktemp("runs"), config_of(start_model)
+    train(config, path / "run", memory=write_jsonl(path / "tips.jsonl", make_tip(config)))
+    return path / "run"
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "db", "directory", "placed"])
 def test_a_run_begins_with_tips(
-    start_model: Path, tmp_path: Path, cut: Any, kind: str, capsys: pytest.CaptureFixture[str]
+    start_model: Path, undisturbed: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, run = config_of(start_model), tmp_path / "run"
-    found = sources(config, tmp_path)
+    files = sources(config, tmp_path)
     if kind == "placed":
         run.mkdir()
-        (run / "memory.db").write_bytes(found["db"].read_bytes())
-    options: dict[str, Any] = {} if kind == "placed" else {"memory": found[kind]}
-    cut(config, run, 2, **options)  # before the first checkpoint
-    assert is_shown(run, "follow the river", after=0)
+        (run / "memory.db").write_bytes(files["db"].read_bytes())
+    options: dict[str, Any] = {} if kind == "placed" else {"memory": files[kind]}
+    train_until_power_cut(config, run, 2, **options)  # before the first checkpoint
+    assert is_displayed(run, "follow the river", after=0)
     train(config, run, **options)  # the same command again
     assert [tip.text for tip in tips_in(run) if tip.score == 9.0] == ["follow the river"], "once"
     assert ("began with 1 tips" in capsys.readouterr().err) == (kind != "placed")
-    alone = tmp_path / "alone"
-    train(config, alone, memory=found["jsonl"])
     if kind != "placed":
-        assert differences(alone, run) == SAME
-    assert len(tip_rows(alone)) == len(tip_rows(run))
+        assert differences(undisturbed, run) == SAME
+    assert len(tip_rows(undisturbed)) == len(tip_rows(run))
 
 
 # --- looking and changing
@@ -172,36 +155,37 @@ def place(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def run_memory(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     assert main(["memory", *words]) == 0
     return capsys.readouterr().out.splitlines()
 
 
-def test_look_change_and_share(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    listed = said(capsys, "list", place)
+def test_each_subcommand_on_a_small_memory(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = partial(run_memory, capsys)
+    listed = run("list", place)
     assert [line.split()[1:] for line in listed] == [
         ["0.5/1", "maze/2", "jump"], ["1/1", "maze/1", "go", "left", "twice"]
     ]  # fmt: skip
-    assert len(said(capsys, "list", place, "--limit", "1")) == 1
-    (line,) = said(capsys, "list", place, "--namespace", "maze/1", "--json")
+    assert len(run("list", place, "--limit", "1")) == 1
+    (line,) = run("list", place, "--namespace", "maze/1", "--json")
     assert (json.loads(line)["text"], json.loads(line)["key"]) == ("go left twice", "a hall with two doors")
-    assert "text       go left twice" in said(capsys, "show", place, "1")
-    assert said(capsys, "stats", place)[0].split() == ["tips", "2"]
-    (line,) = said(capsys, "search", place, "maze/1", "a hall with two doors")
+    assert "text       go left twice" in run("show", place, "1")
+    assert run("stats", place)[0].split() == ["tips", "2"]
+    (line,) = run("search", place, "maze/1", "a hall with two doors")
     assert line.split() == ["1", "similarity", "1.000", "1/1", "maze/1", "go", "left", "twice"]
-    said(capsys, "enable", place, "1", "--off")
-    assert "are off or retired" in said(capsys, "search", place, "maze/1", "a hall")[0]
-    (line,) = said(capsys, "add", place, "turn back", "--task", "maze/1", "--score", "0.25", "--key", "a dead end")
+    run("enable", place, "1", "--off")
+    assert "are off or retired" in run("search", place, "maze/1", "a hall")[0]
+    (line,) = run("add", place, "turn back", "--task", "maze/1", "--score", "0.25", "--key", "a dead end")
     assert line.split() == ["3", "0.25/1", "maze/1", "imported", "turn", "back"]
-    _, warning = said(capsys, "add", place, "turn back", "--namespace", "maze/11", "--off")
+    _, warning = run("add", place, "turn back", "--namespace", "maze/11", "--off")
     assert "first tip of maze/11" in warning
-    assert "0.9/1  maze/2  climb" in said(capsys, "edit", place, "2", "climb", "--score", "0.9")[0]
+    assert "0.9/1  maze/2  climb" in run("edit", place, "2", "climb", "--score", "0.9")[0]
     file = tmp_path / "tips.jsonl"
-    assert said(capsys, "export", place, str(file), "--namespace", "maze/1") == [f"2 tips written to {file}"]
-    assert said(capsys, "delete", place, "1", "3") == ["2 tips deleted"]
-    assert said(capsys, "import", place, str(file))[0].startswith("2 tips imported (off until")
-    assert all(" imported off " in line for line in said(capsys, "list", place, "--namespace", "maze/1"))
-    assert said(capsys, "enable", place, "--all") == ["3 tips enabled"]
+    assert run("export", place, str(file), "--namespace", "maze/1") == [f"2 tips written to {file}"]
+    assert run("delete", place, "1", "3") == ["2 tips deleted"]
+    assert run("import", place, str(file))[0].startswith("2 tips imported (off until")
+    assert all(" imported off " in line for line in run("list", place, "--namespace", "maze/1"))
+    assert run("enable", place, "--all") == ["3 tips enabled"]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +204,7 @@ def test_look_change_and_share(place: str, tmp_path: Path, capsys: pytest.Captur
         (["add", "go left twice", "--task", "maze/1", "--score", "inf"], "finite number"),
     ],
 )
-def test_what_means_nothing_is_refused_in_one_line(
+def test_bad_arguments_are_refused_in_one_line(
     place: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["memory", words[0], place, *words[1:]]) == 2

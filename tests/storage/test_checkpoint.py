@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,60 +89,42 @@ def test_an_error_while_writing_changes_nothing(again: bool, tmp_path: Path) -> 
     assert (kept / "empty").read_text() == "old"
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from trailnotes.storage import checkpoint
+def save_and_die(root: Path, die_at: int) -> None:
+    """In a process of its own: save and prune, killed at the `die_at`-th call that touches the disk."""
+    calls = itertools.count(1)
 
-root, step, die_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-calls = 0
+    def mortal(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **options: Any) -> Any:
+            if next(calls) == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
 
-def mortal(function):
-    def called(*arguments, **options):
-        global calls
-        calls += 1
-        if calls == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return called
+        return called
 
-# Every way in which the module touches the disk
-for name in ("fsync", "mkdir", "rename", "replace", "unlink", "rmdir"):
-    setattr(os, name, mortal(getattr(os, name)))
-for name in ("write_bytes", "rename", "replace", "mkdir"):
-    setattr(Path, name, mortal(getattr(Path, name)))
-
-def write(path):
-    (path / "a").write_bytes(b"a" * 100)
-    (path / "b").mkdir()
-    (path / "b" / "c").write_bytes(b"c" * 100)
-
-checkpoint.save(root, step, write, {"step": step})
-checkpoint.prune(root, keep_last=1)
-print(calls)
-"""
-
-
-def run_until(root: Path, step: int, die_at: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", KILLED, str(root), str(step), str(die_at)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    for name in ("fsync", "mkdir", "rename", "replace", "unlink", "rmdir"):  # every way in which the module does it
+        setattr(os, name, mortal(getattr(os, name)))
+    for name in ("write_bytes", "rename", "replace", "mkdir"):
+        setattr(Path, name, mortal(getattr(Path, name)))
+    checkpoint.save(root, 2, writer(), {"step": 2})
+    checkpoint.prune(root, keep_last=1)
 
 
 def test_a_kill_at_any_write_leaves_whole_checkpoints_alone(tmp_path: Path) -> None:
     for step in (0, 1):
         checkpoint.save(tmp_path, step, lambda p: (p / "old").write_text("old") and None)
-    died = 0
+    context = multiprocessing.get_context("forkserver")
     for die_at in range(1, 100):
-        finished = run_until(tmp_path, 2, die_at)
+        process = context.Process(target=save_and_die, args=(tmp_path, die_at))
+        process.start()
+        process.join(60)
         assert all(not c.problems for c in checkpoint.scan(tmp_path))
         newest = checkpoint.find_latest(tmp_path)
         assert newest is not None
         assert newest.name in {"step-000001", "step-000002"}
-        if finished.returncode == 0:
+        if process.exitcode == 0:
             break
-        assert finished.returncode == -signal.SIGKILL, finished.stderr
-        died += 1
-    assert died > 15
+        assert process.exitcode == -signal.SIGKILL
+    assert die_at > 15
     assert names(tmp_path) == ["step-000002"]  # what the killed ones left behind is gone
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,24 +18,13 @@ import torch
 from children import alive, wait_for
 from puppet import ask
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import to_toml
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.policies.vllm import make_vllm_policy
 from trailnotes.policies.vllm.engine import EngineClient, EngineLostError
-from trailnotes.policies.vllm.server import EngineServer, start_engine
+from trailnotes.policies.vllm.server import EngineServer, build_command, start_engine
 from trailnotes.types import Sampling
-
-PROGRAM = Path(__file__).parents[2] / "causal.py"
-SERVE = """
-import sys
-from pathlib import Path
-from trailnotes.commands import main
-from trailnotes.policies.vllm import server
-server.PROGRAM = Path(sys.argv[1])
-sys.exit(main(["engine", "serve", sys.argv[2], "--port", sys.argv[3]]))
-"""
 
 
 def find_port() -> int:
@@ -46,11 +34,11 @@ def find_port() -> int:
 
 
 @contextmanager
-def served(config: Config, folder: Path, port: int) -> Iterator[int]:
-    """The process of `trailnotes engine serve`."""
-    (folder / "config.toml").write_text(to_toml(config))
-    command = [sys.executable, "-c", SERVE, str(PROGRAM), str(folder / "config.toml"), str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+def served(config: Config, port: int) -> Iterator[int]:
+    """The process that `trailnotes engine serve` becomes."""
+    command, variables = build_command(config, alone=True)
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield process.pid
         finally:
@@ -60,14 +48,14 @@ def served(config: Config, folder: Path, port: int) -> Iterator[int]:
 ONE = Sampling(max_tokens=9, seed=4)
 
 
-def test_a_served_engine_is_given_its_weights_again(config_of, learner, faults: Path, tmp_path: Path) -> None:
+def test_a_served_engine_is_given_its_weights_again(config_of, learner, faults: Path) -> None:
     port = find_port()
-    with served(config_of(), tmp_path, port) as first:
+    with served(config_of(), port) as first:
         policy = make_vllm_policy(config_of(urls=[f"http://127.0.0.1:{port}"]), trains=True)
         assert asyncio.run(policy.load(learner.update(1), 1, learner.score(policy.probes))) < 1e-4
         before = ask(policy, ONE)
     wait_for(lambda: not alive(first))
-    with served(config_of(), tmp_path, port) as second:
+    with served(config_of(), port) as second:
         assert ask(policy, ONE) == before
         assert policy.replicas[0].num_rebuilds == 1
         policy.close()
@@ -90,14 +78,16 @@ def test_weights_for_other_machines_are_in_the_run_directory(config_of, learner,
 
 
 @pytest.mark.long
-def test_initial_weights_replace_those_of_the_server(config_of, model_of, tokenizer_of, tmp_path: Path) -> None:
+def test_initial_weights_replace_those_of_the_server(
+    config_of, model_of, tokenizer_of, faults: Path, tmp_path: Path
+) -> None:
     other = model_of()
     with torch.no_grad():
         other.model.norm.weight.mul_(3.0)
     other.save_pretrained(tmp_path / "other")
     tokenizer_of().save_pretrained(tmp_path / "other")
     port = find_port()
-    with served(config_of(model={"path": str(tmp_path / "other")}), tmp_path, port):
+    with served(config_of(model={"path": str(tmp_path / "other")}), port):
         policy = make_vllm_policy(config_of(urls=[f"http://127.0.0.1:{port}"]))
         (found,), (wanted,) = ask(policy, ONE), ask(HFPolicy(model_of(), tokenizer_of()), ONE)
         policy.close()
@@ -106,10 +96,10 @@ def test_initial_weights_replace_those_of_the_server(config_of, model_of, tokeni
 
 
 @pytest.mark.long
-def test_a_request_that_waits_while_others_are_served_is_repeated(config_of, faults: Path, tmp_path: Path) -> None:
+def test_a_request_that_waits_while_others_are_served_is_repeated(config_of, faults: Path) -> None:
     """An engine hangs only where no request at all makes progress."""
     port = find_port()
-    with served(config_of(), tmp_path, port) as pid:
+    with served(config_of(), port) as pid:
         client = EngineClient(
             EngineServer("engine", f"http://127.0.0.1:{port}"), config_of().engine.model_copy(update={"timeout": 1.0})
         )
