@@ -113,6 +113,7 @@ def test_a_kill_at_any_write_leaves_whole_checkpoints_alone(tmp_path: Path) -> N
     for step in (0, 1):
         checkpoint.save(tmp_path, step, lambda p: (p / "old").write_text("old") and None)
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "trailnotes.storage.checkpoint"])
     for die_at in range(1, 100):
         process = context.Process(target=save_and_die, args=(tmp_path, die_at))
         process.start()
