@@ -145,19 +145,40 @@ class Fragile(HashingEmbedder):
         return super().embed(texts)
 
 
-def test_a_queue_goes_on_after_an_error_and_after_somebody_left() -> None:
+def test_a_thread_goes_on_after_an_error_and_after_a_request_was_cancelled() -> None:
     fragile = Fragile()
-    queued = QueuedEmbedder(fragile)
-    first = queued.submit(["first"])
-    assert fragile.entered.wait(60)
-    left, bad = queued.submit(["left"]), queued.submit(["bad"])
-    assert left.cancel()
-    fragile.go.set()
-    assert first.result(60).shape == (1, 256)
-    with pytest.raises(ValueError, match="no such word"):
-        bad.result(60)
+    cached = CachedEmbedder(fragile, in_thread=True)
+
+    async def request() -> None:
+        first = asyncio.create_task(cached.embed_async(["first"]))
+        assert await asyncio.to_thread(fragile.entered.wait, 60)
+        left, bad = (asyncio.create_task(cached.embed_async([text])) for text in ("left", "bad"))
+        await asyncio.sleep(0)  # both wait
+        left.cancel()
+        await asyncio.sleep(0)
+        fragile.go.set()
+        assert (await first).shape == (1, 256)
+        with pytest.raises(ValueError, match="no such word"):
+            await bad
+
+    asyncio.run(request())
     assert fragile.batches == [["first"], ["bad"]]
-    assert np.array_equal(queued.embed(["left"]), HashingEmbedder().embed(["left"]))
+    assert np.array_equal(cached.embed(["left"]), HashingEmbedder().embed(["left"]))
+
+
+def test_the_former_queue_under_a_cache_embeds_in_a_thread() -> None:
+    threads: list[int] = []
+
+    class Watched(HashingEmbedder):
+        def embed(self, texts: Sequence[str]) -> np.ndarray:
+            threads.append(threading.get_ident())
+            return super().embed(texts)
+
+    with pytest.warns(FutureWarning, match="in_thread"):
+        embedder = CachedEmbedder(QueuedEmbedder(Watched()))
+    vectors = asyncio.run(embedder.embed_async(["a"]))
+    assert np.array_equal(vectors, HashingEmbedder().embed(["a"]))
+    assert threads != [threading.get_ident()]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ import numpy as np
 from small import small_config
 from trailnotes.config.schema import Config
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.memory.retrieval import CachedEmbedder, Embedder, HashingEmbedder, QueuedEmbedder
+from trailnotes.memory.retrieval import CachedEmbedder, Embedder, HashingEmbedder
 from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory
@@ -27,7 +27,7 @@ class Recording(HashingEmbedder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: QueuedEmbedder | None = None
+        self.cached: CachedEmbedder | None = None
         self.batches: list[list[str]] = []
         self.threads: set[int] = set()
 
@@ -35,8 +35,8 @@ class Recording(HashingEmbedder):
         self.batches.append(list(texts))
         self.threads.add(threading.get_ident())
         deadline = time.monotonic() + 60
-        while len(self.batches) == 1 and self.queue is not None and time.monotonic() < deadline:
-            if len(self.queue._waiting) == len(TASKS) - 1:
+        while len(self.batches) == 1 and self.cached is not None and time.monotonic() < deadline:
+            if len(self.cached._waiting) == len(TASKS) - 1:
                 break
             time.sleep(0.001)
         return super().embed(texts)
@@ -76,8 +76,8 @@ def turns(groups: list[TrajectoryGroup]) -> list[list[tuple[str, tuple[str, ...]
 
 def test_all_that_wait_are_embedded_in_one_call_in_one_thread_of_its_own() -> None:
     recording = Recording()
-    recording.queue = QueuedEmbedder(recording)
-    together = played(CachedEmbedder(recording.queue), config_of())
+    recording.cached = CachedEmbedder(recording, in_thread=True)
+    together = played(recording.cached, config_of())
     assert len(recording.batches[0]) == 1
     assert len(recording.batches[1]) in (len(TASKS) - 1, len(TASKS))  # the first may be back before the call begins
     assert len(recording.threads) == 1

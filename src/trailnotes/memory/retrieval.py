@@ -1,4 +1,4 @@
-"""Embedders from text to unit vectors: hashing, sentence-transformers, OpenAI-compatible endpoints; queue and cache.
+"""Embedders from text to unit vectors: hashing, sentence-transformers, OpenAI-compatible endpoints, and a cache.
 
 The default embedder needs no model and gives the same bits everywhere.
 """
@@ -15,10 +15,11 @@ import shlex
 import threading
 import time
 import unicodedata
+import warnings
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -272,76 +273,65 @@ def _parse_vectors(text: str, count: int) -> Floats:
     return unit
 
 
-class QueuedEmbedder:
-    """An embedder in its own thread: one call at a time, which serves all requests that wait when it begins."""
-
-    def __init__(self, embedder: Embedder) -> None:
-        self.name, self.dim = embedder.name, embedder.dim
-        self._embedder = embedder
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="embedder")
-        self._waiting: list[tuple[list[str], Future[Floats]]] = []
-        self._lock = threading.Lock()
-
-    def embed(self, texts: Sequence[str]) -> Floats:
-        return self.submit(texts).result()
-
-    def submit(self, texts: Sequence[str]) -> Future[Floats]:
-        promise: Future[Floats] = Future()
-        with self._lock:
-            self._waiting.append((list(texts), promise))
-        self._worker.submit(self._process_queue)  # finds an empty queue where an earlier call took these texts, too
-        return promise
-
-    def _process_queue(self) -> None:
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        waiting = [(texts, promise) for texts, promise in waiting if promise.set_running_or_notify_cancel()]
-        distinct = list(dict.fromkeys(text for texts, _ in waiting for text in texts))
-        try:
-            vectors = dict(zip(distinct, self._embedder.embed(distinct) if distinct else (), strict=True))
-        except BaseException as error:  # noqa: BLE001 (the boundary: all waiting requests get the error)
-            for _, promise in waiting:
-                promise.set_exception(error)
-        else:
-            for texts, promise in waiting:
-                promise.set_result(_stack([vectors[text] for text in texts], self.dim))
-
-
 class CachedEmbedder:
-    """A cache of the vectors of the texts used last: an episode asks for the same states again and again.
+    """An embedder with a cache of the texts used last: an episode asks for the same states again and again.
 
-    It holds no lock while texts are embedded: requests for known texts never wait for others.
+    With `in_thread` a thread embeds the others, in one call those of all requests that wait when it begins. Requests
+    for known texts never wait for others.
     """
 
-    def __init__(self, embedder: Embedder, size: int = CACHED_TEXTS) -> None:
+    def __init__(self, embedder: Embedder, size: int = CACHED_TEXTS, *, in_thread: bool = False) -> None:
         self.name, self.dim = embedder.name, embedder.dim
-        self._embedder = embedder
-        self._size = size
+        self._embedder, self._size = embedder, size
         self._vectors: OrderedDict[str, Floats] = OrderedDict()
-        self._lock = threading.Lock()
+        self._waiting: list[tuple[list[str], Future[dict[str, Floats]]]] = []
+        self._lock = threading.Lock()  # not held while texts are embedded
+        in_thread = in_thread or getattr(embedder, "worker", None) is not None
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix="embedder") if in_thread else None
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Embed texts; those not seen lately in one call."""
         known, missing = self._look_up(texts)
-        return self._collect(texts, known, missing, self._embedder.embed(missing) if missing else ())
+        if missing:
+            known |= self._submit(missing, self.worker).result() if self.worker else self._embed(missing)
+        return self._collect(texts, known)
 
     async def embed_async(self, texts: Sequence[str]) -> Floats:
-        """Run `embed` for an event loop, which is free meanwhile if the embedder has a queue."""
+        """Run `embed` for an event loop, which is free meanwhile if there is a thread."""
         known, missing = self._look_up(texts)
-        if not missing or not isinstance(self._embedder, QueuedEmbedder):
+        if not missing or self.worker is None:
             return self.embed(texts)
-        vectors: Floats = await asyncio.wrap_future(self._embedder.submit(missing))
-        return self._collect(texts, known, missing, vectors)
+        return self._collect(texts, known | await asyncio.wrap_future(self._submit(missing, self.worker)))
 
     def _look_up(self, texts: Sequence[str]) -> tuple[dict[str, Floats], list[str]]:
         with self._lock:
             known = {text: self._vectors[text] for text in texts if text in self._vectors}
         return known, list(dict.fromkeys(text for text in texts if text not in known))
 
-    def _collect(
-        self, texts: Sequence[str], known: dict[str, Floats], missing: Sequence[str], vectors: Iterable[Floats]
-    ) -> Floats:
-        known |= zip(missing, vectors, strict=True)
+    def _embed(self, texts: list[str]) -> dict[str, Floats]:
+        return dict(zip(texts, self._embedder.embed(texts) if texts else (), strict=True))
+
+    def _submit(self, texts: list[str], worker: ThreadPoolExecutor) -> Future[dict[str, Floats]]:
+        promise: Future[dict[str, Floats]] = Future()
+        with self._lock:
+            self._waiting.append((texts, promise))
+        worker.submit(self._process_waiting)  # finds none where an earlier call took these texts, too
+        return promise
+
+    def _process_waiting(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        waiting = [(texts, promise) for texts, promise in waiting if promise.set_running_or_notify_cancel()]
+        try:
+            vectors = self._embed(list(dict.fromkeys(text for texts, _ in waiting for text in texts)))
+        except BaseException as error:  # noqa: BLE001 (the boundary: all waiting requests get the error)
+            for _, promise in waiting:
+                promise.set_exception(error)
+        else:
+            for _, promise in waiting:
+                promise.set_result(vectors)
+
+    def _collect(self, texts: Sequence[str], known: dict[str, Floats]) -> Floats:
         with self._lock:
             for text in texts:
                 self._vectors[text] = known[text]
@@ -349,6 +339,11 @@ class CachedEmbedder:
             while len(self._vectors) > self._size:
                 self._vectors.popitem(last=False)
         return _stack([known[text] for text in texts], self.dim)
+
+
+def QueuedEmbedder(embedder: Embedder) -> CachedEmbedder:  # noqa: N802 (a former class)
+    warnings.warn("QueuedEmbedder(e) is now CachedEmbedder(e, in_thread=True)", FutureWarning, stacklevel=2)
+    return CachedEmbedder(embedder, in_thread=True)
 
 
 async def embed_async(embedder: Embedder, texts: Sequence[str]) -> Floats:
@@ -362,7 +357,7 @@ def _stack(vectors: Sequence[Floats], dim: int) -> Floats:
 def make_embedder(
     name: str, *, device: str = "cpu", batch_size: int = 1, endpoint: EndpointConfig | None = None
 ) -> Embedder:
-    """Make the embedder that `memory.embedder` names, with a cache, and a queue where it is slow.
+    """Make the embedder that `memory.embedder` names, with a cache, and a thread where it is slow.
 
     `name` is hashing (which takes microseconds, and no device), minilm, a directory or hub name, or openai:NAME. The
     other arguments are as for `SentenceTransformerEmbedder` and `EndpointEmbedder`.
@@ -375,8 +370,8 @@ def make_embedder(
     if name == "hashing":
         return CachedEmbedder(HashingEmbedder())
     if name.startswith(OPENAI_PREFIX):
-        return CachedEmbedder(QueuedEmbedder(EndpointEmbedder(name, endpoint)))
-    return CachedEmbedder(QueuedEmbedder(SentenceTransformerEmbedder(name, device, batch_size)))
+        return CachedEmbedder(EndpointEmbedder(name, endpoint), in_thread=True)
+    return CachedEmbedder(SentenceTransformerEmbedder(name, device, batch_size), in_thread=True)
 
 
 def embedder_of(config: Config) -> Embedder:
