@@ -15,8 +15,10 @@ PICTURE = ROOT / "docs" / "places.svg"
 WIDTH, HEIGHT, GAP, MARGIN = 250, 64, 18, 24
 MACHINES = {
     "the machine of the run": {
-        "trailnotes train": ("iterations, prompts, rank 0 of the learner,", 'engine.name = "hf"; the run directory'),
-        "memory service": ("one writer of memory.db; 0 CPUs,", "stays beside the run directory"),
+        "trailnotes train": (
+            "iterations, prompts, tips, rank 0 of the",
+            'learner, engine.name = "hf"; the run directory',
+        ),
         "env worker 0": ("env.num_workers actors, spread;", "1 CPU each"),
     },
     "another machine": {
@@ -32,7 +34,7 @@ MACHINES = {
 }
 SAID = (
     "All but the process of the run are actors, declared to Ray with their CPUs and GPUs. They answer the run:",
-    "observations, tips, tokens with their log-probabilities, gradients. Only ranks speak to each other as well.",
+    "observations, tokens with their log-probabilities, gradients. Only ranks speak to each other as well.",
     "The third machine hangs on the run as the second does.",
 )
 

@@ -233,14 +233,11 @@ def test_a_tip_leads_from_the_turn_that_it_was_shown_in() -> None:
     assert leads(played([[1], [2], [], [2]])) == [TipEffect(1, 4.0), TipEffect(2, 3.0)]
 
 
-def test_a_named_measure_counts_once_and_what_the_policy_does_anyway_is_retired(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_policy_does_anyway_is_retired(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryConfig, "distilled_readers", 2)
     with open_memory(None, MemoryConfig(threshold=-1, distilled=0.5)) as memory:
         written(memory, "known", "new")
-        for _ in range(2):
-            memory.record_effects([TipEffect(1, 0.25), TipEffect(2, 3.0)], once="batch")
+        memory.record_effects([TipEffect(1, 0.25), TipEffect(2, 3.0)])
         assert len(order(memory)) == 2, "one reader does not tell"
         memory.record_effects([TipEffect(1, 0.75), TipEffect(2, 0.0)])
         (mark,) = memory.store.load_retirements().values()

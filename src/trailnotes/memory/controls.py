@@ -54,7 +54,7 @@ class ControlMemory(TipMemory):
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Count no readers: their results say nothing about the tips that were substituted."""
 
-    def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None: ...
+    def record_effects(self, readings: Sequence[TipEffect]) -> None: ...
 
     def _substitute(self, namespace: str, own: Sequence[Tip]) -> list[Tip]:
         if self.show == "empty":

@@ -281,14 +281,12 @@ class TipMemory(StoreBackedMemory):
             others = store.load_attempts(task, COMPARED_ATTEMPTS, without=attempt)
             store.record_exposures(tip_stats.compare_reader(tips, earned, others))
 
-    def record_effects(self, readings: Sequence[TipEffect], *, once: str = "") -> None:
+    def record_effects(self, readings: Sequence[TipEffect]) -> None:
         """Record tip effects; with `config.distilled` a tip that no longer changes anything is retired."""
         config = self.config
         if not readings:
             return
         with self.store.transaction():
-            if once and not self.store.mark_first_time(f"lead/{once}"):
-                return
             self.store.record_effects(readings, config.distilled_readers)
             for tip_id in dict.fromkeys(reading.tip for reading in readings) if config.distilled else ():
                 readers = self.store.load_reader_stats(tip_id).get(tip_id)

@@ -29,7 +29,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_sample
 from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.states import REST, STATE
-from trailnotes.memory import Embedder, Memory, TipMemory, embedder_of, open_memory
+from trailnotes.memory import Embedder, TipMemory, embedder_of, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import discard_empty_start, reconcile
 from trailnotes.policies.base import Policy, TrainedPolicy
@@ -52,9 +52,8 @@ from trailnotes.storage.files import find_free_path
 from trailnotes.types import Sample, Task, Tip
 from trailnotes.web.ledger import TokenLedger
 
-if TYPE_CHECKING:  # these need Ray
+if TYPE_CHECKING:  # it needs Ray
     from trailnotes.runs.cluster.cluster import Cluster
-    from trailnotes.runs.cluster.memory import ServedMemory
 
 
 # -- weights on their way from the learner to the policy
@@ -192,8 +191,8 @@ class TrainingRun:
     ledger: TokenLedger | None  # of a server that trains and samples
     weights: WeightSync
     rehearsal: Rehearsal | None
-    memory: TipMemory | ServedMemory | None
-    prompt_memory: Memory | None  # as prompts read it
+    memory: TipMemory | None
+    prompt_memory: TipMemory | None  # as prompts read it
     count: Counters = field(default_factory=Counters)
     stop_requested: bool = False
     saved: Path | None = None  # the newest checkpoint of this run
@@ -268,11 +267,9 @@ def open_run(
         author = _make_author(config, directory, initial)
         rehearsed = find_rehearsal(config, directory.path)
         rehearsal = Rehearsal(config, rehearsed, policy.format) if rehearsed else None
-        memory: TipMemory | ServedMemory | None = None
+        memory = None
         if method.memory:
-            path = directory.memory_path
-            memory = cluster.make_memory(path) if cluster else open_memory(path, config.memory, embedder=embedder())
-            opened.callback(memory.close)
+            memory = opened.enter_context(open_memory(directory.memory_path, config.memory, embedder=embedder()))
         credits_authors = config.section(Empo2Config).author_credit and method.shows_tips
         run = TrainingRun(
             config, directory, pool, progress, load_training_tasks(config), embedder, novelty,
@@ -280,9 +277,7 @@ def open_run(
             authors=AuthorRegistry(config) if credits_authors else None,
             policy=policy, learner=learner, ledger=policy.server.ledger if config.is_hosted else None,
             weights=WeightSync(config, policy, learner, author), rehearsal=rehearsal, memory=memory,
-            # a service looks to its prompts itself
-            prompt_memory=make_prompt_memory(memory, config.algorithm.show_tips) if isinstance(memory, TipMemory)
-            else memory,
+            prompt_memory=make_prompt_memory(memory, config.algorithm.show_tips) if memory else None,
         )  # fmt: skip
         _restore(run, tips)
         yield run
@@ -343,8 +338,8 @@ def _restore(run: TrainingRun, tips: Sequence[Tip]) -> None:
     begins = saved is None
     if run.memory is not None:
         backup = find_free_path(directory.path / f"tips.after-{done:06d}.jsonl")
-        files = saved / "memory.db" if saved else None, directory.path / "memory.start.db", backup, tips
-        begins = reconcile(run.memory, *files) if isinstance(run.memory, TipMemory) else run.memory.reconcile(*files)
+        start = directory.path / "memory.start.db"
+        begins = reconcile(run.memory, saved / "memory.db" if saved else None, start, backup, tips)
         kept += [backup] if backup.exists() else []
         run.memory.register_tasks(run.tasks)  # once: later ones would make another version of the memory
     if saved is not None or kept:

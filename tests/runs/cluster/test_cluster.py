@@ -1,9 +1,7 @@
-"""Runs whose environments and memory are actors on two nodes: they train what a process alone trains."""
+"""Runs whose environments are actors on two nodes: they train what a process alone trains."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,16 +9,14 @@ from typing import Any
 
 import pytest
 
-from dying import Dying
-from nodes import TwoNodes, get_pid, refused
+from nodes import TwoNodes, refused
 from small import small_config
 from tinyrun import SAME, differences, episodes, metrics, tiny_config
 from trailnotes.config.schema import Config
-from trailnotes.memory import open_memory
+from trailnotes.memory import TipMemory
 from trailnotes.runs.cluster import connection
 from trailnotes.runs.cluster.cluster import Cluster
 from trailnotes.runs.cluster.connection import connect_cluster
-from trailnotes.runs.cluster.memory import MemoryService, ServedMemory
 from trailnotes.runs.train import train
 from trailnotes.types import Tip
 
@@ -109,48 +105,18 @@ def test_killed_env_worker_costs_an_episode(
 
 
 @contextmanager
-def at_find(number: int, then: Callable[[ServedMemory], None]) -> Iterator[None]:
+def at_find(number: int, then: Callable[[], None]) -> Iterator[None]:
     """Have something happen when the memory is searched for the `number`-th time; each iteration does so ten times."""
-    find = ServedMemory.search_async
+    find = TipMemory.search_async
     calls: list[int] = []
 
-    async def troubled(self: ServedMemory, *arguments: Any) -> list[Tip]:
+    async def troubled(self: TipMemory, *arguments: Any) -> list[Tip]:
         calls.append(1)
         if len(calls) == number:
-            then(self)
+            then()
         return await find(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ServedMemory, "search_async", troubled)
+        patch.setattr(TipMemory, "search_async", troubled)
         yield
     assert len(calls) >= number
-
-
-def test_killed_memory_service_loses_nothing(
-    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
-) -> None:
-    with at_find(15, lambda memory: os.kill(get_pid(memory.actor), signal.SIGKILL)):
-        train(spread(two_nodes, start_model), tmp_path)
-    assert differences(untroubled, tmp_path) == SAME
-
-
-def serve(cluster: Cluster, path: Path, service: type[MemoryService] = MemoryService) -> ServedMemory:
-    return ServedMemory(
-        cluster.config, path, cluster.pin_to_node(cluster.home), cluster.get_node_name(cluster.home), service
-    )
-
-
-def test_a_write_that_ray_repeats_is_stored_once(cluster: Cluster, tmp_path: Path) -> None:
-    tips = [Tip("task", f"tip {number}", "key", 0.0) for number in range(3)]
-    with serve(cluster, tmp_path / "memory.db", Dying) as served:
-        before = get_pid(served.actor)
-        assert served.add([tips[0]]) == 0  # it was stored by the one that died, and is not again
-        assert get_pid(served.actor) != before
-        assert served.add(tips) == 2 + 1  # the first counts as support
-        assert served.stats()["support"] == 4
-    with open_memory(tmp_path / "memory.db", cluster.config.memory) as memory:
-        assert [(tip.text, tip.support) for tip in memory.store.load_tips()] == [
-            ("tip 0", 2),
-            ("tip 1", 1),
-            ("tip 2", 1),
-        ]

@@ -28,7 +28,7 @@ def untroubled(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def test_a_lost_node_costs_episodes(untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path) -> None:
-    with at_find(15, lambda _: two_nodes.lose_other()):
+    with at_find(15, two_nodes.lose_other):
         train(spread(two_nodes, start_model), tmp_path)
     assert any(episode["outcome"] == "error" for episode in episodes(tmp_path))
     assert tasks(tmp_path) == tasks(untroubled)

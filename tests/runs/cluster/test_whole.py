@@ -1,4 +1,4 @@
-"""Whole runs with everything on a cluster of two nodes: ranks of the learner, engines, environments, the memory."""
+"""Whole runs with everything on a cluster of two nodes: ranks of the learner, engines, environments."""
 
 from __future__ import annotations
 

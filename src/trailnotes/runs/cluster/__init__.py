@@ -1,5 +1,5 @@
-"""Several machines, by Ray: actors in the place of worker processes, files and engines of this machine.
+"""Several machines, by Ray: actors in the place of worker processes, ranks and engines of this machine.
 
-Nothing here starts a cluster, and nothing below knows of one: a run gets the same interfaces (`Host`, a memory) that it
+Nothing here starts a cluster, and nothing below knows of one: a run gets the same interfaces (such as `Host`) that it
 has without.
 """

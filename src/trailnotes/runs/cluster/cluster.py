@@ -18,10 +18,8 @@ from trailnotes.policies.hf.policy import resolve_device
 from trailnotes.policies.vllm.engine import Connect
 from trailnotes.runs.cluster.engines import place_engines
 from trailnotes.runs.cluster.envs import ActorHost
-from trailnotes.runs.cluster.memory import ServedMemory
 from trailnotes.runs.cluster.ranks import start_ranks
 from trailnotes.runs.cluster.waiting import Bundle, get_result
-from trailnotes.types import StrPath
 
 
 class Cluster:
@@ -67,9 +65,6 @@ class Cluster:
     def make_env_host(self, index: int) -> Host:
         return ActorHost(self.config, index, self._get_bundle(index))
 
-    def make_memory(self, path: StrPath) -> ServedMemory:
-        return ServedMemory(self.config, path, self.pin_to_node(self.home), self.get_node_name(self.home))
-
     def start_ranks(self) -> RankMonitor:
         first, ranks = self.config.env.num_workers, self.config.learner.world_size - 1
         return start_ranks(self.config, [self._get_bundle(first + number) for number in range(ranks)])
@@ -83,7 +78,7 @@ class Cluster:
         return connects
 
     def close(self) -> None:
-        """End all actors of the run but the memory."""
+        """End all actors of the run."""
         for actor in self._engines:  # Ray would start them anew wherever they end by themselves
             ray.kill(actor)
         if self._group is not None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ray
 
 from trailnotes.errors import ClusterError, TrailnotesError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOCALHOST = "127.0.0.1"
 
@@ -32,20 +27,8 @@ def get_result(ref: Any, who: str, limit: float, setting: str) -> Any:
         ClusterError: there is no answer in time, or the actor is lost.
         TrailnotesError: raised by the actor.
     """
-    with _translate_errors(who, limit, setting):
-        return ray.get(ref, timeout=limit)
-
-
-async def await_result(ref: Any, who: str, limit: float, setting: str) -> Any:
-    """Await the value of a reference in an event loop, as `get_result`."""
-    with _translate_errors(who, limit, setting):
-        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(ref.future())), limit)
-
-
-@contextlib.contextmanager
-def _translate_errors(who: str, limit: float, setting: str) -> Iterator[None]:
     try:
-        yield
+        return ray.get(ref, timeout=limit)
     except TimeoutError as error:  # that of Ray, too
         raise ClusterError(f"{who} did not answer within {setting} = {limit:g} s") from error
     except ray.exceptions.RayTaskError as error:
