@@ -51,8 +51,8 @@ def test_it_finds_what_an_exact_search_does(path: Path) -> None:
     queries = [f"question {number}" for number in range(50)]
     with opened(path) as memory, open_memory(path, EXACT, embedder=Directions()) as exact:
         pairs = [(set(found(memory, query)), set(found(exact, query))) for query in queries]
-        assert memory.store._index is not None
-        assert exact.store._index is None
+        assert memory.store.index.lists is not None
+        assert exact.store.index.lists is None
     assert sum(len(ours & theirs) for ours, theirs in pairs) >= 0.98 * 10 * len(queries)
 
 
@@ -86,12 +86,12 @@ def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: p
     filled(path)
     with opened(path) as memory:
         memory.search("task", "key 0", 1)
-        first = memory.store._index
+        first = memory.store.index.lists
         for number in range(1, 200, 40):
             exchange.enable_tips(memory.store, range(number, number + 40), enabled=False)
             assert found(memory, "key 250", 1) == ["tip 250"]
-        assert memory.store._index is not first
-        assert len(memory.store._index or ()) < 150
+        assert memory.store.index.lists is not first
+        assert len(memory.store.index.lists or ()) < 150
 
 
 @pytest.mark.parametrize("scope", ["family", "env", "all"])
@@ -107,8 +107,8 @@ def test_beyond_the_task_the_index_finds_what_may_be_read(path: Path, scope: str
         for reader in ("train maze 3", "test maze 3"):
             readable = found(exact, "key 7", 400, task=reader)
             assert found(memory, "key 7", 400, task=reader) == readable
-            assert memory.store._index is not None
-            assert exact.store._index is None
+            assert memory.store.index.lists is not None
+            assert exact.store.index.lists is None
             assert not any(tip.namespace.startswith("validation") for tip in memory.search(reader, "key 7", 400))
             hits = sum(found(memory, f"key {text.split()[1]}", 1, task=reader) == [text] for text in readable)
             assert hits >= 0.9 * len(readable)

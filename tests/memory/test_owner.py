@@ -155,7 +155,7 @@ def test_a_snapshot_of_an_earlier_version(memory: TipMemory, tmp_path: Path, mon
     with TipStore(tmp_path / "snapshot.db", memory.store.identity) as old, old.transaction():
         for tip, vector in zip(tips := memory.store.load_tips(), memory.embed([tip.key for tip in tips]), strict=True):
             old.insert(tip, vector, tip.id)
-        old._write("UPDATE meta SET value = ? WHERE name = 'lineage'", (memory.store.lineage,))
+        old.write("UPDATE meta SET value = ? WHERE name = 'lineage'", (memory.store.lineage,))
     monkeypatch.undo()
     lineage = memory.store.lineage
     p.add_tip(memory.store, "cellar", "mine")

@@ -55,9 +55,9 @@ def test_files_of_all_versions_open(path: Path, version: int, monkeypatch: pytes
         assert store.size("task") == store.stats()["enabled"] == 2
         assert set(store.load_reader_stats().values()) == {ReaderStats(0, 0.0, 0, 0.0, 0)}
         assert not store.load_retirements()
-        assert store.get_task_info("task") is None
-        assert store._query("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
-        assert store._query("PRAGMA journal_mode") == [("wal",)]
+        assert store.tasks.get_info("task") is None
+        assert store.query("PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
+        assert store.query("PRAGMA journal_mode") == [("wal",)]
 
 
 def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: Path, monkeypatch) -> None:
@@ -70,7 +70,7 @@ def test_a_failed_migration_leaves_the_file_as_it_was(memory: TipMemory, path: P
             open_store(path)
     with closing(open_store(path)) as store:
         assert len(store.load_tips()) == 2
-        assert ("mood",) not in store._query("SELECT name FROM pragma_table_info('tips')")
+        assert ("mood",) not in store.query("SELECT name FROM pragma_table_info('tips')")
 
 
 def test_damage_is_named_with_the_way_out(memory: TipMemory, path: Path) -> None:
@@ -98,13 +98,13 @@ def test_damage_is_named_with_the_way_out(memory: TipMemory, path: Path) -> None
 
 def test_a_full_disk_keeps_what_was_written(memory: TipMemory) -> None:
     memory.add(tips(3))
-    pages = memory.store._query("PRAGMA page_count")[0][0]
-    memory.store._query(f"PRAGMA max_page_count = {pages}")
+    pages = memory.store.query("PRAGMA page_count")[0][0]
+    memory.store.query(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(MemoryStoreError, match="everything written before is kept"):
         memory.add(tips(500, "other"))
     assert memory.stats()["tips"] == 3
     assert len(memory.search("task", "q", 10)) == 3
-    memory.store._query(f"PRAGMA max_page_count = {pages + 1000}")
+    memory.store.query(f"PRAGMA max_page_count = {pages + 1000}")
     assert memory.add(tips(500, "other")) == 500
 
 

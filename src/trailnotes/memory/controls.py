@@ -49,7 +49,7 @@ class ControlMemory(TipMemory):
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """Record where tasks belong, whatever the scope: "other" must know their families."""
         new = super().register_tasks(tasks)
-        return self.store.register_tasks(tasks) or new if self.show == "other" else new
+        return self.store.tasks.register(tasks) or new if self.show == "other" else new
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Count no readers: their results say nothing about the tips that were substituted."""
@@ -85,19 +85,19 @@ def pick_other_namespace(store: TipStore, namespace: str) -> str | None:
 
 def pick_other_filter(store: TipStore, namespace: str, shared_split: str) -> str | TipFilter | None:
     """Pick the family whose tips replace those of the scope of `namespace`; another task where there is no other."""
-    place, own = store.get_search_filter(namespace, "all", shared_split), store.get_task_info(namespace)
+    place, own = store.tasks.get_search_filter(namespace, "all", shared_split), store.tasks.get_info(namespace)
     if place is None or own is None:
         return None
-    if families := [family for family in store.list_families(place) if family != (own.env, own.family)]:
+    if families := [family for family in store.tasks.list_families(place) if family != (own.env, own.family)]:
         drawn = min(families, key=lambda family: derive_seed("other tips", own.env, own.family, *family))
-        return store.build_search_filter(TaskInfo(*drawn, own.split), "family", shared_split)
+        return store.tasks.build_search_filter(TaskInfo(*drawn, own.split), "family", shared_split)
     allowed = store.count_by_namespace(place)
     others = [name for name in store.sizes() if name != namespace and name in allowed]
     return min(others, key=lambda name: derive_seed("other tips", namespace, name), default=None)
 
 
 def _get_family(store: TipStore, namespace: str) -> str:
-    met = store.get_task_info(namespace)
+    met = store.tasks.get_info(namespace)
     return (met and met.family) or namespace.rpartition("/")[0]
 
 

@@ -93,7 +93,7 @@ def search_tips(
     """Search the enabled tips most similar to `query`, by the embedder of the file, in the scope of a task."""
     if top_k < 1:
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
-    if scope == "task" or store.get_task_info(namespace) is None:
+    if scope == "task" or store.tasks.get_info(namespace) is None:
         require_namespace(store, namespace)
     memory = _make_memory(store, MemoryConfig(threshold=threshold, scope=scope), embedder)
     return memory.search_nearest(namespace, query, top_k)

@@ -27,10 +27,9 @@ import numpy.typing as npt
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import schema
 from trailnotes.memory.retrieval import DECIMALS, Floats, split_words
-from trailnotes.memory.schema import EmbedderIdentity, MemoryFile, translate_errors
-from trailnotes.memory.scope import TipFilter, make_tip_filter
+from trailnotes.memory.schema import MemoryFile, translate_errors
+from trailnotes.memory.scope import ALL_TIPS, TipFilter
 from trailnotes.storage.files import write_bytes_atomic
-from trailnotes.types import StrPath
 
 logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.intp]
@@ -195,44 +194,26 @@ def _load_faiss() -> Any:
     return faiss
 
 
-class IndexedFile(MemoryFile):
-    """The rows of a memory file with the index that finds those near a vector, made at the first query."""
+class FileIndex:
+    """The index of the vectors in a memory file, made at the first query, and kept beside the file."""
 
-    def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
-        super().__init__(path, identity)
-        self._index: TipIndex | None = None
-        self._sizes: dict[TipFilter, int] = {}
-        self._sizes_of = (-1, -1)  # the state of the file that these belong to
+    def __init__(self, file: MemoryFile) -> None:
+        self._file = file
+        self.lists: TipIndex | None = None
 
-    def size(self, place: str | TipFilter) -> int:
-        """Return the number of enabled tips of a namespace or filter, without counting them."""
-        place = make_tip_filter(place)
-        with self._lock:
-            state = (self._query("PRAGMA data_version")[0][0], self._connection.total_changes)
-            if state != self._sizes_of:  # any process has written
-                self._sizes_of = state
-                self._sizes.clear()
-            if place not in self._sizes:
-                self._sizes[place] = self._sum_enabled(place.condition, place.values)
-            return self._sizes[place]
-
-    def sizes(self) -> dict[str, int]:
-        """Return the number of enabled tips of each namespace that has any, sorted by name, without counting."""
-        return dict(self._query("SELECT namespace, enabled FROM sizes WHERE enabled > 0 ORDER BY namespace"))
-
-    def find_nearest(self, place: TipFilter, vector: Floats, count: int, select: str) -> list[Any]:
-        """Return rows of about the `count` enabled tips in `place` whose vectors are nearest to `vector` (dim,).
+    def find_nearest(self, place: TipFilter, size: int, vector: Floats, count: int, select: str) -> list[Any]:
+        """Return rows of about the `count` tips nearest to `vector` (dim,), of the `size` enabled ones in `place`.
 
         `select` is a query of tips with `ID_CONDITION` and that of `place`. Fewer rows mean that there are no more.
         """
-        with self._lock:
-            if not (size := self.size(place)):
+        with self._file.lock:
+            if not size:
                 return []
-            index, everywhere = self._update_index(), False
+            index, everywhere = self._update(), False
             wanted = ceil(count * len(index) / size)
             while True:
                 ids = index.search(vector, wanted, everywhere=everywhere)
-                rows = self._query(select, (json.dumps(ids), *place.values))
+                rows = self._file.query(select, (json.dumps(ids), *place.values))
                 if len(rows) >= min(count, size) or (everywhere and wanted >= len(index)):
                     return rows
                 if len(ids) < wanted:
@@ -241,42 +222,39 @@ class IndexedFile(MemoryFile):
                     wanted *= 4
 
     def close(self) -> None:
-        index, self._index = self._index, None
-        if index is not None and index.unsaved >= MAX_UNSAVED:
-            self._save_index(index)
-        super().close()
+        """Save what the next opening would take long to read again."""
+        lists, self.lists = self.lists, None
+        if lists is not None and lists.unsaved >= MAX_UNSAVED:
+            self._save(lists)
 
-    def _on_rollback(self) -> None:
-        """Drop an index that has seen the undone writes, whose numbers the next ones get."""
-        super()._on_rollback()
-        self._sizes.clear()
-        if self._index is not None and not self._index.stamp.is_ancestor_of(self._read_stamp()):
-            self._index = None
+    def forget(self) -> None:
+        """Drop an index that may have seen undone writes, whose numbers the next ones get."""
+        self.lists = None
 
-    def _on_transaction_end(self) -> None:
-        """Update the index, unless it must be rebuilt, to spare the next search."""
-        if (index := self._index) is not None:
+    def catch_up(self) -> None:
+        """Insert what was written, to spare the next search, unless the index must be rebuilt."""
+        if (index := self.lists) is not None:
             now = self._read_stamp()
-            if index.stamp.is_ancestor_of(now) and index.is_suitable_for(self._sum_enabled()):
+            if index.stamp.is_ancestor_of(now) and index.is_suitable_for(count_enabled(self._file)):
                 self._insert_missing(index, now)
 
-    def _update_index(self) -> TipIndex:
-        now, index = self._read_stamp(), self._index
+    def _update(self) -> TipIndex:
+        now, index = self._read_stamp(), self.lists
         if index is not None and index.stamp == now:
             return index
         if index is None:
-            index = self._load_index(now)
-        size = self._sum_enabled()
+            index = self._load(now)
+        size = count_enabled(self._file)
         if index is None or not index.stamp.is_ancestor_of(now) or not index.is_suitable_for(size):
             sample = self._sample_vectors(SAMPLE_PER_LIST * _num_lists(size))
             index = TipIndex.create(IndexStamp(now.era), sample, size)
         is_new = not len(index)
         self._insert_missing(index, now)
-        self._index = index
+        self.lists = index
         if is_new:
             index.tune(self._sample_vectors(CHUNK_ROWS))
-        if index.unsaved >= max(MAX_UNSAVED, len(index) // 8) and not self._connection.in_transaction:
-            self._save_index(index)
+        if index.unsaved >= max(MAX_UNSAVED, len(index) // 8) and not self._file.connection.in_transaction:
+            self._save(index)
         return index
 
     def _insert_missing(self, index: TipIndex, now: IndexStamp) -> None:
@@ -285,15 +263,15 @@ class IndexedFile(MemoryFile):
             index.insert(ids, vectors)
         index.stamp = now
 
-    def _load_index(self, now: IndexStamp) -> TipIndex | None:
+    def _load(self, now: IndexStamp) -> TipIndex | None:
         """Load the index file; None where it does not load, or its stamp, with its checksum, does not fit `now`."""
-        stamp = self._query("SELECT value FROM meta WHERE name = 'index'")
-        if self.path is None or not stamp:
+        stamp = schema.read_meta(self._file.connection, "index")
+        if self._file.path is None or not stamp:
             return None
-        era, written, changed, planned, checksum = json.loads(stamp[0][0])
+        era, written, changed, planned, checksum = json.loads(stamp)
         if not IndexStamp(era, written, changed).is_ancestor_of(now):
             return None
-        path = self.path.with_name(f"{self.path.name}-index")
+        path = self._file.path.with_name(f"{self._file.path.name}-index")
         try:
             content = np.fromfile(path, np.uint8)
             if zlib.crc32(content.data) == checksum:  # else it is not the file that was saved last
@@ -302,40 +280,44 @@ class IndexedFile(MemoryFile):
             logger.info("%s is built again (%s)", path, error)
         return None
 
-    def _save_index(self, index: TipIndex) -> None:
+    def _save(self, index: TipIndex) -> None:
         """Write the index file and its stamp; a full disk costs only time later."""
-        if self.path is None:
+        if self._file.path is None:
             return
-        index.unsaved, path = 0, self.path.with_name(f"{self.path.name}-index")
+        index.unsaved, path = 0, self._file.path.with_name(f"{self._file.path.name}-index")
         content = _load_faiss().serialize_index(index.lists)
         stamp = json.dumps([*index.stamp, index.planned, zlib.crc32(content.data)])
         try:
-            with self.transaction():  # of several processes that save at once, file and stamp are of the same one
+            with self._file.transaction():  # of several processes that save at once, file and stamp are of the same one
                 write_bytes_atomic(path, content.data)
-                self._write("INSERT OR REPLACE INTO meta VALUES ('index', ?)", (stamp,))
+                self._file.write("INSERT OR REPLACE INTO meta VALUES ('index', ?)", (stamp,))
         except (OSError, MemoryStoreError) as error:
             logger.warning("%s was not written (%s): it is built again when it is needed", path, error)
 
-    def _sum_enabled(self, condition: str = "TRUE", values: Sequence[Any] = ()) -> int:
-        ((enabled,),) = self._query(f"SELECT COALESCE(SUM(enabled), 0) FROM sizes WHERE {condition}", values)  # noqa: S608
-        return int(enabled)
-
     def _read_stamp(self) -> IndexStamp:
-        return IndexStamp(*self._query(SELECT_STAMP)[0])
+        return IndexStamp(*self._file.query(SELECT_STAMP)[0])
 
     def _sample_vectors(self, count: int) -> Floats:
         """Sample vectors (n, dim) of about `count` random enabled tips, the same each time."""
-        last = self._query("SELECT MAX(id) FROM tips")[0][0]
-        drawn = random.Random(0).sample(range(1, last + 1), min(last, ceil(1.2 * count * last / self._sum_enabled())))
+        last = self._file.query("SELECT MAX(id) FROM tips")[0][0]
+        drawn = random.Random(0).sample(
+            range(1, last + 1), min(last, ceil(1.2 * count * last / count_enabled(self._file)))
+        )
         return np.concatenate([vectors for _, vectors in self._iter_vectors(ID_CONDITION, json.dumps(drawn))])
 
     def _iter_vectors(self, condition: str, *values: object) -> Iterator[tuple[list[int], Floats]]:
-        with translate_errors(self.path):
+        with translate_errors(self._file.path):
             sql = f"SELECT id, vector FROM tips WHERE enabled AND {condition}"  # noqa: S608 (constants of this module)
-            dim = schema.read_identity(self._connection).dim
-            cursor = self._connection.execute(sql, values)
+            dim = schema.read_identity(self._file.connection).dim
+            cursor = self._file.connection.execute(sql, values)
             while rows := cursor.fetchmany(CHUNK_ROWS):
                 yield [row[0] for row in rows], decode_vectors([row[1] for row in rows], dim)
+
+
+def count_enabled(file: MemoryFile, place: TipFilter = ALL_TIPS) -> int:
+    """Return the number of enabled tips in `place`, which the file keeps for each namespace."""
+    sql = f"SELECT COALESCE(SUM(enabled), 0) FROM sizes WHERE {place.condition}"  # noqa: S608 (constants)
+    return int(file.query(sql, place.values)[0][0])
 
 
 def decode_vectors(blobs: Sequence[bytes], dim: int) -> Floats:

@@ -204,7 +204,7 @@ class Toolbox:
 
     def _require_room(self, task: str) -> None:
         store, rules = self.memory.store, self.rules
-        pool = store.get_capacity_pool(task, rules.scope)
+        pool = store.tasks.get_capacity_pool(task, rules.scope)
         # Tips that wait for their owner count where what is added waits, too.
         count = store.size(pool) if rules.enabled else sum(store.count_by_namespace(pool).values())
         if count >= rules.capacity:

@@ -289,38 +289,37 @@ class MemoryFile(Closeable):
 
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         self.path = None if path is None else Path(path)
-        self._lock = threading.RLock()
-        self._touched: set[str] = set()  # namespaces whose rows the transaction under way has changed
-        self._connection = open_database(self.path, identity)
+        self.lock = threading.RLock()
+        self.connection = open_database(self.path, identity)
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
     @property
     def identity(self) -> EmbedderIdentity:
-        with self._lock, translate_errors(self.path):
-            return read_identity(self._connection)
+        with self.lock, translate_errors(self.path):
+            return read_identity(self.connection)
 
     @property
     def sequence(self) -> int:
         """Return the number of writes so far, which is the age of the newest tip."""
-        return int(self._query("SELECT value FROM meta WHERE name = 'sequence'")[0][0])
+        return int(self.query("SELECT value FROM meta WHERE name = 'sequence'")[0][0])
 
     @property
     def lineage(self) -> str:
         """Return the random name that this file shares with all its copies."""
-        return str(self._query("SELECT value FROM meta WHERE name = 'lineage'")[0][0])
+        return str(self.query("SELECT value FROM meta WHERE name = 'lineage'")[0][0])
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Make all writes within one transaction. Other writers wait; readers see the state before."""
-        with self._lock, translate_errors(self.path):
-            self._connection.execute("BEGIN IMMEDIATE")
+        with self.lock, translate_errors(self.path):
+            self.connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
-                self._connection.execute("COMMIT")
+                self.connection.execute("COMMIT")
             except BaseException:
-                roll_back(self._connection)
+                roll_back(self.connection)
                 self._on_rollback()
                 raise
             finally:
@@ -331,10 +330,10 @@ class MemoryFile(Closeable):
         path = Path(path)
         if self.path is not None and path.resolve() == self.path.resolve():
             raise MemoryStoreError(f"a snapshot of {path} cannot be written over the file itself: name another path")
-        with self._lock, translate_errors(path), open_aside(path) as copy:
+        with self.lock, translate_errors(path), open_aside(path) as copy:
             with closing(sqlite3.connect(copy)) as target:
                 target.execute("PRAGMA journal_mode = MEMORY")  # a file of its own would outlive a kill
-                self._connection.backup(target)
+                self.connection.backup(target)
                 target.execute("PRAGMA journal_mode = DELETE")
             fsync_path(copy)
             copy.replace(path)
@@ -342,19 +341,19 @@ class MemoryFile(Closeable):
 
     def mark_first_time(self, name: str) -> bool:
         """Return whether `name` is new, and mark it within the transaction."""
-        return bool(self._write("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
+        return bool(self.write("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
 
-    def _write(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        assert self._connection.in_transaction, "writes belong into `with store.transaction()`"
-        return self._connection.execute(sql, values)
+    def write(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        assert self.connection.in_transaction, "writes belong into `with store.transaction()`"
+        return self.connection.execute(sql, values)
 
-    def _query(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._lock, translate_errors(self.path):
-            return self._connection.execute(sql, values).fetchall()
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self.lock, translate_errors(self.path):
+            return self.connection.execute(sql, values).fetchall()
 
     def _advance_sequence(self) -> int:
         sql = "UPDATE meta SET value = value + 1 WHERE name = 'sequence' RETURNING value"
-        return int(self._write(sql).fetchone()[0])
+        return int(self.write(sql).fetchone()[0])
 
     def _on_rollback(self) -> None: ...
 

@@ -10,22 +10,31 @@ import json
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from trailnotes.memory import schema
-from trailnotes.memory.index import ID_CONDITION, BM25Index, Doubles, ExactIndex, IndexedFile, decode_vectors
+from trailnotes.memory.index import (
+    ID_CONDITION,
+    BM25Index,
+    Doubles,
+    ExactIndex,
+    FileIndex,
+    count_enabled,
+    decode_vectors,
+)
 from trailnotes.memory.retrieval import Floats
-from trailnotes.memory.schema import Closeable, EmbedderIdentity, translate_errors
-from trailnotes.memory.scope import ALL_TIPS, CLEAR_RETIREMENT, RetiredTips, TaskTable, TipFilter, make_tip_filter
+from trailnotes.memory.schema import Closeable, EmbedderIdentity, MemoryFile, translate_errors
+from trailnotes.memory.scope import ALL_TIPS, TaskTable, TipFilter, make_tip_filter
 from trailnotes.memory.tip_stats import ReaderStats, TipExposure
 from trailnotes.types import StrPath, Tip, replace_surrogates
 
-CACHED_PAGES = 128
+T = TypeVar("T")
+CACHE_SIZE = 256  # sizes and pages of tips
 COLUMNS = (
     *("namespace", "text", "key", "score", "max_score", "action", "support", "step"),
     *("model", "version", "run", "created", "imported", "enabled"),
@@ -36,6 +45,10 @@ ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC
 # The worth is `mean_gain`.
 LIST_ORDERS = {"recency": "age", "score": "score", "shown": "shown", "worth": "gained / (1.0 + compared)"}
 READER_COLUMNS = ReaderStats._fields  # columns that `update` keeps: results of the tip, not the tip
+DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
+EVICTION_ORDERS: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{schema.WORTH_SQL}, age"}
+RETIREMENT_COLUMNS: Final = ("retired", "retired_at", "retired_on", "retired_by")  # of a `Retirement`
+CLEAR_RETIREMENT: Final = "retired = '', retired_at = 0, retired_on = '', retired_by = '', merged_into = 0"
 
 
 @dataclass(slots=True)
@@ -64,6 +77,15 @@ class ItemRow(NamedTuple):
         return ".".join(json.loads(self.namespace))
 
 
+class Retirement(NamedTuple):
+    """The reason why a tip is no longer searched."""
+
+    rule: str  # of `memory.retire`, or `DISTILLED`
+    write: int  # number of the write that retired it
+    on: str  # ISO 8601, UTC; information only
+    by: str  # the setting or the measure that decided
+
+
 class OwnerChange(NamedTuple):
     """One manual change of the owner to a tip."""
 
@@ -75,18 +97,23 @@ class OwnerChange(NamedTuple):
         return self.fields is not None and self.fields.keys() >= set(COLUMNS)
 
 
-class TipStore(IndexedFile, TaskTable, RetiredTips):
-    """The rows of tips with their vectors, in one memory file."""
+class TipStore(MemoryFile):
+    """The rows of one memory file: `tasks` knows who may read which tips, `index` finds those near a vector."""
 
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         super().__init__(path, identity)
-        self._pages: OrderedDict[tuple[str | TipFilter, tuple[str, ...]], TipPage] = OrderedDict()
-        self._data_version = -1
+        self.tasks, self.index = TaskTable(self), FileIndex(self)
+        self._cache: OrderedDict[Any, Any] = OrderedDict()  # sizes and pages
+        self._cache_state = (-1, -1)  # of the file, that they belong to
+
+    def close(self) -> None:
+        self.index.close()
+        super().close()
 
     def load_tips(self, namespace: str | None = None, *, after: int = 0) -> list[Tip]:
         """Return the tips, oldest first: of all namespaces or one, and only those written since `after`."""
         where, values = ("AND namespace = ?", (namespace,)) if namespace is not None else ("", ())
-        rows = self._query(f"{SELECT_TIP} WHERE age > ? {where} ORDER BY age", (after, *values))
+        rows = self.query(f"{SELECT_TIP} WHERE age > ? {where} ORDER BY age", (after, *values))
         return [parse_tip_row(row) for row in rows]
 
     def list_sorted(self, namespace: str | None, by: str, limit: int = 0, *, retired: bool | None = None) -> list[Tip]:
@@ -94,10 +121,10 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         kept = {None: "TRUE", True: "retired_at > 0", False: "retired_at = 0"}[retired]
         where, values = ("AND namespace = ?", [namespace]) if namespace is not None else ("", [])
         sql = f"{SELECT_TIP} WHERE {kept} {where} ORDER BY {LIST_ORDERS[by]} DESC, age DESC LIMIT ?"
-        return [parse_tip_row(row) for row in self._query(sql, [*values, min(limit, 2**31) or -1])]
+        return [parse_tip_row(row) for row in self.query(sql, [*values, min(limit, 2**31) or -1])]
 
     def get_tip(self, tip_id: int) -> Tip | None:
-        return next(map(parse_tip_row, self._query(f"{SELECT_TIP} WHERE id = ?", (tip_id,))), None)
+        return next(map(parse_tip_row, self.query(f"{SELECT_TIP} WHERE id = ?", (tip_id,))), None)
 
     def get_best_score(self, namespace: str) -> tuple[float, float]:
         """Return score and highest possible score of the best tip of a namespace: 1 of 1 where there is none."""
@@ -106,7 +133,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
 
     def load_reader_stats(self, tip_id: int | None = None) -> dict[int, ReaderStats]:
         where, values = ("WHERE id = ?", (tip_id,)) if tip_id is not None else ("", ())
-        rows = self._query(f"SELECT id, {', '.join(READER_COLUMNS)} FROM tips {where} ORDER BY id", values)  # noqa: S608 (constants)
+        rows = self.query(f"SELECT id, {', '.join(READER_COLUMNS)} FROM tips {where} ORDER BY id", values)  # noqa: S608 (constants)
         return {tip: ReaderStats(*counts) for tip, *counts in rows}
 
     def count_by_namespace(self, place: TipFilter = ALL_TIPS) -> dict[str, int]:
@@ -119,11 +146,36 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             )
         )
         sql = f"SELECT namespace, SUM(tips) FROM ({all_of} UNION ALL {retired}) GROUP BY namespace ORDER BY namespace"  # noqa: S608
-        return dict(self._query(sql, (*place.values, *place.values)))
+        return dict(self.query(sql, (*place.values, *place.values)))
+
+    def load_retirements(self, tip_id: int | None = None) -> dict[int, Retirement]:
+        where, values = ("id = ?", (tip_id,)) if tip_id is not None else ("retired_at > 0", ())
+        sql = f"SELECT id, {', '.join(RETIREMENT_COLUMNS)} FROM tips WHERE {where}"  # noqa: S608 (constants)
+        return {tip: Retirement(*mark) for tip, *mark in self.query(f"{sql} AND retired <> '' ORDER BY id", values)}
+
+    def select_victims(self, pool: TipFilter, rule: str, count: int, *, spared: int = 0) -> list[int]:
+        """Return ids of `count` enabled tips by a rule of `EVICTION_ORDERS`, without the `spared` newest."""
+        enabled = f"{pool.condition} AND enabled"
+        where, values = enabled, list[str | float](pool.values)
+        if spared:
+            newest = f"SELECT age FROM tips WHERE {enabled} ORDER BY age DESC LIMIT ?"  # noqa: S608 (constants)
+            where = f"{where} AND +age < (SELECT MIN(age) FROM ({newest}))"  # noqa: S608 (constants)
+            values += [*pool.values, spared]
+        sql = f"SELECT id FROM tips WHERE {where} ORDER BY {EVICTION_ORDERS[rule]} LIMIT ?"  # noqa: S608 (constants)
+        return [tip for (tip,) in self.query(sql, [*values, count])]
+
+    def size(self, place: str | TipFilter) -> int:
+        """Return the number of enabled tips of a namespace or filter, without counting them."""
+        place = make_tip_filter(place)
+        return self._get_cached(place, lambda: count_enabled(self, place))
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of enabled tips of each namespace that has any, sorted by name, without counting."""
+        return dict(self.query("SELECT namespace, enabled FROM sizes WHERE enabled > 0 ORDER BY namespace"))
 
     def load_owner_changes(self, *, after: int) -> list[OwnerChange]:
         """Return the owner's changes since the change of that number, the oldest first."""
-        rows = self._query("SELECT tip, fields FROM owner_changes WHERE number > ? ORDER BY number", (after,))
+        rows = self.query("SELECT tip, fields FROM owner_changes WHERE number > ? ORDER BY number", (after,))
         return [OwnerChange(tip, fields and json.loads(fields)) for tip, fields in rows]
 
     def find_duplicate(self, tip: Tip, *, same_key: bool, among_own: bool = False) -> int | None:
@@ -133,25 +185,14 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         values: tuple[Any, ...] = (tip.namespace, tip.text, tip.imported)
         if same_key:
             sql, values = f"{sql} AND key = ?", (*values, tip.key)
-        rows = self._query(f"{sql} ORDER BY id LIMIT 1", values)
+        rows = self.query(f"{sql} ORDER BY id LIMIT 1", values)
         return int(rows[0][0]) if rows else None
 
     def load_page(self, namespace: str | TipFilter, order: Sequence[str]) -> TipPage:
         """Return the enabled tips by `order` (keys of `ORDERS`), then the newest; cached until any process writes."""
-        with self._lock:
-            version = self._query("PRAGMA data_version")[0][0]  # changes when another connection has written
-            if version != self._data_version:
-                self._pages.clear()
-                self._data_version = version
-            slot = (namespace, tuple(order))
-            if slot not in self._pages:
-                place = make_tip_filter(namespace)
-                rows = self._query(_build_page_query(f"{place.condition} AND enabled", order), place.values)
-                self._pages[slot] = self._build_page(rows)
-            self._pages.move_to_end(slot)
-            while len(self._pages) > CACHED_PAGES:
-                self._pages.popitem(last=False)
-            return self._pages[slot]
+        place = make_tip_filter(namespace)
+        query = _build_page_query(f"{place.condition} AND enabled", order)
+        return self._get_cached((place, *order), lambda: self._build_page(self.query(query, place.values)))
 
     def load_nearest_page(
         self, namespace: str | TipFilter, order: Sequence[str], vector: Floats, count: int
@@ -160,35 +201,35 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         place = make_tip_filter(namespace)
         # The plus keeps SQLite from going through the whole place.
         query = _build_page_query(f"{ID_CONDITION} AND +{place.condition} AND enabled", order)
-        with self._lock:
-            return self._build_page(self.find_nearest(place, vector, count, query))
+        with self.lock:
+            return self._build_page(self.index.find_nearest(place, self.size(place), vector, count, query))
 
     def fetch(self, page: TipPage, positions: Sequence[int]) -> list[Tip]:
         """Return the tips at `positions` of a page, without those deleted a moment ago."""
         ids = [page.ids[position] for position in positions]
         missing = [tip_id for tip_id in ids if tip_id not in page.fetched]
         if missing:
-            rows = self._query(f"{SELECT_TIP} WHERE id IN ({', '.join('?' * len(missing))})", missing)
+            rows = self.query(f"{SELECT_TIP} WHERE id IN ({', '.join('?' * len(missing))})", missing)
             page.fetched.update((row[0], parse_tip_row(row)) for row in rows)
         return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
 
     def score_words(self, page: TipPage, query: str) -> Doubles:
         if page.words is None:
             sql = "SELECT id, key FROM tips WHERE id IN (SELECT value FROM json_each(?))"
-            keys = dict(self._query(sql, (json.dumps(page.ids),)))
+            keys = dict(self.query(sql, (json.dumps(page.ids),)))
             page.words = BM25Index([keys.get(tip_id, "") for tip_id in page.ids])
         return page.words.score(query)
 
     def stats(self) -> dict[str, float]:
         """Return counts, of which `support` is of writes with repeats; retired tips count as such alone."""
-        ((total, *counts),) = self._query(
+        ((total, *counts),) = self.query(
             "SELECT COUNT(*), COUNT(NULLIF(retired_at = 0, 0)), COALESCE(SUM(enabled), 0), "
             "COALESCE(SUM(imported AND retired_at = 0), 0), "
             "COUNT(DISTINCT CASE WHEN retired_at = 0 THEN namespace END), "
             "COALESCE(SUM(support * (retired_at = 0)), 0) FROM tips"
         )
-        pages = self._query("PRAGMA page_count")[0][0] - self._query("PRAGMA freelist_count")[0][0]
-        size = pages * self._query("PRAGMA page_size")[0][0]
+        pages = self.query("PRAGMA page_count")[0][0] - self.query("PRAGMA freelist_count")[0][0]
+        size = pages * self.query("PRAGMA page_size")[0][0]
         names = ("tips", "enabled", "imported", "namespaces", "support", "retired", "bytes")
         return dict(zip(names, map(float, (*counts, total - counts[0], size)), strict=True))
 
@@ -198,8 +239,7 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
         values = [getattr(tip, name) for name in COLUMNS]
         columns = ("id", *COLUMNS, "vector", "age")
         sql = f"INSERT INTO tips ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
-        cursor = self._write(sql, (tip_id, *values, _encode_vector(vector), self._advance_sequence()))
-        self._touched.add(tip.namespace)
+        cursor = self.write(sql, (tip_id, *values, _encode_vector(vector), self._advance_sequence()))
         return int(cursor.lastrowid or 0)
 
     def update(self, tip: Tip, vector: Floats | None = None, *, refresh: bool = False, settled: bool = False) -> None:
@@ -217,33 +257,47 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             assignments = f"{assignments}, {CLEAR_RETIREMENT}"
         if refresh:
             assignments, values = f"{assignments}, age = ?", [*values, self._advance_sequence()]
-        self._write(f"UPDATE tips SET {assignments} WHERE id = ?", (*values, tip.id))  # noqa: S608
-        self._touched.add(tip.namespace)
+        self.write(f"UPDATE tips SET {assignments} WHERE id = ?", (*values, tip.id))  # noqa: S608
+
+    def retire(self, ids: Iterable[int], rule: str, by: str, *, on: str = "") -> int:
+        """Stop searching these enabled tips, and mark them, as a numbered write; return their number."""
+        sql = (
+            "UPDATE tips SET enabled = 0, retired = ?, retired_at = ?, retired_on = ?, retired_by = ? "
+            "WHERE id = ? AND enabled"
+        )
+        mark = (rule, self.sequence + 1, on, by)
+        retired = sum(self.write(sql, (*mark, tip_id)).rowcount for tip_id in ids)
+        if retired:
+            self._advance_sequence()
+        return retired
+
+    def set_all_enabled(self, *, enabled: bool) -> int:
+        """Enable or disable all tips that are not retired, as a change of their owner; return how many changed."""
+        where, fields = "WHERE enabled <> ? AND retired_at = 0", json.dumps({"enabled": enabled})
+        self.write(f"INSERT INTO owner_changes (tip, fields) SELECT id, ? FROM tips {where}", (fields, enabled))  # noqa: S608
+        return self.write(f"UPDATE tips SET enabled = 1 - enabled {where}", (enabled,)).rowcount  # noqa: S608
 
     def record_exposures(self, readings: Iterable[TipExposure]) -> None:
         """Count readers of the tips that still exist, as a numbered write, which a run that rewinds notices."""
         sql = (
             "UPDATE tips SET shown = shown + 1, earned = earned + ?, compared = compared + ?, gained = gained + ?, "
-            "used = ? WHERE id = ? RETURNING namespace"
+            "used = ? WHERE id = ?"
         )
-        namespaces, number = [], self.sequence + 1
-        for tip, earned, gained in readings:
-            values = (earned, gained is not None, gained or 0.0, number, tip)
-            namespaces += [namespace for (namespace,) in self._query(sql, values)]
-        if namespaces:
+        number = self.sequence + 1
+        rows = [(earned, gained is not None, gained or 0.0, number, tip) for tip, earned, gained in readings]
+        if sum(self.write(sql, row).rowcount for row in rows):
             self._advance_sequence()
-        self._touched.update(namespaces)
 
     def insert_attempt(self, name: str, namespace: str, tips: Sequence[int], kept: int) -> None:
         """Insert an attempt that reads `tips`, and delete those before the `kept` newest."""
         values = (name, replace_surrogates(namespace), json.dumps(list(tips)))
-        number = self._write("INSERT INTO attempts (id, namespace, tips) VALUES (?, ?, ?)", values).lastrowid or 0
-        self._write("DELETE FROM attempts WHERE number <= ?", (number - kept,))
+        number = self.write("INSERT INTO attempts (id, namespace, tips) VALUES (?, ?, ?)", values).lastrowid or 0
+        self.write("DELETE FROM attempts WHERE number <= ?", (number - kept,))
 
     def finish_attempt(self, name: str, earned: float, task: str | None = None) -> tuple[str, list[int]] | None:
         """Record what an attempt earned, 0 to 1; return its task and tips, None if none such (at `task`) is open."""
         sql = "UPDATE attempts SET earned = ? WHERE id = ? AND earned IS NULL AND namespace = IFNULL(?, namespace)"
-        rows = self._query(f"{sql} RETURNING namespace, tips", (earned, name, task))
+        rows = self.query(f"{sql} RETURNING namespace, tips", (earned, name, task))
         return next(((namespace, json.loads(tips)) for namespace, tips in rows), None)
 
     def load_attempts(self, namespace: str, limit: int, *, without: str = "") -> list[tuple[set[int], float]]:
@@ -252,76 +306,82 @@ class TipStore(IndexedFile, TaskTable, RetiredTips):
             "SELECT tips, earned FROM attempts WHERE namespace = ? AND earned IS NOT NULL AND id <> ? "
             "ORDER BY number DESC LIMIT ?"
         )
-        return [(set(json.loads(tips)), earned) for tips, earned in self._query(sql, (namespace, without, limit))]
+        return [(set(json.loads(tips)), earned) for tips, earned in self.query(sql, (namespace, without, limit))]
 
     def count_events(self) -> int:
         """Count writes and attempts: a number that changes from one search to the next, wherever they are reported."""
-        ((attempts,),) = self._query("SELECT COALESCE(MAX(number), 0) FROM attempts")
+        ((attempts,),) = self.query("SELECT COALESCE(MAX(number), 0) FROM attempts")
         return self.sequence + int(attempts)
 
     def load_items(self, namespace: str | None = None, key: str = "") -> list[ItemRow]:
         where, values = ("WHERE namespace = ? AND key = ?", (namespace, key)) if namespace is not None else ("", ())
-        return [ItemRow(*row) for row in self._query(f"{SELECT_ITEM} {where} ORDER BY rowid", values)]
+        return [ItemRow(*row) for row in self.query(f"{SELECT_ITEM} {where} ORDER BY rowid", values)]
 
     def put_item(self, namespace: str, key: str, value: str | None, tip: int | None) -> None:
         """Insert an item, or replace its value and tip; delete it where the value is None."""
         if value is None:
-            self._write("DELETE FROM items WHERE namespace = ? AND key = ?", (namespace, key))
+            self.write("DELETE FROM items WHERE namespace = ? AND key = ?", (namespace, key))
             return
         sql = (
             "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value, "
             "tip = excluded.tip, updated = excluded.updated"
         )
-        self._write(sql, (namespace, key, value, tip, time.time(), time.time()))
+        self.write(sql, (namespace, key, value, tip, time.time(), time.time()))
 
     def record_effects(self, leads: Iterable[tuple[int, float]], window: int) -> None:
         """Record by how many nats tips made actions likelier: a mean of `window` readers, then a moving average."""
-        sql = (
-            "UPDATE tips SET measured = measured + 1, lead = lead + (? - lead) / MIN(measured + 1, ?) WHERE id = ? "
-            "RETURNING namespace"
-        )
-        namespaces = [name for tip, lead in leads for (name,) in self._query(sql, (lead, window, tip))]
-        if namespaces:
+        sql = "UPDATE tips SET measured = measured + 1, lead = lead + (? - lead) / MIN(measured + 1, ?) WHERE id = ?"
+        if sum(self.write(sql, (lead, window, tip)).rowcount for tip, lead in leads):
             self._advance_sequence()
-        self._touched.update(namespaces)
 
     def delete(self, ids: Iterable[int]) -> int:
-        sql = "DELETE FROM tips WHERE id = ? RETURNING namespace"
-        namespaces = [namespace for tip_id in ids for (namespace,) in self._query(sql, (tip_id,))]
-        self._touched.update(namespaces)
-        return len(namespaces)
+        return sum(self.write("DELETE FROM tips WHERE id = ?", (tip_id,)).rowcount for tip_id in ids)
 
     def record_owner_change(self, change: OwnerChange) -> None:
         """Record a change of the owner, for a run that rewinds to an earlier snapshot."""
         fields = None if change.fields is None else json.dumps(change.fields, ensure_ascii=False)
-        self._write("INSERT INTO owner_changes (tip, fields) VALUES (?, ?)", (change.tip_id, fields))
+        self.write("INSERT INTO owner_changes (tip, fields) VALUES (?, ?)", (change.tip_id, fields))
 
     def replace_rows(self, source: sqlite3.Connection) -> None:
-        schema.copy_rows(source, self._connection)
-        self._pages.clear()
+        schema.copy_rows(source, self.connection)
 
     def set_vectors(self, identity: EmbedderIdentity, tips: Sequence[Tip], vectors: Floats) -> None:
         for tip, vector in zip(tips, vectors, strict=True):
-            self._write("UPDATE tips SET vector = ? WHERE id = ?", (_encode_vector(vector), tip.id))
-            self._touched.add(tip.namespace)
-        schema.write_identity(self._connection, identity)
-        self._write(schema.NEW_ERA)
+            self.write("UPDATE tips SET vector = ? WHERE id = ?", (_encode_vector(vector), tip.id))
+        schema.write_identity(self.connection, identity)
+        self.write(schema.NEW_ERA)
 
     def restore(self, path: StrPath) -> None:
         """Replace the content by that of a snapshot, in one transaction, or raise `MemoryStoreError`."""
-        with self._lock, schema.open_snapshot(Path(path)) as source:
+        with self.lock, schema.open_snapshot(Path(path)) as source:
             schema.require_identity(schema.read_identity(source), self.identity, Path(path))
             with translate_errors(self.path):
-                source.backup(self._connection)
-                schema.migrate(self._connection)
-                self._connection.execute(schema.NEW_ERA)
-            self._pages.clear()
+                source.backup(self.connection)
+                schema.migrate(self.connection)
+                self.connection.execute(schema.NEW_ERA)
+            self._cache.clear()
+
+    def _on_rollback(self) -> None:
+        self.tasks.forget()
+        self.index.forget()
+        self._cache.clear()
 
     def _on_transaction_end(self) -> None:
-        for slot in [slot for slot in self._pages if slot[0] in self._touched or isinstance(slot[0], TipFilter)]:
-            del self._pages[slot]
-        self._touched.clear()
-        super()._on_transaction_end()
+        self.index.catch_up()
+
+    def _get_cached(self, slot: Hashable, compute: Callable[[], T]) -> T:
+        """Return what `compute` returned for this slot, or returns now if any process has written since."""
+        with self.lock:
+            state = (self.query("PRAGMA data_version")[0][0], self.connection.total_changes)
+            if state != self._cache_state:
+                self._cache_state = state
+                self._cache.clear()
+            if slot not in self._cache:
+                self._cache[slot] = compute()
+            self._cache.move_to_end(slot)
+            while len(self._cache) > CACHE_SIZE:
+                self._cache.popitem(last=False)
+            return cast("T", self._cache[slot])
 
     def _build_page(self, rows: Sequence[Sequence[Any]]) -> TipPage:
         names = (*ORDERS, *READER_COLUMNS)

@@ -27,8 +27,8 @@ from trailnotes.memory import retrieval, tip_stats
 from trailnotes.memory.index import Ints, fuse_reciprocal_ranks, is_faiss_installed
 from trailnotes.memory.retrieval import Embedder, Floats
 from trailnotes.memory.schema import EmbedderIdentity, require_identity
-from trailnotes.memory.scope import DISTILLED, TipFilter, add_filters
-from trailnotes.memory.store import StoreBackedMemory, TipPage, TipStore, build_addition
+from trailnotes.memory.scope import TipFilter, add_filters
+from trailnotes.memory.store import DISTILLED, StoreBackedMemory, TipPage, TipStore, build_addition
 from trailnotes.memory.tip_stats import Numbers, TipEffect
 from trailnotes.types import StrPath, Task, Tip, Trajectory, replace_surrogates, strip_thinking, to_finite_float
 
@@ -175,7 +175,7 @@ class TipMemory(StoreBackedMemory):
                 f"memory.scope = family, and {nameless.id} says no family: set Task.family where {nameless.env} lists "
                 "its tasks, or memory.scope = env"
             )
-        return self.config.scope != "task" and self.store.register_tasks(tasks)
+        return self.config.scope != "task" and self.store.tasks.register(tasks)
 
     def add(self, tips: Sequence[Tip], *, once: str = "", by_owner: bool = False) -> int:
         """Store `tips` in the given order, in one transaction; return the number of rows that are new or changed.
@@ -207,7 +207,9 @@ class TipMemory(StoreBackedMemory):
         1512.00727).
         """
         config, on = self.config, self._clock()
-        for pool in dict.fromkeys(self.store.get_capacity_pool(namespace, config.scope) for namespace in namespaces):
+        for pool in dict.fromkeys(
+            self.store.tasks.get_capacity_pool(namespace, config.scope) for namespace in namespaces
+        ):
             excess = self.store.size(pool) - config.capacity
             if excess > 0:
                 spared = 0 if config.retire == "oldest" else ceil(PROTECTED_SHARE * config.capacity)
@@ -318,7 +320,7 @@ class TipMemory(StoreBackedMemory):
     def _resolve_place(self, namespace: str) -> tuple[str | TipFilter, bool]:
         """Return what a task searches, and whether it has so many tips that the index is asked."""
         namespace, config = replace_surrogates(namespace), self.config
-        wider = self.store.get_search_filter(namespace, config.scope, config.shared_split)
+        wider = self.store.tasks.get_search_filter(namespace, config.scope, config.shared_split)
         place = wider or namespace
         asks_index = config.retrieval == "dense" and is_faiss_installed()
         return place, asks_index and self.store.size(place) >= config.exact_below

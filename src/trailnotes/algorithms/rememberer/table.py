@@ -319,21 +319,21 @@ class ExperienceTable(MemoryFile):
             if row is None:
                 return
             for evicted in situations.records[row : row + 1]:
-                self._write("DELETE FROM experience WHERE id = ?", (evicted.id,))
-                self._write("DELETE FROM experience_values WHERE record = ?", (evicted.id,))
+                self.write("DELETE FROM experience WHERE id = ?", (evicted.id,))
+                self.write("DELETE FROM experience_values WHERE record = ?", (evicted.id,))
             marks = ", ".join("?" * (len(COLUMNS) + 1))
             sql = f"INSERT INTO experience ({', '.join(COLUMNS)}, vectors) VALUES ({marks})"  # noqa: S608
-            cursor = self._write(sql, (*_encode_columns(record), vectors.astype("<f4").tobytes()))
+            cursor = self.write(sql, (*_encode_columns(record), vectors.astype("<f4").tobytes()))
             record = replace(record, id=int(cursor.lastrowid or 0))
             situations.put(row, record, vectors)
         else:
             situations.records[row] = record
             assignments = ", ".join(f"{name} = ?" for name in COLUMNS)
-            self._write(f"UPDATE experience SET {assignments} WHERE id = ?", (*_encode_columns(record), record.id))  # noqa: S608
+            self.write(f"UPDATE experience SET {assignments} WHERE id = ?", (*_encode_columns(record), record.id))  # noqa: S608
         for action in old.values.keys() - record.values.keys():
-            self._write("DELETE FROM experience_values WHERE record = ? AND action = ?", (record.id, action))
+            self.write("DELETE FROM experience_values WHERE record = ? AND action = ?", (record.id, action))
         for value in record.values.values():
-            self._write(
+            self.write(
                 "INSERT OR REPLACE INTO experience_values VALUES (?, ?, ?, ?, ?, 0.0, 0)",  # two unused columns
                 (record.id, value.action, value.reward, value.value, value.number),
             )
@@ -345,14 +345,14 @@ class ExperienceTable(MemoryFile):
         return vectors
 
     def _load_situations(self) -> SituationIndex:
-        with self._lock, translate_errors(self.path):
-            ((version,),) = self._query("PRAGMA data_version")  # another connection's writes
+        with self.lock, translate_errors(self.path):
+            ((version,),) = self.query("PRAGMA data_version")  # another connection's writes
             if version != self._data_version:
                 self._situations = SituationIndex(self.config)
                 values: dict[int, dict[str, ActionValue]] = {}
-                for record, action, reward, q, number, *_ in self._query("SELECT * FROM experience_values"):
+                for record, action, reward, q, number, *_ in self.query("SELECT * FROM experience_values"):
                     values.setdefault(record, {})[action] = ActionValue(action, reward, q, number)
-                rows = self._query(f"SELECT id, vectors, {', '.join(COLUMNS)} FROM experience ORDER BY id")  # noqa: S608
+                rows = self.query(f"SELECT id, vectors, {', '.join(COLUMNS)} FROM experience ORDER BY id")  # noqa: S608
                 for row, record in enumerate(rows):
                     number, blob, task, observation, history, admissible, last, total, visits, age = record
                     done, offered = (tuple(parse_json(texts)) for texts in (history, admissible))

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.schema import open_snapshot
-from trailnotes.memory.scope import RETIREMENT_COLUMNS, Retirement
-from trailnotes.memory.store import READER_COLUMNS, SELECT_TIP, parse_tip_row
+from trailnotes.memory.store import READER_COLUMNS, RETIREMENT_COLUMNS, SELECT_TIP, Retirement, parse_tip_row
 from trailnotes.memory.tip_stats import ReaderStats
 from trailnotes.types import Tip
 
