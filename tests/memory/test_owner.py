@@ -137,6 +137,31 @@ def test_a_late_tip_that_the_owner_touched_is_kept(memory: TipMemory, tmp_path: 
     assert "wrong" not in {tip.text for tip in memory.search("cellar", "q", 9)}, "off stays off"
 
 
+def test_a_retired_tip_that_the_owner_turns_off_stays_off(memory: TipMemory) -> None:
+    memory.add(own(*"abcdef"))
+    assert [*memory.store.load_retirements()] == [1]
+    p.enable_tips(memory.store, [1], enabled=False)
+    assert not memory.store.load_retirements()
+    memory.add(own("one"))
+    assert "one" not in {tip.text for tip in memory.search("cellar", "q", 9)}
+
+
+def test_a_lost_file_comes_back_from_the_checkpoint_before_it_is_taken_for_a_new_one(tmp_path: Path) -> None:
+    files = tmp_path / "snapshot.db", tmp_path / "start.db", tmp_path / "late.jsonl", own("of the start")
+    with open_memory(tmp_path / "memory.db", ANY) as lost:
+        lost.add(own("one"))
+        lost.snapshot(tmp_path / "snapshot.db")
+    for file in tmp_path.glob("memory.db*"):
+        file.unlink()
+    with open_memory(tmp_path / "memory.db", ANY) as memory:
+        assert reconcile(memory, *files) is False
+        assert texts(memory) == ["one"]
+    with open_memory(tmp_path / "another.db", ANY) as another:
+        another.add(own("of another file"))
+        assert reconcile(another, *files) is True
+        assert texts(another) == ["of another file", "of the start"]
+
+
 def test_a_run_that_goes_back_has_the_marks_of_then(memory: TipMemory, tmp_path: Path) -> None:
     memory.add(own(*"abcdef"))
     (mark,) = memory.store.load_retirements().values()

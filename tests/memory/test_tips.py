@@ -110,6 +110,25 @@ def test_a_repeat_is_counted_and_refreshes_the_age() -> None:
     assert memory.search("task", "0", 1)[0].score == 8.0
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "best"),
+    [
+        ((5.0, 10.0), (3.0, 3.0), (3.0, 3.0)),
+        ((-5.0, 1.0), (-3.0, 1.0), (-3.0, 1.0)),
+        ((0.0, 0.0), (1.0, 0.0), (1.0, 0.0)),
+    ],
+)
+def test_a_repeat_keeps_the_better_share_of_its_highest_score(
+    first: tuple[float, float], second: tuple[float, float], best: tuple[float, float]
+) -> None:
+    for scores in ((first, second), (second, first)):
+        memory = compass_memory(threshold=-1, duplicates="count")
+        for score, max_score in scores:
+            memory.add([note("good", score, max_score=max_score)])
+        (tip,) = memory.store.load_tips()
+        assert (tip.score, tip.max_score) == best
+
+
 def test_step_entries_share_their_text_but_not_their_keys() -> None:
     memory = compass_memory(threshold=0.9, entries="step")
     memory.add([note("good", key="0", action="a"), note("good", key="90", action="b"), note("good", key="0")])
@@ -126,6 +145,10 @@ def test_step_entries_share_their_text_but_not_their_keys() -> None:
         ("  go left , then right . ", "go left , then right ."),
         ("Note:\n\n the key is\tunder the mat\r\n", "Note: the key is under the mat"),
         ('"press the \u201cred\u201d button"', "press the 'red' button"),
+        ('"go north" then "take lamp"', "'go north' then 'take lamp'"),
+        ("'a' opens the red door, not 'b'", "'a' opens the red door, not 'b'"),
+        ("\u201cdon't go 'north'\u201d", "don't go 'north'"),
+        ("\"'go north'\"", "go north"),
         ("- * the door sticks", "the door sticks"),
         ("> look\n# cellar", "look # cellar"),
         ("```\ngo north\n```", "go north"),

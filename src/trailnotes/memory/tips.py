@@ -53,7 +53,8 @@ AUTHOR_REQUEST = (
 Author = Callable[[str], str]
 """Answers a request for one tip: for instance a call of any model."""
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
-QUOTES = str.maketrans(dict.fromkeys('"`\u201c\u201d', "'"))
+QUOTE_KINDS = ('"', "\u201c\u201d", "`", "'")
+QUOTES = str.maketrans(dict.fromkeys("".join(QUOTE_KINDS), "'"))
 
 # One-to-one replacements: nothing is left that closes a quote, opens a tag or imitates a chat template's brackets.
 _ESCAPES = str.maketrans(
@@ -185,7 +186,7 @@ class TipMemory(StoreBackedMemory):
 
         Texts are cleaned; tips without usable text are skipped. The same text again in a namespace (with entries =
         "step": under the same key) is rejected, or counts as support, so that the row becomes the newest, takes the new
-        key and action, and keeps its highest score and its first author. An evicted tip that is written again comes
+        key and action, and keeps its best score and its first author. An evicted tip that is written again comes
         back, with its readers; a distilled one does not.
         """
         usable = [clean for tip in tips if (clean := normalize_tip(tip, self._clock))]
@@ -309,7 +310,7 @@ class TipMemory(StoreBackedMemory):
             return 0
         old = self.store.get_tip(tip_id)
         assert old is not None, "rows do not vanish within a transaction"
-        best = max(old, tip, key=lambda candidate: candidate.score)
+        best = max(old, tip, key=lambda each: each.score / each.max_score if each.max_score > 0 else each.score)
         merged = replace(
             old, key=tip.key, action=tip.action, support=old.support + tip.support,
             score=best.score, max_score=best.max_score, enabled=old.enabled or comes_back,
@@ -444,8 +445,8 @@ def clean_tip(text: str, max_words: int = MAX_TIP_WORDS) -> str:
     """Return one line of at most `max_words` words that can only pass for data; '' if no letter or digit is left.
 
     Thinking goes, even if it is never closed. Lines are joined; control and format characters, markup, special tokens,
-    bullets and enclosing quotes go; double quotes become single ones, so that a tip between double quotes cannot close
-    them. Cleaning twice changes nothing.
+    bullets and quotes around the whole go; double quotes become single ones, so that a tip between double quotes cannot
+    close them. Cleaning twice changes nothing.
     """
     text, passes = strip_thinking(text)[: 8 * MAX_CHARS], 0
     while (cleaned := _clean_once(text, max_words)) != text:  # removing markup may bring new markup together
@@ -460,10 +461,12 @@ def _clean_once(text: str, max_words: int) -> str:
     # Category C: control, format (bidi overrides), surrogates, unassigned.
     kept = (char for char in text if char.isspace() or unicodedata.category(char)[0] != "C")
     text = "".join(" " if char.isspace() else char for char in kept)
-    text = LEADING_MARKS.sub("", " ".join(text.split()).translate(QUOTES))
-    while len(text) > 1 and text[0] == text[-1] == "'":
-        text = text[1:-1].strip()
-    return " ".join(text.split()[:max_words])[:MAX_CHARS].strip()
+    text = LEADING_MARKS.sub("", " ".join(text.split()))
+    for kind in QUOTE_KINDS:  # quotes enclose the whole text where it has no other of their kind
+        inner = text.strip(kind)
+        if text[:1] in kind and text[-1:] in kind and not set(kind) & set(inner):
+            text = inner.strip()
+    return " ".join(text.translate(QUOTES).split()[:max_words])[:MAX_CHARS].strip()
 
 
 def quoted(text: str) -> str:
