@@ -25,11 +25,10 @@ from trailnotes.memory.tip_stats import (
     TipEffect,
     compute_gain_bounds,
     compute_ucb_scores,
-    estimate_reliance,
-    estimate_tip_effects,
     mean_gain,
 )
 from trailnotes.runs.directory import RunDir
+from trailnotes.runs.tip_effects import estimate_reliance, estimate_tip_effects
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory, TrajectoryGroup
 
@@ -176,7 +175,7 @@ def test_training_counts_and_a_resumed_run_is_the_same(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MemoryConfig, "distilled_readers", 1)
-    monkeypatch.setattr("trailnotes.memory.tip_stats.SUCCESS_THRESHOLD", 0.0)  # a random model does nothing well
+    monkeypatch.setattr("trailnotes.runs.tip_effects.SUCCESS_THRESHOLD", 0.0)  # a random model does nothing well
 
     def config(iterations: int) -> Config:
         memory = {"order": ["ucb"], "capacity": 3, "retire": "least_worth", "distilled": 0.1, "scope": "family"}

@@ -56,7 +56,7 @@ class TaskTable:
 
     def __init__(self, file: MemoryFile) -> None:
         self._file = file
-        self._state: list[tuple[str, Any]] = []  # of the file, that the next two belong to
+        self._state: list[Any] = []  # of the file, that the next two belong to
         self._readers: dict[tuple[str, str], dict[str, TaskInfo]] = {}
         self._places: dict[tuple[TaskInfo, Scope, str], TipFilter] = {}
 

@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -58,7 +58,6 @@ class TipPage:
     ids: tuple[int, ...]  # best first, in the order of the page
     columns: dict[str, Floats]  # "score", "support", "recency" and those of `READER_COLUMNS`: float64 (n,)
     index: ExactIndex
-    fetched: dict[int, Tip] = field(default_factory=dict)  # by id: rows that were read before
     words: BM25Index | None = None  # of their keys, once they are searched by words
 
 
@@ -207,11 +206,9 @@ class TipStore(MemoryFile):
     def fetch(self, page: TipPage, positions: Sequence[int]) -> list[Tip]:
         """Return the tips at `positions` of a page, without those deleted a moment ago."""
         ids = [page.ids[position] for position in positions]
-        missing = [tip_id for tip_id in ids if tip_id not in page.fetched]
-        if missing:
-            rows = self.query(f"{SELECT_TIP} WHERE id IN ({', '.join('?' * len(missing))})", missing)
-            page.fetched.update((row[0], parse_tip_row(row)) for row in rows)
-        return [page.fetched[tip_id] for tip_id in ids if tip_id in page.fetched]
+        rows = self.query(f"{SELECT_TIP} WHERE {ID_CONDITION}", (json.dumps(ids),))
+        tips = {row[0]: parse_tip_row(row) for row in rows}
+        return [tips[tip_id] for tip_id in ids if tip_id in tips]
 
     def score_words(self, page: TipPage, query: str) -> Doubles:
         if page.words is None:

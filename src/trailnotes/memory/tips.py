@@ -167,7 +167,8 @@ class TipMemory(StoreBackedMemory):
         least = self.config.threshold if threshold is None else threshold
         rows, similarities = page.index.find_within(vector, least)
         best = np.lexsort((-page.columns["recency"][rows], -similarities))[:top_k]
-        return [SearchHit(tip, float(similarities[i])) for i in best for tip in self.store.fetch(page, [int(rows[i])])]
+        by_id = {page.ids[rows[i]]: float(similarities[i]) for i in best}
+        return [SearchHit(tip, by_id[tip.id or 0]) for tip in self.store.fetch(page, rows[best].tolist())]
 
     def register_tasks(self, tasks: Sequence[Task]) -> bool:
         """Record the split, environment and family of tasks; return whether any of it was new."""

@@ -22,7 +22,6 @@ from trailnotes.envs.tasks import load_validation_tasks, select_batch
 from trailnotes.errors import NonFiniteError, RunError
 from trailnotes.learner.credit.episodes import Scores, compute_valid_share, score_group
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
-from trailnotes.memory.tip_stats import estimate_reliance, estimate_tip_effects
 from trailnotes.reporting.episodes import log_traceback
 from trailnotes.reporting.terminal import Activity
 from trailnotes.rollout.groups import (
@@ -39,6 +38,7 @@ from trailnotes.runs.authors import compute_author_credit, compute_author_metric
 from trailnotes.runs.exploration import ReturningPool
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.staleness import MAX_STALENESS_WEIGHT, MISMATCH_CAP, Correction, correct_samples
+from trailnotes.runs.tip_effects import estimate_reliance, estimate_tip_effects
 from trailnotes.runs.training import TrainingRun, save_checkpoint
 from trailnotes.runs.usage import TRAINING_FIELDS
 from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
