@@ -95,9 +95,10 @@ def same_threads() -> Iterator[None]:
 
 @pytest.fixture
 def methods_as_before() -> Iterator[None]:
-    """What a test registers is forgotten after it."""
+    """What a test registers or installs is forgotten after it."""
     before = dict(methods.loaded)
     yield
+    methods.find_modules.cache_clear()
     methods.loaded.clear()
     methods.loaded.update(before)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,21 @@ from small import small_config
 from tinyrun import episodes, equal_weights, metrics, tiny_config
 from trailnotes.algorithms.grpo import grpo
 from trailnotes.commands import main
-from trailnotes.config.methods import Method, find_method, list_names, loaded, register, resolve_method
-from trailnotes.config.toml import load_config, to_toml
+from trailnotes.config import methods
+from trailnotes.config.former import LAB_KEYS
+from trailnotes.config.methods import (
+    ENTRY_POINTS,
+    LAB_METHODS,
+    Method,
+    find_method,
+    find_modules,
+    list_names,
+    loaded,
+    register,
+    resolve_method,
+)
+from trailnotes.config.schema import Config, full_config_type
+from trailnotes.config.toml import flatten_config, load_config, to_toml
 from trailnotes.errors import ConfigError
 from trailnotes_lab.compare import run_comparison
 from trailnotes_lab.compare.picture import assign_colours
@@ -21,6 +35,22 @@ from trailnotes_lab.compare.picture import assign_colours
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.usefixtures("methods_as_before")
+OWN_METHODS = """
+from trailnotes.algorithms.grpo import grpo
+from trailnotes.algorithms.naive import naive
+from trailnotes.config.methods import Method
+from trailnotes.config.section import Section, key
+
+class OwnConfig(Section):
+    weight: float = key(1.0, "a weight")
+
+async def ours(iteration):
+    iteration.add_metrics("own", {"weight": iteration.config.section(OwnConfig).weight})
+    await grpo(iteration)
+
+OURS = Method("ours", "our GRPO", ours, trains=True, sections={"own": OwnConfig})
+PANEL = Method("panel", "our panel", naive, trains=False)
+"""
 
 
 @pytest.mark.parametrize("method", [find_method(name) for name in list_names()], ids=list_names())
@@ -54,6 +84,81 @@ def test_an_unknown_name_is_refused_with_the_nearest(
             load_config(None, ["--algorithm.name", name])
 
 
+def test_an_entry_point_names_a_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sold_methods.py").write_text(f"{OWN_METHODS}\nMETHOD = OURS\n")
+    folder = tmp_path / "sold-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: sold\nVersion: 1.0\n")
+    names = "ours = sold_methods\ngrpo = sold_methods\ntorn = no_such_module\n"
+    (folder / "entry_points.txt").write_text(f"[trailnotes.methods]\n{names}")
+    monkeypatch.syspath_prepend(tmp_path)
+    find_modules.cache_clear()
+    loaded.pop("ours", None)
+    assert "ours" in list_names()
+    assert "sold_methods" not in sys.modules, "not before a config names it"
+    assert load_config(None, ["--algorithm.name", "ours", "--own.weight", "2"]).own.weight == 2
+    assert load_config(None, ["--reflexion.max_write_tokens", "9", "--empo2.p_memory", "0.5"])
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "a broken package costs its method alone"
+    assert resolve_method("ours").label == "our GRPO"
+    assert resolve_method("grpo").load() is grpo, "a method of the package stays"
+    with pytest.raises(ConfigError, match="torn cannot be loaded from no_such_module: ModuleNotFoundError"):
+        resolve_method("torn")
+    with pytest.raises(ConfigError, match="called 'ours' already"):
+        register(Method("ours", "another", grpo, trains=True))
+
+
+@pytest.fixture
+def no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the methods of trailnotes-lab."""
+    offered = [point for point in entry_points(group=ENTRY_POINTS) if point.name not in LAB_METHODS]
+    monkeypatch.setattr(methods, "entry_points", lambda group: offered if group == ENTRY_POINTS else [])
+    find_modules.cache_clear()
+    for name in LAB_METHODS:
+        loaded.pop(name, None)
+
+
+FORMER_SECTIONS = """
+[rememberer]
+epochs = 3
+lr = 0.0
+task_similarity = "embedding"
+[retrospex]
+data = []
+decay = 0.97
+encoder = "gru"
+"""
+
+
+def read_config_beside_former_sections(folder: Path) -> Config:
+    (folder / "config.toml").write_text(f'algorithm.name = "grpo"\noptim.lr = 0.5\n{FORMER_SECTIONS}')
+    return load_config(folder / "config.toml")
+
+
+def test_sections_of_the_lab_are_read_with_it(tmp_path: Path) -> None:
+    config = read_config_beside_former_sections(tmp_path)
+    assert (config.optim.lr, config.rememberer.epochs, config.retrospex.data) == (0.5, 3, ())
+
+
+def test_default_sections_of_the_lab_are_dropped_without_it(no_lab: None, tmp_path: Path) -> None:
+    config = read_config_beside_former_sections(tmp_path)
+    assert config == load_config(None, ["--algorithm.name", "grpo", "--optim.lr", "0.5"])
+    assert not {*LAB_METHODS} & {*type(config).model_fields}
+
+
+@pytest.mark.parametrize("words", [["--algorithm.name", "rememberer"], ["--retrospex.epochs", "2"]])
+def test_the_lab_is_named_where_it_is_missing(no_lab: None, words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="trailnotes-lab: pip install trailnotes-lab"):
+        load_config(None, words)
+
+
+def test_former_defaults_of_the_lab_are_its_defaults() -> None:
+    defaults = flatten_config(full_config_type()())
+    theirs = {name: value for name, value in defaults.items() if name.partition(".")[0] in LAB_METHODS}
+    assert theirs == {name: tuple(value) if value == [] else value for name, value in LAB_KEYS.items()}
+
+
 def test_a_registered_method_trains_like_any_other(start_model: Path, tmp_path: Path) -> None:
     register(Method("own", "our own", grpo, trains=True, colour="#123456"))
     for name in ("own", "grpo"):
@@ -65,22 +170,6 @@ def test_a_registered_method_trains_like_any_other(start_model: Path, tmp_path: 
     assert assign_colours(["our own"]) == {"our own": "#123456"}
 
 
-OWN_METHODS = """
-from trailnotes.algorithms.grpo import grpo
-from trailnotes.algorithms.naive import naive
-from trailnotes.config.methods import Method
-from trailnotes.config.section import Section, key
-
-class OwnConfig(Section):
-    weight: float = key(1.0, "a weight")
-
-async def ours(iteration):
-    iteration.add_metrics("own", {"weight": iteration.config.section(OwnConfig).weight})
-    await grpo(iteration)
-
-OURS = Method("ours", "our GRPO", ours, trains=True, sections={"own": OwnConfig})
-PANEL = Method("panel", "our panel", naive, trains=False)
-"""
 PLAN = """
 [compare]
 name = "own"

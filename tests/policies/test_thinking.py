@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from families import KEEPS_OPEN, QWEN3
 from puppet import OneTip, ask, ids_of, led, play, rendered, talk, text_of
-from trailnotes.algorithms.rememberer.advice import ValuedAction, parse_advice
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import clean_tip
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.rollout.advice import ValuedAction, parse_advice
 from trailnotes.rollout.conversation import parse_action
 from trailnotes.types import NO_OP, THINK, Completion, Sampling, TrajectoryGroup, strip_thinking
 

@@ -249,7 +249,13 @@ def test_adapt_on_the_command_line_with_a_model(start_model: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("algorithm.name", "empo2-tips"), ("rollout.max_steps", 7), ("env.options", {"gates": [0, 1]}), ("run.seed", 1)],
+    [
+        ("algorithm.name", "empo2-tips"),
+        ("rollout.max_steps", 7),
+        ("env.options", {"gates": [0, 1]}),
+        ("run.seed", 1),
+        ("reflexion.max_write_tokens", 7),
+    ],
 )
 def test_fixed_settings_cannot_change(name: str, value: object, tmp_path: Path) -> None:
     adapt_by(Guesser(), "reflexion", tmp_path, eval={"trials": 1})

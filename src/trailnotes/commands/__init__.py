@@ -20,7 +20,6 @@ from trailnotes.commands import config, engine, envs, memory, rehearsal
 from trailnotes.commands.adapt import ADAPT
 from trailnotes.commands.command import Command, CommandTable, Group, parse_command_line
 from trailnotes.commands.completion import COMPLETION
-from trailnotes.commands.critic import CRITIC
 from trailnotes.commands.demo import DEMO
 from trailnotes.commands.diagnose import DIAGNOSE
 from trailnotes.commands.doctor import DOCTOR
@@ -48,7 +47,6 @@ CORE: CommandTable = (
     GATEWAY,
     WARMSTART,
     EXPORT,
-    CRITIC,
     DIAGNOSE,
     Group("rehearsal", "record or script conversations that anchor a training", rehearsal.COMMANDS),
     Group("memory", "read, edit, share and serve the tips of a run", memory.COMMANDS),

@@ -1,4 +1,7 @@
-"""Former keys (`former.toml`): a renamed one is read with a warning, a removed one only at its former default."""
+"""Former keys (`former.toml`): a renamed one is read with a warning, a removed one only at its former default.
+
+A key of a method of trailnotes-lab counts as removed where the lab is not installed.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trailnotes.errors import ConfigError
+from trailnotes.config.methods import is_known
+from trailnotes.errors import ConfigError, format_sibling_command
 
 logger = logging.getLogger(__name__)
 _DATA = tomllib.loads((Path(__file__).parent / "former.toml").read_text(encoding="utf-8"))
 RENAMED_KEYS: Final[Mapping[str, str]] = _DATA["renamed"]  # former -> present; the former are read until 1.0
 REMOVED_KEYS: Final[Mapping[str, Any]] = _DATA["removed"]  # former -> its former default
+LAB_KEYS: Final[Mapping[str, Any]] = _DATA["lab"]  # key of a method of trailnotes-lab -> its default
 HINTS: Final[Mapping[str, str]] = _DATA["hints"]  # removed key -> what replaces other values
 _warned_keys: set[str] = set()
 
@@ -48,7 +53,8 @@ def rename_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_former_default(name: str, value: Any) -> bool:
     """Tell whether a key was removed, and `value` is what it does without."""
-    return name in REMOVED_KEYS and REMOVED_KEYS[name] == value
+    removed = _list_removed_keys()
+    return name in removed and removed[name] == value
 
 
 def drop_removed_keys(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
@@ -58,16 +64,24 @@ def drop_removed_keys(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
         ConfigError: a removed key has another value; the text names the origin and what replaces the key.
     """
     kept = copy.deepcopy({**tree})
-    for key, default in REMOVED_KEYS.items():
+    for key, default in _list_removed_keys().items():
         values, name = _find_section(kept, key)
         if name not in values:
             continue
         if values.pop(name) != default:
+            if key in LAB_KEYS:
+                command = format_sibling_command("trailnotes-lab")
+                raise ConfigError(f"{origin}: {key} is a setting of trailnotes-lab: {command}")
             hint = HINTS.get(key, f"it is always {json.dumps(default)}")
             raise ConfigError(f"{origin}: {key} is no longer a setting: {hint}")
         if not kept[key.partition(".")[0]]:
             del kept[key.partition(".")[0]]
     return kept
+
+
+def _list_removed_keys() -> dict[str, Any]:
+    """Map all keys that this installation has no longer, or not without the lab, to their former defaults."""
+    return {**REMOVED_KEYS} | {key: LAB_KEYS[key] for key in LAB_KEYS if not is_known(key.partition(".")[0])}
 
 
 def _find_section(tree: Any, key: str) -> tuple[dict[str, Any], str]:

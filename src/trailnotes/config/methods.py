@@ -1,27 +1,32 @@
-"""Registry of the methods: a method is a module of `trailnotes.algorithms` that ends with ``METHOD = Method(...)``.
+"""Registry of the methods: a method is a module that ends with ``METHOD = Method(...)``.
 
-`algorithm.name` is the file name of such a module with hyphens, a name that `register` added, or ``"module:NAME"`` of a
-`Method`. A module is imported when a config names its method, or when a table needs the labels of all of them; none
-needs torch to be imported.
+`algorithm.name` is the file name of a module of `trailnotes.algorithms` with hyphens, the name of an entry point
+`trailnotes.methods` of an installed distribution, a name that `register` added, or ``"module:NAME"`` of a `Method`. A
+module is imported when a config names its method, or when a table needs the labels of all of them; none needs torch to
+be imported.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import pkgutil
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, format_sibling_command
 
 if TYPE_CHECKING:
     from trailnotes.config.section import Section
 
+logger = logging.getLogger(__name__)
 MethodFunction = Callable[[Any], Awaitable[None]]
 """Carries out an `Iteration`, or drives an `AdaptationRun` where it changes no weights."""
 TaskLister = Callable[[Any], Iterable[Any]]
@@ -73,22 +78,29 @@ class Method:
 
 TIPS_ONLY_METHOD = "empo2-tips"  # plays panels with tips, rehearsals and exchanges of roles; trains nothing
 
-_BUILT_IN = {
-    module.name.replace("_", "-"): f"trailnotes.algorithms.{module.name}"
-    for module in pkgutil.iter_modules([str(Path(__file__).parents[1] / "algorithms")])
-    if not module.name.startswith("_")
-}
-loaded: dict[str, Method] = {}  # what `register` added, and those of the package that were imported
-_ENTRY_POINT = re.compile(r"[\w.]+:\w+")  # module:NAME
+LAB_METHODS = ("rememberer", "retrospex")  # of trailnotes-lab
+ENTRY_POINTS = "trailnotes.methods"  # group under which other packages offer a module with a METHOD
+loaded: dict[str, Method] = {}  # what `register` added, and those of modules that were imported
+_failed: set[str] = set()  # names whose modules failed, each reported once
+_OWN_METHOD = re.compile(r"[\w.]+:\w+")  # module:NAME
+
+
+@cache
+def find_modules() -> dict[str, str]:
+    """Map the names of the methods of this package and of the distributions beside it to their modules."""
+    files = pkgutil.iter_modules([str(Path(__file__).parents[1] / "algorithms")])
+    built_in = [file.name for file in files if not file.name.startswith("_")]
+    modules = {name.replace("_", "-"): f"trailnotes.algorithms.{name}" for name in built_in}
+    return {point.name: point.module for point in sorted(entry_points(group=ENTRY_POINTS))} | modules
 
 
 def register(method: Method) -> Method:
     """Register a method for `algorithm.name` in this process, instead of one of that name that was registered before.
 
     Raises:
-        ConfigError: a method of the package has the name.
+        ConfigError: a method of an installed package has the name.
     """
-    if method.name in _BUILT_IN:
+    if method.name in find_modules():
         raise ConfigError(f"a method is called {method.name!r} already: choose another name")
     loaded[method.name] = method
     return method
@@ -96,12 +108,12 @@ def register(method: Method) -> Method:
 
 def list_names() -> list[str]:
     """List the names of all methods, without importing any."""
-    return [*_BUILT_IN, *(name for name in loaded if name not in _BUILT_IN)]
+    return sorted(find_modules()) + [name for name in loaded if name not in find_modules()]
 
 
 def is_known(name: str) -> bool:
-    """Tell whether a method of this package, or a registered one, has the name."""
-    return name in _BUILT_IN or name in loaded
+    """Tell whether a method of an installed package, or a registered one, has the name."""
+    return name in find_modules() or name in loaded
 
 
 def validate_method_name(name: str) -> None:
@@ -110,7 +122,9 @@ def validate_method_name(name: str) -> None:
     Raises:
         ConfigError: the text has the nearest name.
     """
-    if not is_known(name) and not _ENTRY_POINT.fullmatch(name):
+    if not is_known(name) and not _OWN_METHOD.fullmatch(name):
+        if name in LAB_METHODS:
+            raise ConfigError(f"{name} is a method of trailnotes-lab: {format_sibling_command('trailnotes-lab')}")
         near = difflib.get_close_matches(name, list_names(), 1)
         choices = ", ".join(list_names())
         hint = f"did you mean {near[0]}?" if near else f"choose one of {choices}, or module:NAME of your own"
@@ -128,8 +142,7 @@ def resolve_method(name: str) -> Method:
     try:
         method = _import_target(name)
     except Exception as error:  # the boundary: a user's file raises whatever it does
-        line = " ".join(str(error).split())
-        raise ConfigError(f"{name} cannot be imported as a method: {type(error).__name__}: {line}") from error
+        raise ConfigError(f"{name} cannot be imported as a method: {_format_error(error)}") from error
     if not isinstance(method, Method):
         raise ConfigError(f"{name} is not a Method: give the NAME of a trailnotes.config.methods.Method in module:NAME")
     loaded.setdefault(name, method)  # for its label and its colour
@@ -140,10 +153,29 @@ def find_method(name: str) -> Method:
     """Return the method of some run without importing code of others.
 
     An unknown module:NAME counts as a training that shows no tips.
+
+    Raises:
+        ConfigError: an installed package offers the method, and its module fails.
     """
-    if name in _BUILT_IN and name not in loaded:
-        loaded[name] = importlib.import_module(_BUILT_IN[name]).METHOD
+    if name not in loaded and (module := find_modules().get(name)):
+        try:
+            loaded[name] = importlib.import_module(module).METHOD
+        except Exception as error:  # the boundary: the package of another author may fail in any way
+            raise ConfigError(f"the method {name} cannot be loaded from {module}: {_format_error(error)}") from error
     return loaded.get(name) or Method(name, name, name, trains=True)
+
+
+def load_methods() -> dict[str, Method]:
+    """Load all methods, by name; a module that fails costs its method alone, and one warning."""
+    methods = {}
+    for name in list_names():
+        try:
+            methods[name] = find_method(name)
+        except ConfigError as error:
+            if name not in _failed:
+                logger.warning("%s", error)
+                _failed.add(name)
+    return methods
 
 
 def get_label(name: str) -> str:
@@ -153,17 +185,21 @@ def get_label(name: str) -> str:
 
 def get_colours() -> dict[str, str]:
     """Map the labels of methods to their colours in plots."""
-    return {method.label: method.colour for method in map(find_method, list_names()) if method.colour}
+    return {method.label: method.colour for method in load_methods().values() if method.colour}
 
 
 def list_methods(*, trains: bool) -> list[str]:
     """List the methods that change weights, or those that do not."""
-    return [name for name in list_names() if find_method(name).trains == trains]
+    return [name for name, method in load_methods().items() if method.trains == trains]
 
 
 def list_sections() -> dict[str, type[Section]]:
     """Map the name of each section that belongs to methods to its type; imports all methods."""
-    return {name: kind for method in map(find_method, list_names()) for name, kind in method.sections.items()}
+    return {name: kind for method in load_methods().values() for name, kind in method.sections.items()}
+
+
+def _format_error(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _import_target(target: str) -> Any:

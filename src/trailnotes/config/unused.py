@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trailnotes.config.methods import find_method, list_names
+from trailnotes.config.methods import load_methods
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section
 from trailnotes.config.toml import diff_configs, flatten_config, get_section_type, is_within
@@ -31,7 +31,7 @@ def warn_unused(config: Config, warned: Config | None = None, model: str = "") -
     values = flatten_config(config) | ({"model.path": model} if model else {})
     requirements = list_requirements(type(config))
     for section in type(config).model_fields.keys() - type(Config()).model_fields.keys():  # whose method is empo2
-        owners = [name for name in list_names() if section in find_method(name).sections]
+        owners = [name for name, method in load_methods().items() if section in method.sections]
         requirements[section] = f"algorithm.name = {'|'.join([*owners, '*:*'])}"
     unused: dict[str, list[str]] = {}
     for name in diff_configs(warned or Config(), config):

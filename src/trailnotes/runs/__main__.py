@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable
 from importlib import resources
 
-from trailnotes.config.methods import find_method, list_names
+from trailnotes.config.methods import load_methods
 
 
 def render_metrics_page() -> str:
@@ -16,7 +16,7 @@ def render_metrics_page() -> str:
     parts = [page["introduction"]]
     for section in page["section"]:
         parts += [f"## {section['title']}", section["text"], *_render_table(section.get("rows", ()))]
-    for method in map(find_method, list_names()):
+    for method in load_methods().values():
         if method.metrics:
             parts += [f"## {method.label}: `{method.name}/`", *_render_table(method.metrics)]
     return "\n\n".join(parts) + "\n"

@@ -51,7 +51,8 @@ def adapt(
         out: directory of the run; made if it does not exist.
         method: one without weight updates; by default `algorithm.name` where that is one, else "empo2-tips".
         trials: overrides `eval.trials`.
-        allow_change: further keys that may differ from the resumed run, except `FIXED_ADAPTATION_KEYS`.
+        allow_change: further keys that may differ from the resumed run, except `FIXED_ADAPTATION_KEYS` and those of
+            the method.
         progress: displays the progress of each phase, and a line when it ends.
 
     Returns:
@@ -72,8 +73,9 @@ def adapt(
         if warning := describe_training_overlap(subject.trained, config):
             logger.warning("%s", warning)
         allowed = [*RUNTIME_KEYS, *CHANGEABLE_KEYS, *allow_change]
+        fixed = [*FIXED_ADAPTATION_KEYS, *resolve_method(config.algorithm.name).sections]
         with (
-            RunDir.open(out, config, allow_change=allowed, fixed=FIXED_ADAPTATION_KEYS) as directory,
+            RunDir.open(out, config, allow_change=allowed, fixed=fixed) as directory,
             explain_interrupt(f"stopped; {directory.path} keeps all finished work: the same command continues"),
         ):
             rows = run_to_end(_adapt(config, directory, subject, progress))

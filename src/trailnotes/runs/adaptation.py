@@ -56,10 +56,9 @@ FIXED_ADAPTATION_KEYS = (
     *(name for name in EPISODE_KEYS if name != "model"),
     *("model.path", "model.base", "model.dtype", "model.template_options", "algorithm"),
     *("model.attn_implementation", "model.load_in_4bit"),
-    *("reflexion", "notebook", "rememberer", "retrospex", "eval.meet_split", "eval.meet_tasks"),
-    *("train.split", "train.num_tasks"),
+    *("eval.meet_split", "eval.meet_tasks", "train.split", "train.num_tasks"),
 )
-"""These settings decide the episodes and tips of a trial, so a run that has begun keeps them."""
+"""These settings, and the sections of the method, decide the episodes and tips of a trial: a begun run keeps them."""
 
 
 def build_adaptation_config(config: Config, method: str, subject: EvaluatedModel, trials: int) -> Config:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from small import count_words, small_config
-from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction, parse_advice
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.waymarks import spec as ws
@@ -29,6 +28,7 @@ from trailnotes.envs.waymarks.env import (
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import ConfigError
 from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.rollout.advice import Example, Situation, ValuedAction, parse_advice
 from trailnotes.rollout.episode import run_episode
 from trailnotes.rollout.tips import write_tips
 from trailnotes.types import Message, Tip, Trajectory, TrajectoryGroup

@@ -20,7 +20,6 @@ from adaptrun import Guesser, adapt_by
 from children import alive, children_of, wait_for
 from small import small_config
 from tinyrun import tiny_config, train_in_process
-from trailnotes.algorithms.retrospex import RetrospexConfig
 from trailnotes.commands import main
 from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.config.schema import Config
@@ -40,6 +39,7 @@ from trailnotes_lab.compare.running import list_stages, list_unfinished_stages, 
 from trailnotes_lab.compare.spec import load_spec
 from trailnotes_lab.compare.statistics import Difference, estimate_paired_difference, interquartile_mean
 from trailnotes_lab.compare.summary import MethodSummary, Summary
+from trailnotes_lab.methods.retrospex import RetrospexConfig
 
 GOLDEN = Path(__file__).with_name("golden")
 PLAN = """

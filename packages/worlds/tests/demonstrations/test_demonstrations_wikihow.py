@@ -9,8 +9,8 @@ import pytest
 
 import small_wikihow
 from small import count_words, small_config
-from trailnotes.algorithms.rememberer.advice import parse_advice
 from trailnotes.config.schema import Config
+from trailnotes.rollout.advice import parse_advice
 from trailnotes.types import Task
 from trailnotes_worlds.demonstrations.wikihow import WikiHowDemonstrator, collect_eval_titles
 from trailnotes_worlds.wikihow.app import parse_action

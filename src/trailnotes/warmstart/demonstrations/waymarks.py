@@ -11,14 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Self, cast
 
 from trailnotes.algorithms.reflexion import ReflexionConfig, build_plan_messages
-from trailnotes.algorithms.rememberer.advice import (
-    Example,
-    Situation,
-    ValuedAction,
-    build_advice_messages,
-    format_advice,
-)
-from trailnotes.algorithms.rememberer.table import RemembererConfig
 from trailnotes.config.schema import Config
 from trailnotes.envs import make_env
 from trailnotes.envs.waymarks import spec as ws
@@ -33,6 +25,14 @@ from trailnotes.envs.waymarks.env import (
     select_families,
 )
 from trailnotes.errors import ConfigError
+from trailnotes.rollout.advice import (
+    NUM_LAST_ACTIONS,
+    Example,
+    Situation,
+    ValuedAction,
+    build_advice_messages,
+    format_advice,
+)
 from trailnotes.rollout.conversation import Conversation, build_reflection_messages, truncate
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Completion, Message, Step, Task, Tip, Trajectory
@@ -219,7 +219,7 @@ class WaymarksDemonstrator:
         for action in done:
             observation = self.env.step(action)
         text = truncate(observation.text, self.config.rollout.max_observation_tokens, self.count_tokens)
-        return Situation(ws.instruction_text(spec), text, done[-self.config.section(RemembererConfig).history :])
+        return Situation(ws.instruction_text(spec), text, done[-NUM_LAST_ACTIONS:])
 
     def draw_example(self, spec: ws.GameSpec, done: tuple[str, ...]) -> Example:
         """Draw a remembered situation: another variation, another of the family, or another family."""

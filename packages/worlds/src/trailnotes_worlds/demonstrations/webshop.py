@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from trailnotes.algorithms.rememberer.advice import (
+from trailnotes.envs import list_env_tasks, make_env
+from trailnotes.envs.tasks import select_unused
+from trailnotes.errors import ConfigError
+from trailnotes.rollout.advice import (
+    NUM_LAST_ACTIONS,
     Example,
     Situation,
     ValuedAction,
     build_advice_messages,
     format_advice,
 )
-from trailnotes.algorithms.rememberer.table import RemembererConfig
-from trailnotes.envs import list_env_tasks, make_env
-from trailnotes.envs.tasks import select_unused
-from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import build_reflection_messages, get_instruction, truncate
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Message, Tip
@@ -231,7 +231,7 @@ class WebShopDemonstrator(Demonstrator):
             for whole in (get_instruction(attempt.trajectory), steps[step].observation.text)
         )
         *before, action = (self.format_action(each.action) for each in steps[: step + 1])
-        return Situation(task, text, tuple(before[max(0, step - config.section(RemembererConfig).history) :])), action
+        return Situation(task, text, tuple(before[max(0, step - NUM_LAST_ACTIONS) :])), action
 
     def build_example(self, attempt: Attempt, step: int, value: float | None = None) -> Example:
         """Build the memory of a step, by default valued as its episode: encouraged, or discouraged at 0."""

@@ -13,17 +13,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from trailnotes.algorithms.rememberer.advice import (
+from trailnotes.envs import list_env_tasks, make_env
+from trailnotes.envs.tasks import select_unused
+from trailnotes.errors import ConfigError
+from trailnotes.rollout.advice import (
+    MAX_ADVICE_TOKENS,
+    NUM_LAST_ACTIONS,
     Example,
     Situation,
     ValuedAction,
     build_advice_messages,
     format_advice,
 )
-from trailnotes.algorithms.rememberer.table import RemembererConfig
-from trailnotes.envs import list_env_tasks, make_env
-from trailnotes.envs.tasks import select_unused
-from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import truncate
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Message, Task, Tip
@@ -143,7 +144,9 @@ class Adviser:
         if examples and self.rng.random() < 0.5:
             examples[-1] = known = self.build_matching_example(present)
             answer = max(known.encouraged, key=lambda valued: valued.value, default=answer)
-        limit = self.config.rollout.max_context_tokens - self.config.section(RemembererConfig).max_write_tokens
+        rememberer = getattr(self.config, "rememberer", None)  # a section of trailnotes-lab, if it is set
+        max_answer_tokens = rememberer.max_write_tokens if rememberer else MAX_ADVICE_TOKENS
+        limit = self.config.rollout.max_context_tokens - max_answer_tokens
         messages = build_advice_messages(present.situation, examples, self.config.rollout.style)
         while examples and sum(self.count_tokens(message.content) for message in messages) > limit:
             examples = examples[1:]
@@ -162,7 +165,7 @@ class Adviser:
                 break
         first = episode.steps[0].observation if episode.steps else seen
         right, most = reader.choose_action(seen), self.config.rollout.max_observation_tokens
-        history = tuple(map(space_arguments, get_actions(episode)))[-self.config.section(RemembererConfig).history :]
+        history = tuple(map(space_arguments, get_actions(episode)))[-NUM_LAST_ACTIONS:]
         instruction, text = (truncate(each, most, self.count_tokens) for each in (first.instruction or "", seen.text))
         others = tuple(space_arguments(action) for action in seen.actions or () if action != right)
         left = episode.max_score - episode.score

@@ -13,8 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.algorithms.retrospex import critic as critics
-from trailnotes.algorithms.retrospex.critic import (
+from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError
+from trailnotes.storage.files import append_jsonl, trajectory_to_json
+from trailnotes.types import Completion, Observation, Outcome, Step, Task, Trajectory
+from trailnotes_lab.methods.retrospex import critic as critics
+from trailnotes_lab.methods.retrospex.critic import (
     IQL,
     Critic,
     CriticNetworks,
@@ -25,17 +29,13 @@ from trailnotes.algorithms.retrospex.critic import (
     td_target,
     train_critic,
 )
-from trailnotes.algorithms.retrospex.transitions import (
+from trailnotes_lab.methods.retrospex.transitions import (
     Transition,
     build_transitions,
     read_episodes,
     read_transitions,
     select_held_out_tasks,
 )
-from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError
-from trailnotes.storage.files import append_jsonl, trajectory_to_json
-from trailnotes.types import Completion, Observation, Outcome, Step, Task, Trajectory
 
 
 @pytest.fixture(autouse=True)

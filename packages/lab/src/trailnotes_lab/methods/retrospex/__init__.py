@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trailnotes.algorithms.retrospex.transitions import RetrospexConfig, load_critic_games
 from trailnotes.config.methods import Method
 from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
@@ -26,9 +25,10 @@ from trailnotes.rollout.episode import Decision, EpisodeContext, TipsActor, comp
 from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 from trailnotes.types import NO_OP, Completion, Observation, TrajectoryGroup
+from trailnotes_lab.methods.retrospex.transitions import RetrospexConfig, load_critic_games
 
 if TYPE_CHECKING:
-    from trailnotes.algorithms.retrospex.critic import Critic
+    from trailnotes_lab.methods.retrospex.critic import Critic
 
 TEMPERATURE, TOP_P = 0.9, 0.95  # sampling of the candidates (Retrospex release 6d169a4)
 
@@ -42,7 +42,7 @@ async def retrospex(run: AdaptationRun) -> None:
             f"retrospex weighs actions by their log-probabilities, and {run.policy.name} gives none (no "
             "OpenAI-compatible server does): set model.path to a model directory or hub name"
         )
-    from trailnotes.algorithms.retrospex.critic import load_critic, train_critic
+    from trailnotes_lab.methods.retrospex.critic import load_critic, train_critic
 
     own, embedder = run.directory.path / "critic", embedder_of(config)
     if settings.critic or (own / "critic.json").is_file():  # the latter of an earlier start

@@ -1,5 +1,7 @@
 """REMEMBERER in words: examples with advice, and reading an answer that is advice itself (arXiv 2306.07929, section 3).
 
+The method is one of trailnotes-lab; the words are here, since demonstrations teach them to initial models.
+
 Every step is a prompt of its own: rules, examples, the present input. The answer is a block of encouraged actions with
 the value that the policy expects of each; the one that it values most is taken.
 """
@@ -15,6 +17,8 @@ from trailnotes.rollout.conversation import parse_action, quoted
 from trailnotes.types import Message, strip_thinking
 
 Style = Literal["full", "terse"]
+NUM_LAST_ACTIONS: Final = 5  # in a prompt (Rememberer release 552cb62)
+MAX_ADVICE_TOKENS: Final = 100  # of an answer, by default (Rememberer release 552cb62)
 
 _RULES: Final = (
     "You act in a text environment to complete a task. You are shown examples of situations with advice: actions that "

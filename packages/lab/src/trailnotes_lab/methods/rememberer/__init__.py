@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from trailnotes.algorithms.rememberer import advice as words
-from trailnotes.algorithms.rememberer.advice import Example, Situation, ValuedAction
-from trailnotes.algorithms.rememberer.table import Experience, ExperienceRecord, ExperienceTable, RemembererConfig
 from trailnotes.config.methods import Method
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.tasks import panel, tasks_of
 from trailnotes.memory import embedder_of
 from trailnotes.memory.controls import require_own_tips
+from trailnotes.rollout import advice as words
+from trailnotes.rollout.advice import Example, Situation, ValuedAction
 from trailnotes.rollout.conversation import Conversation, get_instruction, quoted
 from trailnotes.rollout.episode import Decision, EpisodeContext, count_prompt_tokens
 from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.types import NO_OP, Message, Observation, Sampling, Task, Trajectory, TrajectoryGroup
+from trailnotes_lab.methods.rememberer.table import Experience, ExperienceRecord, ExperienceTable, RemembererConfig
 
 MAX_TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit the context
 

@@ -11,8 +11,8 @@ from trailnotes.commands.command import Command, argument
 
 
 def _run(args: Namespace) -> None:
-    from trailnotes.algorithms.retrospex.critic import train_critic
     from trailnotes.config.toml import load_config
+    from trailnotes_lab.methods.retrospex.critic import train_critic
 
     critic = train_critic(load_config(args.config, args.settings), args.runs, args.out)
     about, figures = critic.about, critic.figures

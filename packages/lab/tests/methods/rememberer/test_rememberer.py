@@ -15,22 +15,22 @@ import pytest
 
 import caves
 from small import small_config
-from trailnotes.algorithms.rememberer import AdvisedActor, choose_advice, extract_experiences
-from trailnotes.algorithms.rememberer.advice import ValuedAction
-from trailnotes.algorithms.rememberer.table import (
+from trailnotes.config.schema import Config
+from trailnotes.errors import BudgetError
+from trailnotes.memory import embedder_of
+from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.rollout.advice import ValuedAction
+from trailnotes.rollout.episode import EpisodeContext
+from trailnotes.runs.adapt import adapt
+from trailnotes.types import NO_OP, Completion, Message, Observation, Sampling, Step, Task, Trajectory
+from trailnotes_lab.methods.rememberer import AdvisedActor, choose_advice, extract_experiences
+from trailnotes_lab.methods.rememberer.table import (
     ActionValue,
     Experience,
     ExperienceRecord,
     ExperienceTable,
     RemembererConfig,
 )
-from trailnotes.config.schema import Config
-from trailnotes.errors import BudgetError
-from trailnotes.memory import embedder_of
-from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout.episode import EpisodeContext
-from trailnotes.runs.adapt import adapt
-from trailnotes.types import NO_OP, Completion, Message, Observation, Sampling, Step, Task, Trajectory
 
 TASK = Task("t", "caves:Caves")
 NONE: tuple[ValuedAction, ...] = ()

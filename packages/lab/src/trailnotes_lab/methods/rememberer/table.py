@@ -20,6 +20,7 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.retrieval import DECIMALS, WORD, Embedder, Floats, embed_async
 from trailnotes.memory.schema import EmbedderIdentity, MemoryFile, require_identity, translate_errors
 from trailnotes.memory.tips import MAX_KEY_CHARS
+from trailnotes.rollout.advice import MAX_ADVICE_TOKENS, NUM_LAST_ACTIONS
 from trailnotes.storage.files import parse_json
 from trailnotes.types import replace_surrogates
 
@@ -34,7 +35,7 @@ class RemembererConfig(Section):
     record_capacity: ClassVar[int] = 500  # records (task, observation)
     action_capacity: ClassVar[int] = 20  # actions of a record
     examples: ClassVar[int] = 2  # records in a prompt
-    history: ClassVar[int] = 5  # last actions in a prompt
+    history: ClassVar[int] = NUM_LAST_ACTIONS  # last actions in a prompt
 
     epochs: int = key(3, "passes over the training tasks that fill the table", "Rememberer release 552cb62", ge=0)
     num_tasks: int = key(0, "training tasks, evenly spaced in train.split; 0 = all (release: 10)", ge=0)
@@ -43,7 +44,7 @@ class RemembererConfig(Section):
     observation_similarity: Literal["embedding", "words", "lines"] = key(
         "words", "how two observations are compared: embeddings, shared words, or the longest common subsequence of "
         "lines")  # fmt: skip
-    max_write_tokens: int = key(100, "decoding limit of an answer", "Rememberer release 552cb62", ge=1)
+    max_write_tokens: int = key(MAX_ADVICE_TOKENS, "decoding limit of an answer", "Rememberer release 552cb62", ge=1)
     temperature: float = key(0.1, "sampling temperature", "Rememberer release 552cb62", ge=0)
 
 

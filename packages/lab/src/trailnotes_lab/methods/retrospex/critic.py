@@ -32,8 +32,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from trailnotes.algorithms.retrospex import transitions
-from trailnotes.algorithms.retrospex.transitions import RetrospexConfig, Transition
 from trailnotes.config.former import drop_removed_keys
 from trailnotes.config.schema import Config
 from trailnotes.config.seeds import derive_seed
@@ -43,6 +41,8 @@ from trailnotes.reporting.intervals import Interval, compute_percentile_interval
 from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import parse_json, task_to_json
+from trailnotes_lab.methods.retrospex import transitions
+from trailnotes_lab.methods.retrospex.transitions import RetrospexConfig, Transition
 
 EXPECTILE = 0.7  # tau of the value loss (Retrospex, arXiv 2505.11807)
 GAMMA = 0.99  # discount (Retrospex, arXiv 2505.11807)

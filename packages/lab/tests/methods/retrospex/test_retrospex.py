@@ -17,14 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small import FAMILIES, small_config
-from trailnotes.algorithms.retrospex import (
-    RescoringActor,
-    map_to_admissible,
-    override_sampling,
-    select_candidate,
-)
-from trailnotes.algorithms.retrospex.critic import train_critic
-from trailnotes.algorithms.retrospex.transitions import RetrospexConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import Floats, HashingEmbedder
@@ -33,6 +25,14 @@ from trailnotes.rollout.groups import run_groups
 from trailnotes.runs.adapt import adapt
 from trailnotes.storage.files import read_jsonl, trajectory_from_json
 from trailnotes.types import Completion, Message, Observation, Sampling, Task, TokenIds, Trajectory
+from trailnotes_lab.methods.retrospex import (
+    RescoringActor,
+    map_to_admissible,
+    override_sampling,
+    select_candidate,
+)
+from trailnotes_lab.methods.retrospex.critic import train_critic
+from trailnotes_lab.methods.retrospex.transitions import RetrospexConfig
 
 
 def test_the_largest_mixture_wins() -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes.algorithms.rememberer.table import (
+from trailnotes.memory.retrieval import HashingEmbedder
+from trailnotes_lab.methods.rememberer.table import (
     Experience,
     ExperienceRecord,
     ExperienceTable,
@@ -20,7 +21,6 @@ from trailnotes.algorithms.rememberer.table import (
     compare_texts,
     prepare_text,
 )
-from trailnotes.memory.retrieval import HashingEmbedder
 
 VECTOR = np.zeros((2, 4), np.float32)
 

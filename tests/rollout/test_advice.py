@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes.algorithms.rememberer.advice import (
+from trailnotes.rollout.advice import (
     Example,
     Situation,
     ValuedAction,

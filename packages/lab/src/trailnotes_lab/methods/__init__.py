@@ -1,0 +1,1 @@
+"""Methods of adaptation that the entry points `trailnotes.methods` name."""
