@@ -27,7 +27,7 @@ from shared import SPECIAL, console, finish, make_model, make_parser, make_token
 from trailnotes.config.schema import Config
 from trailnotes.memory import TipMemory, open_memory
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.rollout.groups import run_groups
+from trailnotes.rollout.groups import GroupRunner
 from trailnotes.rollout.tips import write_tips
 from trailnotes.types import Observation, Task, Tip
 
@@ -144,7 +144,7 @@ async def play(policy: HFPolicy, memory: TipMemory, load: Workload, seed: int) -
     config = make_config(load)
     start = time.perf_counter()
     modes = [["on_policy_tips"] * load.group_size] * load.num_tasks
-    groups = await run_groups(policy, WordPool(words, load.turns), tasks, modes, timed, config, seed=seed)
+    groups = await GroupRunner(policy, WordPool(words, load.turns), timed, config, seed=seed).play(tasks, modes)
     rollout = time.perf_counter() - start
     tips, _ = await write_tips(policy, groups, config, seed=seed, step=seed)
     writing = time.perf_counter() - start - rollout

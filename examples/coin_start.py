@@ -21,7 +21,7 @@ from examination import Examination, print_table, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.envs.tasks import load_tasks, panel
 from trailnotes.errors import TrailnotesError
 from trailnotes.policies.base import Policy
 from trailnotes.runs.load_policy import build_model_policy
@@ -56,7 +56,7 @@ class Examined(Examination):
     def __init__(self, policy: Policy, config: Config, num: int) -> None:
         super().__init__(policy, config)
         self.script = CoinDemonstrator(config, len, 0)
-        told = ((task, self.script.play_with_tip(task)) for task in panel(tasks_of(config, "validation"), num))
+        told = ((task, self.script.play_with_tip(task)) for task in panel(load_tasks(config, "validation"), num))
         self.right = {task.id: found for task, found in told if found}
         self.failed = {
             name: list(self.script.build_failed_search_tips(found.task)) for name, (found, _) in self.right.items()

@@ -9,7 +9,7 @@ from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
-from trailnotes.rollout.groups import run_groups
+from trailnotes.rollout.groups import GroupRunner
 from trailnotes.rollout.tips import WrittenTip, write_tips
 from trailnotes.types import Mode, Observation, Task, Tip, Trajectory, TrajectoryGroup
 
@@ -44,7 +44,8 @@ class Examination:
         with open_memory(None, self.config.memory) as memory:
             for own in (tips or {}).values():
                 memory.add(list(own))
-            groups = await run_groups(self.policy, self.pool, tasks, [[mode]] * len(tasks), memory, self.config, seed=0)
+            runner = GroupRunner(self.policy, self.pool, memory, self.config, seed=0)
+            groups = await runner.play(tasks, [[mode]] * len(tasks))
         return [trajectory for group in groups for trajectory in group.trajectories]
 
     async def written(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import load_tasks
 from trailnotes.envs.waymarks import spec as rules
 from trailnotes.envs.waymarks.env import parse_spec
 from trailnotes.memory import open_memory
@@ -62,7 +62,7 @@ async def about(policy: Policy, config: Config, *, reads: bool) -> Counter[str]:
 
 def in_memory(path: Path, config: Config) -> Counter[str]:
     """How often the run wrote tips of each kind, up to the checkpoint of this memory."""
-    specs = {task.id: parse_spec(task) for task in tasks_of(config, config.train.split)}
+    specs = {task.id: parse_spec(task) for task in load_tasks(config, config.train.split)}
     with open_memory(path, config.memory) as memory:
         tips = memory.store.load_tips()
     return sum((Counter({kind_of(specs[tip.namespace], tip.text): tip.support}) for tip in tips), Counter[str]())

@@ -21,7 +21,7 @@ from examination import Examination, answers, print_table, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import load_tasks
 from trailnotes.envs.waymarks import env as waymarks
 from trailnotes.envs.waymarks import spec as rules
 from trailnotes.policies.base import Policy
@@ -165,7 +165,7 @@ def main(path: str, settings: str = "compare/textworld-base", num: str = "64") -
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path, "--env.name", "waymarks-simulator"])
     policy = build_model_policy(config)
-    specs = map(waymarks.parse_spec, tasks_of(config, "train"))
+    specs = map(waymarks.parse_spec, load_tasks(config, "train"))
     sizes = sorted({(spec.kind, spec.size) for spec in specs}, reverse=True)
     columns = [asyncio.run(Examined(policy, config, kind, size, int(num)).column()) for kind, size in sizes]
     names = [f"{size} {'moves' if kind == 'route' else 'boxes'}" for kind, size in sizes]

@@ -23,7 +23,7 @@ from examination import Examination, print_table, refusals, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.envs.tasks import load_tasks, panel
 from trailnotes.errors import TrailnotesError
 from trailnotes.policies.base import Policy
 from trailnotes.runs.load_policy import build_model_policy
@@ -66,7 +66,7 @@ class Examined(Examination):
         super().__init__(policy, config)
         self.script: WebShopDemonstrator = load_demonstrator("webshop", config.rollout.style)(config, len, 0)
         self.script.forbidden = frozenset()  # what is examined here is shown to nobody who learns
-        found = ((task, self.script.play_perfectly(task)) for task in panel(tasks_of(config, "validation"), num))
+        found = ((task, self.script.play_perfectly(task)) for task in panel(load_tasks(config, "validation"), num))
         self.right: dict[str, Attempt] = {task.id: attempt for task, attempt in found if attempt}
 
     @property

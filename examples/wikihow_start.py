@@ -22,7 +22,7 @@ from examination import Examination, print_table, refusals, share
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs import make_env
-from trailnotes.envs.tasks import panel, tasks_of
+from trailnotes.envs.tasks import load_tasks, panel
 from trailnotes.errors import TrailnotesError
 from trailnotes.policies.base import Policy
 from trailnotes.runs.load_policy import build_model_policy
@@ -50,7 +50,7 @@ class Read(Examination):
         self.script = WikiHowDemonstrator(config, len, 0)
         env = cast("WikiHowEnv", make_env("wikihow", **config.env.options | {"max_steps": config.rollout.max_steps}))
         reader = Reader(env, self.script.rng)
-        found = [play_script(env, task, reader.straight) for task in panel(tasks_of(config, "validation"), num)]
+        found = [play_script(env, task, reader.straight) for task in panel(load_tasks(config, "validation"), num)]
         self.reached = {episode.task.id: episode for episode in found if episode.success}
 
     @property

@@ -130,7 +130,7 @@ def learn(case: Case, ranks: Ranks | None = None) -> dict[str, Any]:
     rows = rows_of(case)
     metrics = [learner.update(rows, seed=seed) for seed in range(UPDATES)][-1]
     said = [
-        learner.logprobs(rows, of_start=start) for start in (False, *([True] if case.reference or case.lora else []))
+        learner.logprobs(rows, initial=start) for start in (False, *([True] if case.reference or case.lora else []))
     ]
     return {"weights": learner.weights(), "metrics": metrics, "said": said}
 

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trailnotes.reporting.intervals import (
-    CONFIDENCE,
     RATE_BOUNDS,
     CrossedMoments,
     compute_difference_limits,
@@ -117,7 +116,7 @@ def of_difference(world: World, rates: tuple[float, float], num: int, rng: np.ra
     second = play(world, rates[1], np.where(shared, hard, rng.random(hard.shape)), rng)
     shares = shares_of(world)
     one, other, both = (compute_moments(v, shares) for v in (first.values, second.values, first.values - second.values))
-    beyond = compute_difference_limits(one, other, both, CONFIDENCE)
+    beyond = compute_difference_limits(one, other, both)
     record = _record("beyond", beyond, first.beyond - second.beyond, np.ones(num, dtype=bool))
     return record | _on_panel(both, (-1.0, 1.0), first.on_panel - second.on_panel)
 

@@ -25,7 +25,7 @@ from trailnotes.commands.command import Group, parse_command_line
 from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import load_tasks
 from trailnotes_lab.compare.expand import expand_runs
 from trailnotes_lab.compare.spec import load_spec
 
@@ -133,7 +133,7 @@ def refuse_without_tasks(config: Config, split: str) -> None:
     if not config.env.name.startswith(
         ("scienceworld", "my_env:", "lock:", "gateway")
     ):  # the simulator's; the reader's own
-        assert tasks_of(config, split)
+        assert load_tasks(config, split)
 
 
 def read_python(words: list[str]) -> None:

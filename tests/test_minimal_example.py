@@ -167,7 +167,7 @@ def test_loss_and_gradient_are_those_of_the_package(
     norm = nn.utils.get_total_norm([p.grad for p in moved.parameters() if p.grad is not None])
 
     theirs = learner(moved, model, mask_logprob=mask_logprob)
-    start = theirs.logprobs(samples, of_start=True)
+    start = theirs.logprobs(samples, initial=True)
     metrics = theirs.update(replace_behavior_logprobs(samples, start))
     assert loss.item() == pytest.approx(metrics["loss"], abs=1e-5)
     assert norm.item() == pytest.approx(metrics["grad_norm"], rel=1e-4)

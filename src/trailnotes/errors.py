@@ -33,7 +33,7 @@ EXTRAS_GROUP = "trailnotes.extras"
 
 SECRET_NAMES: Final = "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - endings of names
 SECRET_NAME: Final = re.compile(rf"(^|[._-])({SECRET_NAMES})$", re.IGNORECASE)
-_MIN_SECRET_CHARS: Final = 12  # shorter ones are placeholders, and words of ordinary errors
+_MIN_SECRET_CHARS: Final = 8  # shorter ones are placeholders, and words of ordinary errors
 
 
 def redact_environment(text: str) -> str:

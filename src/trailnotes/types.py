@@ -2,7 +2,8 @@
 
 ``Task -> Observation -> (Message, Tip) -> Completion -> Step -> Trajectory -> TrajectoryGroup -> Sample``
 
-Everything is checked where it is built, so that its receiver may trust it.
+Everything is checked where it is built, so that its receiver may trust it. Below, the two hashes that every process
+computes alike: of states, and of the purpose of a random draw.
 """
 
 from __future__ import annotations
@@ -112,6 +113,15 @@ def hash_state(text: str) -> int:
     """Hash a state's text to 64 bits, ignoring case and white space; the same in every process."""
     normalised = " ".join(text.split()).casefold()
     return int.from_bytes(hashlib.blake2b(normalised.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+
+
+def derive_seed(*parts: object) -> int:
+    """Derive a 63-bit seed from printable parts: the same on every platform, unlike `hash`.
+
+    Parts are kept apart: ("a", "bc") gives another seed than ("ab", "c").
+    """
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def _validate_briefing(briefing: Mapping[str, Any]) -> None:
@@ -288,6 +298,12 @@ class Trajectory:
     @property
     def num_tokens(self) -> int:
         return sum(step.completion.num_tokens + step.other_tokens for step in self.steps)
+
+    @property
+    def num_replayed(self) -> int:
+        """Actions replayed before the episode (`runs/exploration.py`); 0 for one that began at the start."""
+        first = self.steps[0].observation if self.steps else self.final_observation
+        return int(first.info.get("returned", 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
-from trailnotes.algorithms.lamer import extend_trials
+from trailnotes.algorithms.lamer import build_trials
 from trailnotes.config.schema import Config
 from trailnotes.learner.credit.episodes import Scores, discount_across_episodes, group_relative
 from trailnotes.memory import clean_tip
@@ -151,6 +151,6 @@ def members(trial: Sequence[TrajectoryGroup]) -> list[list[int]]:
 
 
 def test_a_task_with_a_failed_group_is_left_out() -> None:
-    trials = [[group("a", 0, 1)], [group("b", 0, 1)], [group("a", 0, 1)], [group("c", 0, 1)]]
-    assert [trial[0].task.id for trial in extend_trials(trials, [group("a", 0, 1), group("c", 0, 1)])] == ["c"]
-    assert extend_trials(trials, []) == []
+    first = [group(name, 0, 1) for name in "abac"]
+    assert build_trials([first, [group("a", 0, 1), group("c", 1)]]) == {3: [group("c", 1), group("c", 1)]}
+    assert build_trials([first, []]) == {}

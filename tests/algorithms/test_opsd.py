@@ -179,7 +179,7 @@ def test_the_start_model_stays_what_it_was(start_model: Path, tmp_path: Path) ->
     row = Sample((1, 2, 3), (0, 1, 1), (0.0, -1.0, -1.0), (0.0, 1.0, 1.0))
     fresh = train_in_process(tiny_config(start_model, train={"iterations": 1}, optim={"lr": 1e-12}), tmp_path / "fresh")
     (start,), (now,), (first,) = (
-        run.learner.logprobs([row], of_start=True), run.learner.logprobs([row]), fresh.learner.logprobs([row])
+        run.learner.logprobs([row], initial=True), run.learner.logprobs([row]), fresh.learner.logprobs([row])
     )  # fmt: skip
     assert start == pytest.approx(first, abs=1e-6)
     assert now != pytest.approx(first, abs=1e-3)

@@ -11,7 +11,7 @@ import pytest
 
 from small import small_config
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import load_tasks
 from trailnotes.runs import evaluate as evaluation
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.panels import JOURNAL_FILE
@@ -51,7 +51,7 @@ def test_a_panel_is_fixed_recorded_and_repeatable(start_model: Path, tmp_path: P
     assert first == again
     episodes = lines(tmp_path / "a" / "episodes.jsonl")
     assert episodes == lines(tmp_path / "b" / "episodes.jsonl")
-    wanted = [task.id for task in tasks_of(config, "test")][::10]
+    wanted = [task.id for task in load_tasks(config, "test")][::10]
     assert [record["task"]["id"] for record in episodes] == [name for name in wanted for _ in range(2)]
     assert {record["mode"] for record in episodes} == {"plain"}
     actions = [tuple(step["action"] for step in record["steps"]) for record in episodes]

@@ -14,7 +14,7 @@ import pytest
 from tinyrun import SAME, differences, episodes, tiny_config, tip_rows, train_until_power_cut
 from trailnotes.commands import main
 from trailnotes.config.schema import Config, MemoryConfig
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import load_tasks
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import list_tips, open_store
 from trailnotes.memory.tipfile import read_tips
@@ -33,7 +33,7 @@ def tips_in(path: Path) -> list[Tip]:
 
 
 def first_task(config: Config) -> str:
-    return tasks_of(config, "train")[0].id
+    return load_tasks(config, "train")[0].id
 
 
 def make_tip(config: Config, text: str = "follow the river") -> Tip:

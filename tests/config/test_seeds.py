@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trailnotes.config.seeds import derive_seed
+from trailnotes.types import derive_seed
 
 
 def test_seeds_are_fixed_forever_and_depend_on_every_part() -> None:

@@ -12,7 +12,7 @@ from trailnotes.commands import main
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.schema import Config, EnvConfig
 from trailnotes.envs import check_env, make_env
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import load_tasks
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.runs.directory import load_run_config
 from trailnotes.storage.files import read_jsonl
@@ -51,7 +51,7 @@ def test_it_is_played_by_name(num_workers: int) -> None:
         return observation.success
 
     with EnvPool(config.env) as pool:
-        assert all(asyncio.run(solve(pool, task)) for task in tasks_of(config, "train"))
+        assert all(asyncio.run(solve(pool, task)) for task in load_tasks(config, "train"))
 
 
 @pytest.mark.usefixtures("same_threads")

@@ -17,6 +17,7 @@ from trailnotes.envs.tasks import (
     describe_training_overlap,
     find_shared_tasks,
     load_panel,
+    load_tasks,
     panel,
     select_batch,
     tasks_of,
@@ -47,14 +48,14 @@ def config(folder: Path, patch: pytest.MonkeyPatch, expression: str) -> Config:
 
 def test_the_options_of_the_config_reach_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listing = config(tmp_path, monkeypatch, "[Task(f'{split}-{i}', 'x', i, split) for i in range(num)]")
-    assert ids(tasks_of(listing, "test")) == ["test-0", "test-1", "test-2"]
+    assert ids(load_tasks(listing, "test")) == ["test-0", "test-1", "test-2"]
 
 
 def test_a_repeated_id_and_an_empty_split_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"split 'test' .* has task id 'same' twice"):
-        tasks_of(config(tmp_path, monkeypatch, "[Task('same', 'x')] * num"), "test")
+        load_tasks(config(tmp_path, monkeypatch, "[Task('same', 'x')] * num"), "test")
     with pytest.raises(ConfigError, match=r"split 'dev' .* has no tasks"):
-        tasks_of(config(tmp_path, monkeypatch, "[]"), "dev")
+        load_tasks(config(tmp_path, monkeypatch, "[]"), "dev")
 
 
 def test_batches_are_known() -> None:
@@ -169,3 +170,9 @@ def test_no_module_is_imported_that_only_an_evaluated_run_names(
     theirs["env"]["name"] = known.env.name
     assert describe_training_overlap(Config(**theirs), known) == ""
     assert not (tmp_path / "imported").exists()
+
+
+def test_tasks_of_is_load_tasks_with_a_warning() -> None:
+    config = Config(env=EnvConfig(name="waymarks-simulator"))
+    with pytest.warns(FutureWarning, match="load_tasks"):
+        assert tasks_of(config, "train") == load_tasks(config, "train")

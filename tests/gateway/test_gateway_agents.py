@@ -23,7 +23,7 @@ from trailnotes.gateway.pool import GatewayPool
 from trailnotes.gateway.requests import ModelCall, make_reply, parse_responses_call
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout.groups import run_groups
+from trailnotes.rollout.groups import GroupRunner
 from trailnotes.storage.files import trajectory_from_json, trajectory_to_json
 from trailnotes.types import Completion, Message, Task, Tip, Trajectory
 
@@ -55,10 +55,9 @@ def play(
         mode = "on_policy_tips" if tips else "plain"
         with GatewayPool(config.env) as pool, open_memory(None, config.memory) as memory:
             memory.add(tips)
-            groups = await run_groups(
-                ScriptedPolicy(script), pool, [Task(name, "gateway") for name in names], [[mode]] * len(names), memory,
-                config, seed=0, on_error=None if errors is None else errors.append,
-            )  # fmt: skip
+            keep = None if errors is None else errors.append
+            runner = GroupRunner(ScriptedPolicy(script), pool, memory, config, seed=0, on_error=keep)
+            groups = await runner.play([Task(name, "gateway") for name in names], [[mode]] * len(names))
         return [trajectory for group in groups for trajectory in group.trajectories]
 
     return asyncio.run(run())

@@ -325,3 +325,14 @@ def test_a_learner_takes_each_and_micro_batches_do_not_show(settings: dict[str, 
     assert not torch.equal(whole, ppo)
     assert figures["optimizer_steps"] == 4
     assert (figures["dropped_fraction"] > 0) == ("max_negative_kl" in settings)
+
+
+@pytest.mark.parametrize("objective", ["ppo", "gspo", "gmpo", "cispo", "dppo"])
+@pytest.mark.parametrize("now", [0.01, 0.99])
+def test_no_objective_clips_a_token_of_advantage_zero(objective: Any, now: float) -> None:
+    loss = LossConfig(objective=objective, dual_clip=1.5)
+    logprobs = row64(math.log(now)).requires_grad_()
+    found = losses.compute_surrogate(loss, logprobs, batch_of(row64(math.log(0.5)), row64(0.0)))
+    assert not (found.low | found.high | found.dual).any()
+    found.loss.sum().backward()
+    assert logprobs.grad == 0

@@ -20,7 +20,7 @@ from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, MemoryStoreError
-from trailnotes.memory import embedder_of, open_memory
+from trailnotes.memory import make_config_embedder, open_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.memory.retrieval import EndpointEmbedder, HashingEmbedder
 from trailnotes.types import Tip
@@ -139,11 +139,11 @@ def test_a_person_names_the_server_of_a_memory_and_no_file_does(
 def test_an_address_in_the_name_has_a_key_of_its_own(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     config = Config(memory={"embedder": f"openai:@me/small@{server.url}"})
-    assert embedder_of(config).name == "openai:@me/small"
+    assert make_config_embedder(config).name == "openai:@me/small"
     assert server.asked[0]["model"] == "@me/small"
     assert KEY not in server.keys[0]
     monkeypatch.setenv("TRAILNOTES_EMBEDDER_KEY", "sk-other")
-    embedder_of(config)
+    make_config_embedder(config)
     assert server.keys[1] == "Bearer sk-other"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -20,8 +19,8 @@ from tinyrun import SAME, differences, tiny_config, train_in_parts, train_in_pro
 from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.config.schema import Config
 from trailnotes.rollout.episode import Pool
-from trailnotes.rollout.groups import run_groups, select_from_start
-from trailnotes.runs.exploration import RETURN_OPTION, Archive, ReturningPool
+from trailnotes.rollout.groups import GroupRunner
+from trailnotes.runs.exploration import RETURN_OPTION, Archive, ArchiveCell
 from trailnotes.types import Mode, Observation, Task, Trajectory, TrajectoryGroup
 
 TASK = Task("corridor", "walk")
@@ -57,9 +56,8 @@ class WalkPool:
 
 def play(pool: Pool, archive: Archive, iteration: int) -> list[TrajectoryGroup]:
     """One iteration of eight members who walk at random, as `Run` plays it."""
-    tasks, modes = archive.plan([TASK], [PLAIN], random.Random(iteration))
-    config, pool = settings(rollout={"max_steps": 16}), ReturningPool(pool, archive)
-    return archive.regroup(asyncio.run(run_groups(SeededPolicy(), pool, tasks, modes, None, config, seed=iteration)))
+    runner = GroupRunner(SeededPolicy(), pool, None, settings(rollout={"max_steps": 16}), seed=iteration)
+    return asyncio.run(archive.play(runner, [TASK], [PLAIN], random.Random(iteration)))
 
 
 def test_what_is_replayed_costs_steps_and_is_in_no_trajectory() -> None:
@@ -68,16 +66,14 @@ def test_what_is_replayed_costs_steps_and_is_in_no_trajectory() -> None:
         before = pool.steps
         groups = play(pool, archive, iteration)
         own = sum(len(t.steps) for group in groups for t in group.trajectories)
-        replayed = archive.replayed_steps
+        replayed = archive.update(groups)["replayed_steps"]
         assert pool.steps - before == own + replayed
-        counts = archive.update(groups)
-        assert counts["replayed_steps"] == replayed
-        assert archive.replayed_steps == 0
+        assert archive.update([])["replayed_steps"] == 0
         if iteration:
             start, returned = groups
             assert (len(start.trajectories), len(returned.trajectories)) == (4, 4)
-            assert select_from_start(groups) == [start]
-            (depth,) = {t.steps[0].observation.info["returned"] for t in returned.trajectories}
+            assert {t.num_replayed for t in start.trajectories} == {0}
+            (depth,) = {t.num_replayed for t in returned.trajectories}
             assert replayed == 4 * depth > 0
             assert len(returned.task.options[RETURN_OPTION]) == depth
             assert {t.steps[0].observation.text for t in start.trajectories} == {"place 0"}
@@ -88,12 +84,13 @@ def test_what_is_replayed_costs_steps_and_is_in_no_trajectory() -> None:
 
 def test_a_cell_that_is_lost_is_not_returned_to_again() -> None:
     pool, archive = WalkPool(), Archive(ArchiveConfig(share=1.0))
-    archive.load_state_dict({"corridor": [[7, {"states": [6, 7], "actions": ["right"] * 2, "score": 0, "visits": 3}]]})
+    archive.cells = {"corridor": {7: ArchiveCell([6, 7], ["right"] * 2, 0, 3)}}
     (group,) = play(pool, archive, 0)
     assert {t.steps[0].observation.text for t in group.trajectories} == {"place 0"}, "all began afresh"
-    assert (pool.resets, archive.replayed_steps) == (16, 8), "the first replayed action already led elsewhere"
-    assert archive.update([group])["dropped"] == 1
-    assert 7 not in dict(archive.state_dict()["corridor"])
+    found = archive.update([group])
+    assert (pool.resets, found["replayed_steps"]) == (16, 8), "the first replayed action already led elsewhere"
+    assert found["dropped"] == 1
+    assert 7 not in archive.cells["corridor"]
 
 
 # --- cells by hand
@@ -111,8 +108,7 @@ def walk(*seen: str | Observation, actions: Sequence[str] = (), returned: int = 
 def list_cells(archive: Archive, *trajectories: Trajectory) -> dict[str, tuple[float, int]]:
     """Add these episodes; return score and visits of each cell by the actions that lead to it."""
     archive.update([TrajectoryGroup(TASK, trajectories)])
-    cells = dict(archive.state_dict()["corridor"])
-    return {" ".join(cell["actions"]): (cell["score"], cell["visits"]) for cell in cells.values()}
+    return {" ".join(cell.actions): (cell.score, cell.visits) for cell in archive.cells["corridor"].values()}
 
 
 def test_the_shortest_way_to_a_state_is_kept() -> None:
@@ -134,7 +130,7 @@ def test_a_higher_score_is_worth_a_longer_way() -> None:
 def test_an_episode_that_returned_goes_on_from_its_cell() -> None:
     archive = Archive(ArchiveConfig(share=1.0))
     list_cells(archive, walk("a", "b"))
-    (task,), _ = archive.plan([TASK], [PLAIN], random.Random(0))
+    ((task, _),) = archive.split_group(TASK, PLAIN, random.Random(0))
     assert task.options == {RETURN_OPTION: ["to b"]}
     assert list_cells(archive, walk("b", "c", returned=1, task=task)) == {
         "": (0, 1), "to b": (0, 2), "to b to c": (0, 1),
@@ -143,11 +139,10 @@ def test_an_episode_that_returned_goes_on_from_its_cell() -> None:
 
 def count_choices(archive: Archive, num: int = 4000) -> Counter[str]:
     chosen: Counter[str] = Counter()
-    state = json.loads(json.dumps(archive.state_dict()))
     for seed in range(num):
         fresh = Archive(archive.config)
-        fresh.load_state_dict(state)
-        (task,), _ = fresh.plan([TASK], [PLAIN], random.Random(seed))
+        fresh.cells = archive.cells
+        ((task, _),) = fresh.split_group(TASK, PLAIN, random.Random(seed))
         chosen[" ".join(task.options[RETURN_OPTION])] += 1
     return chosen
 

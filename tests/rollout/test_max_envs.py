@@ -14,12 +14,12 @@ from test_rollout import FakePool, SeededPolicy, play_groups, settings, shuffled
 
 from small import small_config
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import load_tasks
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.errors import PolicyError
 from trailnotes.policies.base import Policy
 from trailnotes.policies.hf.policy import HFPolicy, load_model
-from trailnotes.rollout.groups import run_groups
+from trailnotes.rollout.groups import GroupRunner
 from trailnotes.types import Message, Mode, TokenIds, Trajectory, TrajectoryGroup
 
 LIMITS = [1, 2, 3, 6, 100]
@@ -84,7 +84,7 @@ def echoes(**env: Any) -> Config:
 def play_echoes(policy: Policy, pool: EnvPool, config: Config) -> list[TrajectoryGroup]:
     """Ten episodes."""
     modes: list[list[Mode]] = [["plain"] * 5] * 2
-    playing = run_groups(policy, pool, tasks_of(config, "train")[:2], modes, None, config, seed=3)
+    playing = GroupRunner(policy, pool, None, config, seed=3).play(load_tasks(config, "train")[:2], modes)
     return asyncio.run(asyncio.wait_for(playing, 60))
 
 

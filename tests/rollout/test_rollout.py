@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import run_episode
-from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
+from trailnotes.rollout.groups import GroupRunner, compute_rollout_metrics, run_groups
 from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics, write_tips
 from trailnotes.types import (
     Completion,
@@ -30,6 +29,7 @@ from trailnotes.types import (
     TokenIds,
     Trajectory,
     TrajectoryGroup,
+    derive_seed,
 )
 
 # --- fakes: a corridor to walk, a pool that lends it, a memory that remembers what it was asked
@@ -140,7 +140,7 @@ def play_groups(policy: ScriptedPolicy, pool: FakePool, config: Config = SETTING
     tasks = options.pop("tasks", [Task("a", "corridor"), Task("b", "corridor")])
     modes = options.pop("modes", [["plain"] * 3] * len(tasks))
     memory = options.pop("memory", None)
-    return asyncio.run(run_groups(policy, pool, tasks, modes, memory, config, **{"seed": 0, **options}))
+    return asyncio.run(GroupRunner(policy, pool, memory, config, **{"seed": 0, **options}).play(tasks, modes))
 
 
 # --- one episode
@@ -357,6 +357,14 @@ def test_episodes_that_a_full_context_ends_are_warned_of_once(caplog: pytest.Log
     (warning,) = caplog.messages
     assert "max_context_tokens = 46" in warning
     assert "max_observation_tokens = 900" in warning
+
+
+def test_run_groups_is_the_runner_with_a_warning() -> None:
+    arguments = ScriptedPolicy(right), FakePool(), [TASK], [["plain"]], None, SETTINGS
+    with pytest.warns(FutureWarning, match="GroupRunner"):
+        playing = run_groups(*arguments, seed=0)
+    (group,) = asyncio.run(playing)
+    assert len(group.trajectories) == 1
 
 
 @pytest.mark.parametrize(("members", "failures"), [(3, (0, 2)), (1, (0,))])

@@ -16,7 +16,7 @@ from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tips import TipMemory
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout.groups import run_groups
+from trailnotes.rollout.groups import GroupRunner
 from trailnotes.types import Task, Tip, TrajectoryGroup
 
 TASKS = [Task(f"task {number}", "echo_env:Echo") for number in range(12)]
@@ -58,7 +58,8 @@ def played(embedder: Embedder, config: Config) -> list[TrajectoryGroup]:
 
     async def play(memory: TipMemory) -> list[TrajectoryGroup]:
         with EnvPool(config.env) as pool:
-            return await run_groups(policy, pool, TASKS, [["on_policy_tips"]] * len(TASKS), memory, config, seed=0)
+            runner = GroupRunner(policy, pool, memory, config, seed=0)
+            return await runner.play(TASKS, [["on_policy_tips"]] * len(TASKS))
 
     with TipMemory(TipStore(None, EmbedderIdentity("hashing", 256)), HashingEmbedder(), config.memory) as memory:
         memory.add(tips)

@@ -17,7 +17,7 @@ from tinyrun import SAME, differences, metrics, run_command, tiny_config, train_
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.envs.tasks import describe_training_overlap, load_panel, load_rehearsal_tasks, tasks_of
+from trailnotes.envs.tasks import describe_training_overlap, load_panel, load_rehearsal_tasks, load_tasks
 from trailnotes.errors import ConfigError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
@@ -92,7 +92,7 @@ def test_games_in_a_file_are_recognized_by_content(start_model: Path, tmp_path: 
     """By identity: the file's game has another id, but the environment, seed and options of one that is trained."""
     config = rehearsing(start_model, rehearsal={"split": "", "path": str(tmp_path / "r.jsonl")})
     turns = (Message("user", "u"), Message("assistant", "a"))
-    for known, named in ((tasks_of(config, "train")[0], "train.split"), (load_panel(config)[0], "the panel")):
+    for known, named in ((load_tasks(config, "train")[0], "train.split"), (load_panel(config)[0], "the panel")):
         other = replace(known, id="another-name")
         write_demonstrations([Demonstration(turns, frozenset({1}), other)], tmp_path / "r.jsonl")
         with pytest.raises(ConfigError, match=named):

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from small import small_config
 from tinyrun import equal_weights, weights
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import load_tasks
 from trailnotes.errors import ConfigError, Interrupted
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model
@@ -81,7 +81,7 @@ def test_a_given_model_learns_a_file_and_keeps_its_tokenizer(start_model: Path, 
 def test_demonstrations_of_a_game_of_the_panel_are_refused(start_model: Path, tmp_path: Path) -> None:
     config = sft_config(start_model, tmp_path / "sft.jsonl", steps=1)
     line, _ = (tmp_path / "sft.jsonl").read_text().splitlines()
-    train, test = (tasks_of(config, split)[0] for split in ("train", "test"))
+    train, test = (load_tasks(config, split)[0] for split in ("train", "test"))
     for named in (test.id, {**task_to_json(test), "id": "by another name", "split": "train"}):
         (tmp_path / "sft.jsonl").write_text(json.dumps(json.loads(line) | {"task": named}))
         with pytest.raises(ConfigError, match=r"warmstart\.demonstrations = .*1 of the 4 games of the panel .*test-0"):

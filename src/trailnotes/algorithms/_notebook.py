@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from trailnotes.config.section import Section, key
-from trailnotes.config.seeds import derive_seed
 from trailnotes.memory.controls import require_own_tips
 from trailnotes.rollout.conversation import (
     Conversation,
@@ -24,7 +23,17 @@ from trailnotes.rollout.conversation import (
 from trailnotes.rollout.episode import EpisodeContext, TipsActor, count_prompt_tokens
 from trailnotes.rollout.tips import CompletionRequest
 from trailnotes.runs.adaptation import AdaptationRun
-from trailnotes.types import Message, Observation, Sampling, Task, Tip, Trajectory, TrajectoryGroup, strip_thinking
+from trailnotes.types import (
+    Message,
+    Observation,
+    Sampling,
+    Task,
+    Tip,
+    Trajectory,
+    TrajectoryGroup,
+    derive_seed,
+    strip_thinking,
+)
 
 
 class NotebookConfig(Section):
@@ -84,7 +93,7 @@ async def adapt_by_notebook(run: AdaptationRun, notebook: Notebook) -> None:
         unusable = await notebook.update(groups, ask)  # after the last one as well: more trials may follow
         run.log(phase, groups, notebook={"entries": len(notebook), "asked": asked, "unusable": unusable})
         run.report(f"trial {trial}", groups, memory=trial > 0, trial=trial)
-    run.examine(groups, memory=config.eval.trials > 0)
+    run.write_panel(groups, memory=config.eval.trials > 0)
 
 
 class NotebookActor(TipsActor):

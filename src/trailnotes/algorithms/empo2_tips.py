@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from trailnotes.config.methods import Method
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import panel, tasks_of
-from trailnotes.memory import embedder_of, open_memory
+from trailnotes.envs.tasks import load_tasks, panel
+from trailnotes.memory import make_config_embedder, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.rollout.tips import (
     EXTRACT,
@@ -28,7 +28,7 @@ async def empo2_tips(run: AdaptationRun) -> None:
     config, author, met = run.config, run.author, load_preliminary_tasks(run.config)
     phases = [("met", met)] if met else []
     phases += [(f"trial-{trial}", run.tasks) for trial in range(config.eval.trials + 1)]
-    with open_memory(run.directory.memory_path, config.memory, embedder=embedder_of(config)) as memory:
+    with open_memory(run.directory.memory_path, config.memory, embedder=make_config_embedder(config)) as memory:
         for number, (phase, tasks) in enumerate(phases):
             trial, reads = number - bool(met), number > 0
             tips = make_prompt_memory(memory, config.eval.show_tips) if reads else None
@@ -47,12 +47,12 @@ async def empo2_tips(run: AdaptationRun) -> None:
             run.log(phase, groups, tips=compute_tip_metrics(written), memory=memory.stats())
             if trial >= 0:
                 run.report(f"trial {trial}", groups, memory=reads, trial=trial)
-        run.examine(groups, memory=reads)
+        run.write_panel(groups, memory=reads)
 
 
 def load_preliminary_tasks(config: Config) -> list[Task]:
     """Return the games that get tips before the panel is played."""
-    return panel(tasks_of(config, config.eval.meet_split), config.eval.meet_tasks) if config.eval.meet_split else []
+    return panel(load_tasks(config, config.eval.meet_split), config.eval.meet_tasks) if config.eval.meet_split else []
 
 
 METHOD = Method(

@@ -36,102 +36,97 @@ class LamerConfig(Section):
     gamma: float = key(0.6, "discount of an episode's return in that of the one before it", LAMER, ge=0, le=1)
 
 
-Trial = list[TrajectoryGroup]  # a task's groups by episode, 0 to K - 1, each of the same members
-WrittenTips = dict[int, "WrittenTip"]  # by `id` of the trajectory that it is about
+Trials = dict[int, list[TrajectoryGroup]]  # by place in the batch: the groups of a task, by episode, 0 to K - 1
+WrittenTips = dict[tuple[int, int, int], WrittenTip]  # by place in the batch, member, and episode
 
 
 async def lamer(iteration: Iteration) -> None:
     config, options = iteration.config, iteration.config.section(LamerConfig)
     normalize_std = config.algorithm.normalize_std
     rounds = [await iteration.rollout(iteration.tasks())]
-    trials: list[Trial] = [[group] for group in rounds[0]]
     written: WrittenTips = {}
     for episode in range(1, options.episodes):
-        if not trials:
+        if not (trials := build_trials(rounds)):
             break
-        tips = await iteration.write_tips([trial[-1] for trial in trials], f"tips-{episode}")
-        written |= {id(tip.trajectory): tip for tip in tips}
+        tips = await iteration.write_tips([trial[-1] for trial in trials.values()], f"tips-{episode}")
+        keys = {
+            id(t): (place, t.member, episode - 1) for place, trial in trials.items() for t in trial[-1].trajectories
+        }
+        written |= {keys[id(tip.trajectory)]: tip for tip in tips}
         rounds.append(await sample_next_episode(iteration, trials, written, f"rollout-again-{episode}"))
-        trials = extend_trials(trials, rounds[-1])
 
     async with iteration.learning():
-        rated = [iteration.add_novelty(groups) for groups in rounds]  # each before the next is counted
-        played = list(chain(*rated))
-        trials, written = replace_trajectories(list(chain(*rounds)), played, trials, written)
+        rounds = [iteration.add_novelty(groups) for groups in rounds]  # each before the next is counted
+        played, trials = list(chain(*rounds)), build_trials(rounds)
         iteration.add_metrics("tips", compute_tip_metrics(list(written.values())))
-        iteration.add_metrics("lamer", success_by_episode(trials))
-        scores = iter(iteration.scores(list(chain(*trials))))
-        worth = [discount_across_episodes([next(scores) for _ in trial], options.gamma) for trial in trials]
+        iteration.add_metrics("lamer", success_by_episode(list(trials.values())))
+        scores = iter(iteration.scores(list(chain(*trials.values()))))
+        worth = [discount_across_episodes([next(scores) for _ in trial], options.gamma) for trial in trials.values()]
         advantages = [group_advantages(episode, config.algorithm) for trial in worth for episode in trial]
-        samples = iteration.samples(list(chain(*trials)), advantages)
-        for trial, episodes in zip(trials, worth, strict=True):
+        samples = iteration.samples(list(chain(*trials.values())), advantages)
+        for (place, trial), episodes in zip(trials.items(), worth, strict=True):
             credit = [group_relative(episode.returns, normalize_std).tolist() for episode in episodes[1:]]
-            samples += build_tip_samples(trial, credit, written, config.loss.kl)
+            for number, (group, row) in enumerate(zip(trial, credit, strict=False)):  # none is written after the last
+                own = [written.get((place, t.member, number)) for t in group.trajectories]
+                samples += build_tip_samples(own, row, config.loss.kl)
         metrics = await iteration.update([*samples, *iteration.anchor_samples(list(written.values()), played)])
         await iteration.end(played, metrics)
 
 
 async def sample_next_episode(
-    iteration: Iteration, trials: Sequence[Trial], written: WrittenTips, purpose: str
+    iteration: Iteration, trials: Trials, written: WrittenTips, purpose: str
 ) -> list[TrajectoryGroup]:
     """Sample the next episode of each trial, in which each member reads its own earlier tips alone."""
     modes: list[list[Mode]] = [["on_policy_tips"] * iteration.config.rollout.group_size for _ in trials]
-    embedder = iteration.embedder()
+    embedder, places = iteration.embedder(), list(trials)
     with ExitStack() as opened:
 
         def memory_of(row: int, member: int) -> TipMemory:
-            own = [t for group in trials[row] for t in group.trajectories if t.member == member]
+            keys = [(places[row], member, episode) for episode in range(len(trials[places[row]]))]
             memory = opened.enter_context(open_memory(None, iteration.config.memory, embedder=embedder))
-            memory.add([tip for t in own if id(t) in written for tip in written[id(t)].tips])
+            memory.add([tip for key in keys if key in written for tip in written[key].tips])
             return memory
 
-        tasks = [trial[0].task for trial in trials]
+        tasks = [trial[0].task for trial in trials.values()]
         return await iteration.rollout(tasks, modes, memory_of=memory_of, purpose=purpose)
 
 
-def extend_trials(trials: Sequence[Trial], groups: Sequence[TrajectoryGroup]) -> list[Trial]:
-    """Extend the trials by their next episodes, with the members that finished all episodes.
+def build_trials(rounds: Sequence[Sequence[TrajectoryGroup]]) -> Trials:
+    """Match the groups of all rounds, with the members that finished all episodes.
 
-    A task of which a group failed is left out; a task that is twice in the batch loses both, which nothing tells apart.
+    A task of which a group failed is left out. If a repeated task loses a group, both are dropped, since groups carry
+    no index.
     """
-    before, after = (Counter(group.task.id for group in some) for some in ([trial[0] for trial in trials], groups))
-    whole = {task_id for task_id in before if before[task_id] == after[task_id]}
-    following, extended = (group for group in groups if group.task.id in whole), []
-    for trial in ([*trial, next(following)] for trial in trials if trial[0].task.id in whole):
-        members = set.intersection(*({t.member for t in group.trajectories} for group in trial))
-        extended.append(
-            [TrajectoryGroup(g.task, tuple(t for t in g.trajectories if t.member in members)) for g in trial]
-        )
-    return extended
+    trials: Trials = {place: [group] for place, group in enumerate(rounds[0])}
+    for groups in rounds[1:]:
+        before = Counter(trial[0].task.id for trial in trials.values())
+        after = Counter(group.task.id for group in groups)
+        whole = {task_id for task_id in before if before[task_id] == after[task_id]}
+        following = (group for group in groups if group.task.id in whole)
+        trials = {
+            place: keep_common_members([*trial, next(following)])
+            for place, trial in trials.items() if trial[0].task.id in whole
+        }  # fmt: skip
+    return trials
 
 
-def replace_trajectories(
-    groups: Sequence[TrajectoryGroup], rated: Sequence[TrajectoryGroup], trials: Sequence[Trial], written: WrittenTips
-) -> tuple[list[Trial], WrittenTips]:
-    """Replace the trajectories of `groups` by those of `rated` in the trials and their tips."""
-    pairs = zip(groups, rated, strict=True)
-    new = {id(old): t for a, b in pairs for old, t in zip(a.trajectories, b.trajectories, strict=True)}
-    trials = [[TrajectoryGroup(g.task, tuple(new[id(t)] for t in g.trajectories)) for g in trial] for trial in trials]
-    return trials, {id(new[author]): tip for author, tip in written.items()}
+def keep_common_members(trial: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    members = set.intersection(*({t.member for t in group.trajectories} for group in trial))
+    return [TrajectoryGroup(g.task, tuple(t for t in g.trajectories if t.member in members)) for g in trial]
 
 
-def build_tip_samples(
-    trial: Trial, credit: Sequence[Sequence[float]], written: WrittenTips, hold: float
-) -> list[Sample]:
-    """Build a training row for each tip of a trial of K groups of N members.
+def build_tip_samples(tips: Sequence[WrittenTip | None], advantages: Sequence[float], hold: float) -> list[Sample]:
+    """Build a training row for each tip of a group's members, by the advantages of the episodes after it.
 
-    `credit` (K - 1, N) holds the advantages of the episodes after each tip, `hold` the coefficient of its KL. With
-    `rollout.max_async_iterations` the ratio is to the weights that wrote the tip.
+    `hold` is the coefficient of its KL. With `rollout.max_async_iterations` the ratio is to the weights that wrote it.
     """
     return [
-        anchor_sample(written[id(author)].completion, "tip", hold, advantage)
-        for group, row in zip(trial, credit, strict=False)  # nothing is written after the last episode
-        for author, advantage in zip(group.trajectories, row, strict=True)
-        if id(author) in written and written[id(author)].completion.token_ids
-    ]
+        anchor_sample(tip.completion, "tip", hold, advantage)
+        for tip, advantage in zip(tips, advantages, strict=True) if tip and tip.completion.token_ids
+    ]  # fmt: skip
 
 
-def success_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
+def success_by_episode(trials: Sequence[Sequence[TrajectoryGroup]]) -> dict[str, float]:
     """Measure the share of successful members, as ``success/0`` to ``success/K-1``; {} without any trial."""
     won = [[[t.success for t in group.trajectories] for group in trial] for trial in trials]
     rounds = [list(chain(*episode)) for episode in zip(*won, strict=True)]

@@ -13,7 +13,7 @@ async def naive(run: AdaptationRun) -> None:
     groups = await run.play("trial-0", run.tasks, num_samples=run.config.eval.num_samples)
     run.log("trial-0", groups)
     run.report("trial 0", groups, memory=False, trial=0)
-    run.examine(groups, memory=False)
+    run.write_panel(groups, memory=False)
 
 
 METHOD = Method("naive", "naive", naive, trains=False, colour="#6f6f6f")

@@ -87,7 +87,7 @@ async def opsd(iteration: Iteration) -> None:
         groups = iteration.add_novelty(groups)
         advantages = [group_advantages(scores, algorithm) for scores in iteration.scores(groups)]
         frozen = options.has_frozen_teacher
-        lessons, num_tokens = build_lessons(iteration, groups, advantages, teachers, of_start=frozen)
+        lessons, num_tokens = build_lessons(iteration, groups, advantages, teachers, initial=frozen)
         iteration.add_metrics("opsd", distillation_metrics(lessons, options) | {"teacher_tokens": num_tokens})
         taught = [lesson.build_sample(options) for lesson in lessons]
         metrics = await iteration.update([*taught, *iteration.anchor_samples(written, groups)])
@@ -96,18 +96,18 @@ async def opsd(iteration: Iteration) -> None:
 
 def build_lessons(
     iteration: Iteration, groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[Array]],
-    teachers: Sequence[TrajectoryGroup], *, of_start: bool = False,
+    teachers: Sequence[TrajectoryGroup], *, initial: bool = False,
 ) -> tuple[list[DistillationRow], float]:  # fmt: skip
     """Score the episodes as `teachers`, the same ones with tips in their prompts, would have sampled them.
 
-    `advantages` are (N,) for each group; `of_start` has the initial weights score. Returns the rows with the teacher's
+    `advantages` are (N,) for each group; `initial` has the initial weights score. Returns the rows with the teacher's
     view of their tokens, and the tokens that it read: the cost of scoring.
     """
     rows = iteration.config.optim.rows
     samples = build_samples(groups, advantages, rows=rows)
     weighed = iteration.samples(groups, [[1.0] * len(group.trajectories) for group in groups])  # importance weights
     asked = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=rows)
-    scored = iteration.learner.logprobs(asked, of_start=of_start)
+    scored = iteration.learner.logprobs(asked, initial=initial)
     lessons = build_distillation_rows(samples, weighed, collect_teacher_logprobs(teachers, asked, scored))
     return lessons, float(sum(len(row.token_ids) for row in asked))
 

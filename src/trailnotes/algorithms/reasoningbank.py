@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trailnotes.algorithms import _notebook as notebook
 from trailnotes.config.methods import Method
-from trailnotes.memory import Embedder, embedder_of
+from trailnotes.memory import Embedder, make_config_embedder
 from trailnotes.rollout.conversation import get_instruction
 from trailnotes.rollout.tips import select_usable
 from trailnotes.runs.adaptation import AdaptationRun
@@ -37,7 +37,7 @@ _WHY: Final = {
 
 
 async def reasoningbank(run: AdaptationRun) -> None:
-    await notebook.adapt_by_notebook(run, Bank(embedder_of(run.config)))
+    await notebook.adapt_by_notebook(run, Bank(make_config_embedder(run.config)))
 
 
 @dataclass(frozen=True, slots=True)

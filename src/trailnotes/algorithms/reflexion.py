@@ -13,7 +13,6 @@ from typing import Any, Final
 from trailnotes.config.methods import Method
 from trailnotes.config.schema import MemoryConfig, RolloutConfig
 from trailnotes.config.section import Section, key
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
 from trailnotes.memory.controls import TipSource, blank_tips, pick_other_namespace
@@ -32,7 +31,16 @@ from trailnotes.rollout.conversation import (
 from trailnotes.rollout.episode import EpisodeContext, TipsActor
 from trailnotes.rollout.tips import CompletionRequest, WrittenTip, compute_tip_metrics, select_usable
 from trailnotes.runs.adaptation import AdaptationRun
-from trailnotes.types import Message, Observation, Sampling, Tip, Trajectory, TrajectoryGroup, replace_surrogates
+from trailnotes.types import (
+    Message,
+    Observation,
+    Sampling,
+    Tip,
+    Trajectory,
+    TrajectoryGroup,
+    derive_seed,
+    replace_surrogates,
+)
 
 WINDOW: Final = 3  # plans in a prompt, the newest ones (arXiv 2303.11366)
 
@@ -70,7 +78,7 @@ async def reflexion(run: AdaptationRun) -> None:
             so_far = [latest[task.id] for task in run.tasks if task.id in latest]
             run.report(f"solved by trial {trial}" if trial else "trial 0", so_far, memory=trial > 0, trial=trial)
         run.report("final trial only", groups, memory=config.eval.trials > 0)
-        run.examine(groups if options.replay_last else so_far, memory=config.eval.trials > 0)
+        run.write_panel(groups if options.replay_last else so_far, memory=config.eval.trials > 0)
 
 
 async def write_plans(

@@ -29,13 +29,12 @@ def _run(args: Namespace) -> None:
 
 
 def _print_result(out: Path) -> None:
-    """Print the table of an adaptation, and below it what its `table.md` says of the intervals."""
     from trailnotes.reporting.tables import print_table, print_text
+    from trailnotes.runs.panels import build_panel_table, describe_intervals, read_table
 
-    lines = (out / "table.md").read_text(encoding="utf-8").splitlines()
-    head, _, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
-    print_table("", (head, rows))
-    print_text(line for line in lines if line and not line.startswith("|"))
+    rows, figures = read_table(out)
+    print_table("", build_panel_table(rows, figures))
+    print_text(describe_intervals(rows))
     print(f"written to {out}")
 
 

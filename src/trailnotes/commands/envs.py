@@ -15,7 +15,7 @@ INDENT = 21  # columns before the summary of an environment
 def _list(_: Namespace) -> None:
     from importlib.metadata import entry_points
 
-    from trailnotes.envs import ENTRY_POINTS, ENVS, extra_for, load_env_class
+    from trailnotes.envs import ENTRY_POINTS, ENVS, get_extra, load_env_class
     from trailnotes.reporting.tables import get_console_width
 
     for name in sorted({*ENVS, *(point.name for point in entry_points(group=ENTRY_POINTS))}):
@@ -24,7 +24,7 @@ def _list(_: Namespace) -> None:
         except (ConfigError, MissingExtraError) as error:
             about = f"cannot be used: {error}"
         lines = textwrap.wrap(about, min(WIDTH, get_console_width()) - INDENT) or [""]
-        if (extra := extra_for(name)) and find_missing_module(extra):
+        if (extra := get_extra(name)) and find_missing_module(extra):
             lines.append(f"not installed: {format_install_command(extra)}")
         print(f"{name:<{INDENT}}" + f"\n{'':<{INDENT}}".join(lines))
 
@@ -48,9 +48,9 @@ def _check(args: Namespace) -> None:
 
 def require_env_packages(name: str) -> None:
     """Refuse an environment whose packages are missing by `MissingExtraError`."""
-    from trailnotes.envs import extra_for
+    from trailnotes.envs import get_extra
 
-    if (extra := extra_for(name)) and (package := find_missing_module(extra)):
+    if (extra := get_extra(name)) and (package := find_missing_module(extra)):
         raise MissingExtraError(f"{name} needs the package {package}: {format_install_command(extra)}")
 
 

@@ -14,17 +14,16 @@ def _run(args: Namespace) -> None:
     from trailnotes.reporting.tables import print_table, print_text
     from trailnotes.reporting.terminal import ProgressBar
     from trailnotes.runs.evaluate import evaluate
-    from trailnotes.runs.panels import build_panel_table, format_markdown_table
+    from trailnotes.runs.panels import build_panel_table, describe_intervals, format_markdown_table
 
     config = load_command_config(args.subject, args.config, args.settings)
     with ProgressBar(1.0, "eval") as bar:
         result = evaluate(config, args.subject, memory=args.memory, out=args.out, progress=bar)
-    table, _, below = format_markdown_table([result]).partition("\n\n")
     if sys.stdout.isatty():
         print_table("", build_panel_table([result]))
     else:
-        print(table.rstrip())
-    print_text(below.splitlines())
+        print(format_markdown_table([result]).partition("\n\n")[0])
+    print_text(describe_intervals([result]))
     if args.out:
         print(f"written to {args.out}")
 

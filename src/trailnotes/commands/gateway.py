@@ -28,7 +28,7 @@ def _run(args: Namespace) -> None:
             f"--public lets other machines in: give them a token, {TOKEN_VARIABLE}=... in the environment"
         )
     from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
-    from trailnotes.memory import embedder_of, open_memory
+    from trailnotes.memory import make_config_embedder, open_memory
     from trailnotes.runs.load_policy import open_evaluated_model, open_policy
     from trailnotes.runs.loop import run_to_end
     from trailnotes.runs.serving import EPISODES_FILE, OpenGateway, serve_agents
@@ -45,7 +45,7 @@ def _run(args: Namespace) -> None:
         subject = opened.enter_context(open_evaluated_model(args.model or config.model.path))
         memory = None
         if config.algorithm.name == TIPS_ONLY_METHOD or resolve_method(config.algorithm.name).shows_tips:
-            memory = open_memory(args.out / "memory.db", config.memory, embedder=embedder_of(config))
+            memory = open_memory(args.out / "memory.db", config.memory, embedder=make_config_embedder(config))
             opened.callback(memory.close)
         policy = opened.enter_context(open_policy(config, subject, args.out))
 

@@ -4,8 +4,8 @@ from trailnotes.envs.base import (
     ENTRY_POINTS,
     ENVS,
     Env,
-    extra_for,
     get_env_identity,
+    get_extra,
     list_env_tasks,
     load_env_class,
     make_env,
@@ -14,6 +14,14 @@ from trailnotes.envs.base import (
 from trailnotes.envs.check import check_env
 
 __all__ = [
-    "ENTRY_POINTS", "ENVS", "Env", "check_env", "extra_for", "get_env_identity", "list_env_tasks", "load_env_class",
-    "make_env", "validate_options",
+    "ENTRY_POINTS",
+    "ENVS",
+    "Env",
+    "check_env",
+    "get_env_identity",
+    "get_extra",
+    "list_env_tasks",
+    "load_env_class",
+    "make_env",
+    "validate_options",
 ]  # fmt: skip

@@ -112,7 +112,7 @@ ENVS: dict[str, str] = {
 ENTRY_POINTS = "trailnotes.envs"  # the group by which other packages offer environments
 
 
-def extra_for(name: str) -> str:
+def get_extra(name: str) -> str:
     """Return the extra that the environment needs; "" where it needs none."""
     extra = {"waymarks": "textworld", "gateway": "web"}.get(name, name)
     return extra if extra in list_extras() else ""
@@ -233,7 +233,7 @@ def _translate_import_error(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        extra = extra_for(name)
+        extra = get_extra(name)
         if not extra or isinstance(error, MissingExtraError):
             raise
         fix = format_install_command(extra)

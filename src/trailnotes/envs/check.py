@@ -20,6 +20,7 @@ from trailnotes.types import Observation, Task
 SPLITS: Final = ("train", "validation", "test")
 MAX_STEPS: Final = 200  # an episode is followed this far in search of its end
 NUM_TASKS: Final = 3  # of the given ones, the first
+MAX_REPEATED_STEPS = 10  # of an episode that is played again, to be the same
 CALL_LIMIT_S = 60.0  # for one call of the environment; the check ends with it
 
 ODD_ACTIONS: Final = {
@@ -213,10 +214,10 @@ class _Check:
                         raise self.fail(f"task {task.id!r}", f"{where}: use only task.seed")
             self.call("close", other.close)
 
-    def play_steps(self, env: Env, task: Task, num_steps: int = 10) -> list[Observation]:
+    def play_steps(self, env: Env, task: Task) -> list[Observation]:
         observations = [self.reset(task, env)]
         pick = random.Random(1)
-        while len(observations) <= num_steps and not observations[-1].done:
+        while len(observations) <= MAX_REPEATED_STEPS and not observations[-1].done:
             observations.append(self.step(_pick_action(observations[-1], pick), env=env))
         return [replace(observation, info={}) for observation in observations]  # info may be a time and the like
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.config.methods import find_method, resolve_method
-from trailnotes.config.seeds import derive_seed
 from trailnotes.envs import get_env_identity, list_env_tasks
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
-from trailnotes.types import Task
+from trailnotes.types import Task, derive_seed
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config
 
 
-def tasks_of(config: Config, split: str) -> list[Task]:
+def load_tasks(config: Config, split: str) -> list[Task]:
     """List all tasks of `split` of the configured environment."""
     tasks = list_env_tasks(config.env.name, split, config.env.options)
     if not tasks:
@@ -29,6 +29,12 @@ def tasks_of(config: Config, split: str) -> list[Task]:
     if count > 1:  # an id is a memory namespace
         raise ConfigError(f"split {split!r} of env.name = {config.env.name!r} has task id {most_common!r} twice")
     return tasks
+
+
+def tasks_of(config: Config, split: str) -> list[Task]:
+    """Former name of `load_tasks`."""
+    warnings.warn("trailnotes.envs.tasks.tasks_of has become load_tasks", FutureWarning, stacklevel=2)
+    return load_tasks(config, split)
 
 
 def load_identity(config: Config) -> dict[str, Any]:
@@ -63,26 +69,26 @@ def panel(tasks: Sequence[Task], num: int) -> list[Task]:
 
 
 def load_training_tasks(config: Config) -> list[Task]:
-    return panel(tasks_of(config, config.train.split), config.train.num_tasks)
+    return panel(load_tasks(config, config.train.split), config.train.num_tasks)
 
 
 def load_panel(config: Config) -> list[Task]:
     """Load the tasks of the panel that `config.eval` plays: always the same."""
     if not config.eval.split:
         raise ConfigError("eval.split is empty, so there is no panel to play: name the split, as in --eval.split test")
-    return panel(tasks_of(config, config.eval.split), config.eval.num_tasks)
+    return panel(load_tasks(config, config.eval.split), config.eval.num_tasks)
 
 
 def load_validation_tasks(config: Config) -> list[Task]:
     """Load the validation tasks, as many as the panel's, of `train.validation_split`."""
-    return panel(tasks_of(config, config.train.validation_split), config.eval.num_tasks)
+    return panel(load_tasks(config, config.train.validation_split), config.eval.num_tasks)
 
 
 def validate_splits(config: Config) -> None:
     """Refuse to learn from games of the panel or the validation. Plays and loads nothing."""
     method, train = resolve_method(config.algorithm.name), config.train
     if method.trains:
-        games, source = tasks_of(config, train.split), f"train.split = {train.split!r}"
+        games, source = load_tasks(config, train.split), f"train.split = {train.split!r}"
         if train.eval_every:
             validation = load_validation_tasks(config)
             chosen_by = f"train.validation_split = {train.validation_split!r}"
@@ -125,7 +131,7 @@ def select_unused(games: Sequence[Task], config: Config) -> list[Task]:
 def load_used_tasks(config: Config) -> dict[str, list[Task]]:
     """Load the games that a training itself plays, by the setting that names them."""
     train = config.train
-    used = {f"train.split = {train.split!r}": tasks_of(config, train.split)}
+    used = {f"train.split = {train.split!r}": load_tasks(config, train.split)}
     if train.eval_every:
         used[f"train.validation_split = {train.validation_split!r}"] = load_validation_tasks(config)
     return used
@@ -147,7 +153,7 @@ def load_recorded_tasks(config: Config) -> list[Task]:
     if rehearsal.path or not (rehearsal.split and method.trains and method.writes_tips):
         return []
     env = config.env.model_copy(update={"options": {**config.env.options, **rehearsal.options}})
-    return panel(tasks_of(config.model_copy(update={"env": env}), rehearsal.split), rehearsal.num_tasks)
+    return panel(load_tasks(config.model_copy(update={"env": env}), rehearsal.split), rehearsal.num_tasks)
 
 
 def describe_training_overlap(trained: Config | None, config: Config) -> str:
@@ -161,7 +167,7 @@ def describe_training_overlap(trained: Config | None, config: Config) -> str:
     if not method.trains:
         return ""
     try:
-        games, examined = tasks_of(trained, trained.train.split), load_panel(config)
+        games, examined = load_tasks(trained, trained.train.split), load_panel(config)
     except (ConfigError, EnvError, MissingExtraError):  # an environment that is not here has nothing to compare
         return ""
     overlap = _format_overlap(find_shared_tasks(games, examined), examined, "the model was trained on")

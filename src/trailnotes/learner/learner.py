@@ -69,13 +69,13 @@ class Learner:
     def device(self) -> torch.device:
         return self.ranks.device or next(self.model.parameters()).device
 
-    def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
+    def logprobs(self, samples: Sequence[Sample], *, initial: bool = False) -> list[tuple[float, ...]]:
         """Score the trained tokens by the model as it is, or as it was at the start, at the sampling temperature.
 
         Returns natural logarithms (L,) for each row; 0.0 where `loss_mask` is 0.
         """
-        score = self._score_reference if of_start else self._score
-        with self.use_initial_adapters() if of_start else nullcontext():
+        score = self._score_reference if initial else self._score
+        with self.use_initial_adapters() if initial else nullcontext():
             rows = self._score_samples(samples, score)
         self.ranks.reshard(score.model)
         return [tuple(row.tolist()) for row in rows]

@@ -117,7 +117,8 @@ def cispo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
     """
     rho = ratio(logprobs, batch.behavior_logprobs)
     floor, ceiling = 1.0 - loss.clip_low, 1.0 + loss.clip_high
-    low, high = rho < floor, rho > ceiling
+    counts = batch.advantages != 0  # as in the other objectives, a token of advantage 0 is not clipped
+    low, high = counts & (rho < floor), counts & (rho > ceiling)
     surrogate = -rho.detach().clamp(floor, ceiling) * batch.advantages * logprobs
     return Surrogate(surrogate, rho, low, high, torch.zeros_like(low))
 
@@ -131,7 +132,8 @@ def dppo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
     low, high = find_outside(loss, logprobs.exp() - batch.behavior_logprobs.exp(), batch.advantages)
     weight = rho.detach().clamp(max=loss.dual_clip or math.inf)
     surrogate = torch.where(low | high, 0.0, -weight * batch.advantages * logprobs)
-    dual = (rho > loss.dual_clip) & ~low & ~high if loss.dual_clip else torch.zeros_like(low)
+    counts = ~low & ~high & (batch.advantages != 0)
+    dual = counts & (rho > loss.dual_clip) if loss.dual_clip else torch.zeros_like(low)
     return Surrogate(surrogate, rho, low, high, dual)
 
 
@@ -170,8 +172,7 @@ def mean_over_rows(values: Tensor, mask: Tensor) -> Tensor:
 @torch.no_grad()
 def find_outside(loss: LossConfig, moved: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:  # bool
     """Mark tokens that moved below -clip_low, or above clip_high, where the advantage drives them further."""
-    positive = advantages > 0
-    return ~positive & (moved < -loss.clip_low), positive & (moved > loss.clip_high)
+    return (advantages < 0) & (moved < -loss.clip_low), (advantages > 0) & (moved > loss.clip_high)
 
 
 @torch.no_grad()

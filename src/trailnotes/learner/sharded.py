@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import secrets
 import shutil
 import signal
 import sys
@@ -25,7 +24,6 @@ from torch import Tensor
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError, LearnerError
 from trailnotes.learner import ranks
 from trailnotes.learner.learner import Learner
@@ -33,7 +31,7 @@ from trailnotes.learner.logprobs import choose_packing
 from trailnotes.learner.samples import PackingMode, Ranks
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.types import Sample
+from trailnotes.types import Sample, derive_seed
 
 
 def make_learner(
@@ -83,8 +81,8 @@ class ShardedLearner:
     def steps(self) -> int:
         return self._learner.steps
 
-    def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
-        return self._call("logprobs", list(samples), of_start=of_start)  # type: ignore[no-any-return]
+    def logprobs(self, samples: Sequence[Sample], *, initial: bool = False) -> list[tuple[float, ...]]:
+        return self._call("logprobs", list(samples), initial=initial)  # type: ignore[no-any-return]
 
     def update(self, samples: Sequence[Sample], seed: int = 0, lr_scale: float = 1.0) -> dict[str, float]:
         return self._call("update", list(samples), seed, lr_scale)  # type: ignore[no-any-return]
@@ -211,7 +209,7 @@ def build_rank(group: ranks.LearnerGroup, config: Config, dump_dir: Path | None)
     whole = not config.model.lora.enabled
     dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
     shares = ShardedRank(group.mesh, group.object_group, dtype, offload=config.learner.offload)
-    _require_same_files(shares, model, dump_dir and dump_dir.parent)
+    shares.require_same_files(model, dump_dir and dump_dir.parent)
     reference = load_model(on_host)[0] if config.has_reference_model and whole else None
     return _build_learner(config, model, reference, dump_dir, packing, shares)
 
@@ -241,26 +239,6 @@ def _require_plain_head(config: Config, model: Any) -> None:
     if head is not None and any(parameter.requires_grad for parameter in head.parameters()):
         raise ConfigError("several processes cannot anchor rows where the output embedding has adapters: leave it out "
                           "of model.lora.target_modules, or set learner.world_size = 1")  # fmt: skip
-
-
-def _require_same_files(shares: ShardedRank, model: torch.nn.Module, directory: Path | None) -> None:
-    """Refuse ranks whose weights differ, by a few numbers of each, or that do not see the directory of the run."""
-    sums = [(name, p.shape, p.detach().flatten()[:64].double().sum().item()) for name, p in model.named_parameters()]
-    mark = directory and directory / f".seen-{secrets.token_hex(8)}"
-    if mark and shares.rank == 0:
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-    told = shares.gather((sums, mark))
-    first, mark = told[0]
-    seen = shares.gather(mark is None or mark.exists())
-    if mark and shares.rank == 0:
-        mark.unlink()
-    if others := [rank for rank, (theirs, _) in enumerate(told) if theirs != first]:
-        raise LearnerError(f"rank {others[0]} of the learner loaded other weights than rank 0: model.path must be the "
-                           "same model on every machine")  # fmt: skip
-    if not all(seen):
-        raise ConfigError(f"rank {seen.index(False)} of the learner does not see {directory}, where each rank saves "
-                          "its part of the model: put --run-dir on a file system that all machines share")  # fmt: skip
 
 
 if __name__ == "__main__":

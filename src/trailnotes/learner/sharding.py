@@ -7,8 +7,10 @@ a chunk at a time, so neither is the `forward` of the model that FSDP knows of.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +27,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, LearnerError
 from trailnotes.learner.samples import GatheredCall, Ranks, call_directly
 
 T = TypeVar("T")
@@ -60,6 +62,28 @@ class ShardedRank(Ranks):
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value, group=self.object_group)
         return values
+
+    def require_same_files(self, model: nn.Module, directory: Path | None) -> None:
+        """Refuse ranks whose weights differ, by a few numbers of each, or that do not see the directory of the run."""
+        sums = [
+            (name, p.shape, p.detach().flatten()[:64].double().sum().item()) for name, p in model.named_parameters()
+        ]
+        mark = directory and directory / f".seen-{secrets.token_hex(8)}"
+        if mark and self.rank == 0:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        ranks = self.gather((sums, mark))
+        first, mark = ranks[0]
+        seen = self.gather(mark is None or mark.exists())
+        if mark and self.rank == 0:
+            mark.unlink()
+        if others := [rank for rank, (theirs, _) in enumerate(ranks) if theirs != first]:
+            raise LearnerError(f"rank {others[0]} of the learner loaded other weights than rank 0: model.path must be "
+                               "the same model on every machine")  # fmt: skip
+        if not all(seen):
+            raise ConfigError(f"rank {seen.index(False)} of the learner does not see {directory}, where each rank "
+                              "saves its part of the model: put --run-dir on a file system that all machines "
+                              "share")  # fmt: skip
 
     def shard(self, model: nn.Module) -> GatheredCall:
         """Keep this rank's part of each weight; frozen ones are split like the others.

@@ -31,7 +31,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError, RunError, ServerError
 from trailnotes.learner import losses
 from trailnotes.learner.logprobs import Batch
@@ -39,7 +38,7 @@ from trailnotes.learner.losses import UpdateMetrics, compute_advantage_metrics, 
 from trailnotes.learner.samples import iter_minibatches
 from trailnotes.learner.states import BETAS, REST, raise_non_finite
 from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
-from trailnotes.types import Sample
+from trailnotes.types import Sample, derive_seed
 from trailnotes.web.tinker import TinkerServer
 
 logger = logging.getLogger(__name__)
@@ -90,9 +89,9 @@ class TinkerLearner:
         self._names = (f"t{number:06d}" for number in itertools.count())
         self._named = (-1, "")  # steps, and the name of the weights then
 
-    def logprobs(self, samples: Sequence[Sample], *, of_start: bool = False) -> list[tuple[float, ...]]:
+    def logprobs(self, samples: Sequence[Sample], *, initial: bool = False) -> list[tuple[float, ...]]:
         """Score the trained tokens by the model as it is, or by the base model, in float32 at temperature 1."""
-        scored = self._score_by_start(samples) if of_start else self._score(samples)
+        scored = self._score_by_start(samples) if initial else self._score(samples)
         return [
             tuple(value if trained else 0.0 for value, trained in zip(row, sample.loss_mask, strict=True))
             for row, sample in zip(scored, samples, strict=True)

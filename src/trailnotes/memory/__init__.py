@@ -6,9 +6,9 @@ Rules: `tips`, `tip_stats`, `controls`, and the contract in `base`. Store: `sche
 
 from trailnotes.memory.base import Memory
 from trailnotes.memory.exchange import reembed
-from trailnotes.memory.retrieval import Embedder, embedder_of, make_embedder
+from trailnotes.memory.retrieval import Embedder, make_config_embedder, make_embedder
 from trailnotes.memory.tips import TipMemory, clean_tip, open_memory
 
 __all__ = [
-    "Embedder", "Memory", "TipMemory", "clean_tip", "embedder_of", "make_embedder", "open_memory", "reembed",
+    "Embedder", "Memory", "TipMemory", "clean_tip", "make_config_embedder", "make_embedder", "open_memory", "reembed",
 ]  # fmt: skip

@@ -41,7 +41,7 @@ class AsyncMemory(Memory, Protocol):
 
 @runtime_checkable
 class FeedbackMemory(Memory, Protocol):
-    """A memory that learns how the readers of its tips fared. `run_groups` calls `report` after its episodes."""
+    """A memory that learns how the readers of its tips fared. `GroupRunner` calls `report` after its episodes."""
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Record how `episodes` ended; `Step.tips` lists the tips that they read, and none of them failed.

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.memory.scope import TaskInfo, TipFilter
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tip_stats import TipEffect
 from trailnotes.memory.tips import TipMemory
-from trailnotes.types import Task, Tip, Trajectory, replace_surrogates
+from trailnotes.types import Task, Tip, Trajectory, derive_seed, replace_surrogates
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import Config

@@ -374,7 +374,7 @@ def make_embedder(
     return CachedEmbedder(SentenceTransformerEmbedder(name, device, batch_size), in_thread=True)
 
 
-def embedder_of(config: Config) -> Embedder:
+def make_config_embedder(config: Config) -> Embedder:
     """Make the embedder of a run: on the device of its model, and in batches unless the run must be deterministic."""
     size, device = 1 if config.run.deterministic else BATCH_SIZE, config.model.device
     return make_embedder(config.memory.embedder, device=device, batch_size=size, endpoint=config.endpoint)

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trailnotes.config.schema import MemoryConfig
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import retrieval, tip_stats
 from trailnotes.memory.index import Ints, fuse_reciprocal_ranks, is_faiss_installed
@@ -30,7 +29,16 @@ from trailnotes.memory.schema import EmbedderIdentity, require_identity
 from trailnotes.memory.scope import TipFilter, add_filters
 from trailnotes.memory.store import DISTILLED, StoreBackedMemory, TipPage, TipStore, build_addition
 from trailnotes.memory.tip_stats import Numbers, TipEffect
-from trailnotes.types import StrPath, Task, Tip, Trajectory, replace_surrogates, strip_thinking, to_finite_float
+from trailnotes.types import (
+    StrPath,
+    Task,
+    Tip,
+    Trajectory,
+    derive_seed,
+    replace_surrogates,
+    strip_thinking,
+    to_finite_float,
+)
 
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32

@@ -187,11 +187,9 @@ def _variance(values: Floats, new: NDArray[np.bool_]) -> Floats:
     return result
 
 
-def compute_panel_limits(
-    mean: Floats, part: VarianceComponent, bounds: Bounds, confidence: float = CONFIDENCE
-) -> Limits:
+def compute_panel_limits(mean: Floats, part: VarianceComponent, bounds: Bounds) -> Limits:
     """Compute Student's limits, cut to the metric's bounds; on this panel `part` is the seeds' alone."""
-    return _clip_limits(mean, part.squared_margin(confidence), bounds)
+    return _clip_limits(mean, part.squared_margin(CONFIDENCE), bounds)
 
 
 def _clip_limits(mean: Floats, square: Floats, bounds: Bounds) -> Limits:
@@ -199,7 +197,7 @@ def _clip_limits(mean: Floats, square: Floats, bounds: Bounds) -> Limits:
     return np.maximum(mean - np.sqrt(square), low), np.minimum(mean + np.sqrt(square), high)
 
 
-def compute_population_limits(moments: CrossedMoments, bounds: Bounds, confidence: float = CONFIDENCE) -> Limits:
+def compute_population_limits(moments: CrossedMoments, bounds: Bounds) -> Limits:
     """Compute Wilson's limits of a rate, by the number of trials that gives the margin; else the margin itself, cut.
 
     That number is at most two a family: families that came out alike may hide some that would not. Near 0 and 1 few
@@ -207,11 +205,11 @@ def compute_population_limits(moments: CrossedMoments, bounds: Bounds, confidenc
     which each is won or lost as a whole, of which one less count than there are. Nor does it come nearer than where
     none is won, or all are: so a single win takes no room away.
     """
-    square = moments.squared_margin(confidence)
+    square = moments.squared_margin(CONFIDENCE)
     if bounds != RATE_BOUNDS:
         return _clip_limits(moments.mean, square, bounds)
     rate = np.clip(moments.mean, 0.0, 1.0)
-    quantile, whole = t_quantile(moments.families.df, confidence), max(moments.num_families - 1.0, 1.0)
+    quantile, whole = t_quantile(moments.families.df, CONFIDENCE), max(moments.num_families - 1.0, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         number = np.minimum(quantile**2 * rate * (1 - rate) / square, 2.0 * moments.num_families)
     inside = np.abs(rate - 0.5) < 0.5 - ROUNDING_TOLERANCE
@@ -223,9 +221,7 @@ def compute_population_limits(moments: CrossedMoments, bounds: Bounds, confidenc
     return low, np.maximum(np.minimum(high, np.maximum(high_whole, high_margin)), most_at_0)
 
 
-def compute_difference_limits(
-    one: CrossedMoments, other: CrossedMoments, difference: CrossedMoments, confidence: float
-) -> Limits:
+def compute_difference_limits(one: CrossedMoments, other: CrossedMoments, difference: CrossedMoments) -> Limits:
     """Compute the limits of a difference of two rates from the Wilson limits of each (MOVER).
 
     Where one wins every game and the other none, nothing varies in the difference, but much may in either. `difference`
@@ -233,8 +229,8 @@ def compute_difference_limits(
 
     Source: Zou and Donner (2008), Statistics in Medicine 27, equation 5, with the correlation of the two means.
     """
-    low, high = compute_population_limits(one, RATE_BOUNDS, confidence)
-    other_low, other_high = compute_population_limits(other, RATE_BOUNDS, confidence)
+    low, high = compute_population_limits(one, RATE_BOUNDS)
+    other_low, other_high = compute_population_limits(other, RATE_BOUNDS)
     a, b = one.variance, other.variance
     with np.errstate(divide="ignore", invalid="ignore"):
         correlation = (a + b - difference.variance) / (2 * np.sqrt(a * b))
@@ -254,7 +250,6 @@ def estimate(
     values: Values,
     families: Mapping[str, str],
     bounds: Bounds,
-    confidence: float = CONFIDENCE,
     *,
     unit: str = "families",
 ) -> Estimate:
@@ -268,14 +263,14 @@ def estimate(
         means = [float((_compute_game_weights([*own], families) @ [*own.values()]).mean()) for own in played]
         return Estimate(float(np.mean(means)), None, None, NO_COMMON_GAME, NO_COMMON_GAME)
     moments = compute_moments(build_matrix(values, games), _compute_game_weights(games, families))
-    on_panel = compute_panel_limits(moments.mean, moments.seeds, bounds, confidence)
-    beyond = compute_population_limits(moments, bounds, confidence)
+    on_panel = compute_panel_limits(moments.mean, moments.seeds, bounds)
+    beyond = compute_population_limits(moments, bounds)
     not_beyond = explain_too_few(moments.num_families, unit) or explain_no_variation(moments, bounds)
     return build_estimate(moments.mean, on_panel, beyond, explain_no_panel_interval(moments, len(values)), not_beyond)
 
 
 def estimate_difference(
-    values: Values, baseline: Values, families: Mapping[str, str], *, rates: bool, confidence: float = CONFIDENCE
+    values: Values, baseline: Values, families: Mapping[str, str], *, rates: bool
 ) -> Estimate | None:
     """Estimate the mean of `values` less `baseline`, paired by seed and game; None without pairs."""
     seeds, games = find_pairs(values, baseline)
@@ -285,10 +280,10 @@ def estimate_difference(
     first, second = (build_matrix({seed: own[seed] for seed in seeds}, games) for own in (values, baseline))
     one, other = compute_moments(first, shares), compute_moments(second, shares)
     moments = compute_moments(first - second, shares)
-    on_panel = compute_panel_limits(moments.mean, moments.seeds, (-1.0, 1.0) if rates else None, confidence)
-    beyond = compute_population_limits(moments, None, confidence)
+    on_panel = compute_panel_limits(moments.mean, moments.seeds, (-1.0, 1.0) if rates else None)
+    beyond = compute_population_limits(moments, None)
     if rates:
-        beyond = compute_difference_limits(one, other, moments, confidence)
+        beyond = compute_difference_limits(one, other, moments)
     not_beyond = explain_too_few(moments.num_families) or explain_no_variation(moments, RATE_BOUNDS if rates else None)
     return build_estimate(moments.mean, on_panel, beyond, explain_no_panel_interval(moments, len(seeds)), not_beyond)
 

@@ -245,9 +245,9 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def format_megabytes(size: float, decimals: int = 0) -> str:
+def format_megabytes(size: float) -> str:
     """Format bytes in units of 2^20, without the unit: ``2097152`` -> ``2``."""
-    return f"{size / (1 << 20):,.{decimals}f}"
+    return f"{size / (1 << 20):,.0f}"
 
 
 def _format_number(value: float | str) -> str:

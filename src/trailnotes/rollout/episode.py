@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import EnvError, redact_environment
 from trailnotes.memory.base import AsyncMemory, Memory
 from trailnotes.policies.base import Policy
@@ -30,6 +29,7 @@ from trailnotes.types import (
     Tip,
     TokenIds,
     Trajectory,
+    derive_seed,
 )
 
 P = ParamSpec("P")

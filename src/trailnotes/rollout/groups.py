@@ -6,19 +6,19 @@ import asyncio
 import logging
 import math
 import random
+import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
 from trailnotes.config.schema import Config, RolloutConfig
-from trailnotes.config.seeds import derive_seed
 from trailnotes.memory.base import FeedbackMemory, Memory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import MakeActor, Pool, run_episode
-from trailnotes.types import MODES, NO_OP, Mode, Task, Trajectory, TrajectoryGroup
+from trailnotes.types import MODES, NO_OP, Mode, Task, Trajectory, TrajectoryGroup, derive_seed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class EpisodeSlot:
             self.played = trajectory
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class GroupRunner:
     """Plays batches of groups, each episode in a slot of its own, at most `env.max_envs` at once.
 
@@ -67,12 +67,13 @@ class GroupRunner:
     pool: Pool
     memory: Memory | None
     config: Config
-    seed: int  # a task that stands in a batch twice gets other seeds the second time
+    _: KW_ONLY
+    seed: int  # a repeated task gets new seeds
     progress: OnTrajectory | None = None
     on_error: OnTrajectory | None = None
     make_actor: MakeActor | None = None
     memory_of: SelectMemory | None = None  # gives each member a memory of its own, instead of `memory`
-    once: str = ""  # names the batch, so that a memory hears of it only once
+    once: str = ""  # batch id; a memory ignores a second report with the same id
 
     async def play(
         self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], done: Iterable[Trajectory] = ()
@@ -138,29 +139,19 @@ class GroupRunner:
         """Report readers' results to each memory that asks; returned members began further on and do not count."""
         readers: dict[int, tuple[FeedbackMemory, list[Trajectory]]] = {}
         for slot in slots:
-            if slot.played is not None and isinstance(slot.memory, FeedbackMemory) and not count_replayed(slot.played):
+            if slot.played is not None and isinstance(slot.memory, FeedbackMemory) and not slot.played.num_replayed:
                 readers.setdefault(id(slot.memory), (slot.memory, []))[1].append(slot.played)
         for memory, episodes in readers.values():
             memory.report(episodes, once=self.once)
 
 
-async def run_groups(
+def run_groups(
     policy: Policy, pool: Pool, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], memory: Memory | None,
     config: Config, *, done: Iterable[Trajectory] = (), **options: Any,
-) -> list[TrajectoryGroup]:  # fmt: skip
-    """Play one batch by a `GroupRunner` with these options, `seed` among them."""
-    runner = GroupRunner(policy=policy, pool=pool, memory=memory, config=config, **options)
-    return await runner.play(tasks, modes, done)
-
-
-def count_replayed(trajectory: Trajectory) -> int:
-    """Count the actions replayed before the episode (`runs/exploration.py`); 0 for one that began at the start."""
-    first = trajectory.steps[0].observation if trajectory.steps else trajectory.final_observation
-    return int(first.info.get("returned", 0))
-
-
-def select_from_start(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    return [group for group in groups if not any(map(count_replayed, group.trajectories))]
+) -> Coroutine[Any, Any, list[TrajectoryGroup]]:  # fmt: skip
+    """Play one batch: the former form of `GroupRunner.play`."""
+    warnings.warn("run_groups has become GroupRunner(policy, pool, memory, config, seed=...).play", FutureWarning, 2)
+    return GroupRunner(policy, pool, memory, config, **options).play(tasks, modes, done)
 
 
 class LiveEpisode:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.conversation import (
@@ -20,7 +19,7 @@ from trailnotes.rollout.conversation import (
 )
 from trailnotes.rollout.episode import count_prompt_tokens
 from trailnotes.rollout.groups import LiveEpisode, run_with_limit
-from trailnotes.types import Completion, Message, Sampling, Step, Tip, Trajectory, TrajectoryGroup
+from trailnotes.types import Completion, Message, Sampling, Step, Tip, Trajectory, TrajectoryGroup, derive_seed
 
 EXTRACT: Final = "extract"  # as `algorithm.author`
 _BRACKETS: Final = re.compile(r"\[\s*(.*?)\s*\]$")

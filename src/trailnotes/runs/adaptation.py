@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.tasks import load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.memory.base import Memory
@@ -26,7 +26,7 @@ from trailnotes.policies.base import Policy
 from trailnotes.reporting.episodes import log_traceback
 from trailnotes.reporting.terminal import ProgressBar, begin_activity
 from trailnotes.rollout.episode import MakeActor, Pool
-from trailnotes.rollout.groups import compute_rollout_metrics, run_groups
+from trailnotes.rollout.groups import GroupRunner, compute_rollout_metrics
 from trailnotes.rollout.tips import CompletionRequest, complete_requests
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import EvaluatedModel
@@ -49,7 +49,7 @@ from trailnotes.storage.files import (
     trajectory_from_json,
     trajectory_to_json,
 )
-from trailnotes.types import Completion, Mode, Task, Trajectory, TrajectoryGroup
+from trailnotes.types import Completion, Mode, Task, Trajectory, TrajectoryGroup, derive_seed
 
 PHASE_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]*")
 FIXED_ADAPTATION_KEYS = (
@@ -155,11 +155,11 @@ class AdaptationRun:
             self._update_progress(phase, ended, len(tasks) * num_samples, "episodes")
 
         with begin_activity(self._progress, phase, len(tasks) * num_samples - ended, "episodes") as activity:
-            groups = await run_groups(
-                policy or self.policy, self.pool, tasks, [[mode] * num_samples for _ in tasks], memory,
-                build_eval_config(self.config), seed=self.seed(phase), progress=keep, on_error=keep,
-                make_actor=make_actor, done=done, once=phase,
+            runner = GroupRunner(
+                policy or self.policy, self.pool, memory, build_eval_config(self.config), seed=self.seed(phase),
+                progress=keep, on_error=keep, make_actor=make_actor, once=phase,
             )  # fmt: skip
+            groups = await runner.play(tasks, [[mode] * num_samples for _ in tasks], done)
         records = _read_episodes(journal, tasks)
         if tasks and not groups and not self.spent.episodes + self._pending.episodes:
             journal.replace(find_free_path(journal))
@@ -246,7 +246,7 @@ class AdaptationRun:
         self.figures.append(ResultRow(name, result, trial))
         return result
 
-    def examine(self, groups: Sequence[TrajectoryGroup], *, memory: bool, name: str = "eval") -> PanelResult:
+    def write_panel(self, groups: Sequence[TrajectoryGroup], *, memory: bool, name: str = "eval") -> PanelResult:
         """Write `groups` to the directory `name` as `trailnotes eval --out` writes a panel.
 
         Its costs are those of the subject's training and of this run, without the evaluated episodes.
@@ -256,6 +256,11 @@ class AdaptationRun:
         result = build_panel_result(episodes, self.config, subject, memory=memory)
         write_evaluation(self.directory.path / name, self.config, subject, episodes, result)
         return result
+
+    def examine(self, *args: Any, **kwargs: Any) -> PanelResult:
+        """Former name of `write_panel`."""
+        warnings.warn("AdaptationRun.examine has become write_panel", FutureWarning, stacklevel=2)
+        return self.write_panel(*args, **kwargs)
 
     def write_table(self) -> None:
         write_table([row.result for row in self.figures], self.directory.path, [row.name for row in self.figures])

@@ -12,21 +12,20 @@ import shutil
 import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trailnotes.config.methods import resolve_method
-from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import load_recorded_tasks, load_training_tasks, load_validation_tasks, select_batch
+from trailnotes.envs.tasks import load_recorded_tasks, load_training_tasks, select_batch
 from trailnotes.errors import ConfigError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.reporting.terminal import format_duration, format_megabytes
 from trailnotes.rollout.conversation import parse_listed_actions
-from trailnotes.rollout.groups import run_groups
+from trailnotes.rollout.groups import GroupRunner
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.preflight import run_preflight
 from trailnotes.runs.rehearsal import REHEARSAL_DIR, read_recording_usage, require_remaining_budget
@@ -34,7 +33,7 @@ from trailnotes.runs.train import train
 from trailnotes.runs.usage import USAGE_FIELDS
 from trailnotes.storage.checkpoint import read_json
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import Message, Mode, StrPath, TokenIds, Trajectory, TrajectoryGroup
+from trailnotes.types import Message, StrPath, TokenIds, Trajectory, TrajectoryGroup
 from trailnotes.web.ledger import TokenCount
 
 NUM_TRIAL_GAMES = 4  # games of a rehearsal that the shrunk copy plays
@@ -63,7 +62,8 @@ def dry_run(
         if not footprint.fits:
             raise ConfigError(f"about {footprint.peak / GIB:,.1f} GiB do not fit {footprint.device}: {ADVICE}")
     if not is_here:
-        return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: time and disk are "
+        missing = "time and disk" if footprint else "memory, time and disk"
+        return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: {missing} are "
                 "unknown; `trailnotes train` downloads it\n")  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         return _extrapolate(config, Path(name), memory)
@@ -180,9 +180,10 @@ class _RandomPlayer(ScriptedPolicy):
 
 
 def report_hosted(config: Config) -> str:
-    """Play a few episodes of the first iteration, and report the tokens and the cost of the run.
+    """Play episodes of the first iteration by random actions, and report the tokens and the cost of the run.
 
-    Rehearsal, groups that `algorithm.dynamic_sampling` plays again and rows of `loss.observations` are not counted.
+    The estimate is a lower bound: each member plays one episode and is trained on. Tips, validation, forward passes
+    over rows, and further episodes of a method are not counted.
 
     Raises:
         ConfigError: no episode could be played.
@@ -192,21 +193,19 @@ def report_hosted(config: Config) -> str:
 
     async def play() -> list[TrajectoryGroup]:
         with open_pool(config.env) as pool:
-            modes: list[list[Mode]] = [["plain"]] * len(tasks)
-            return await run_groups(_RandomPlayer(config), pool, tasks, modes, None, config, seed=seed)
+            runner = GroupRunner(policy=_RandomPlayer(config), pool=pool, memory=None, config=config, seed=seed)
+            return await runner.play(tasks, [["plain"]] * len(tasks))
 
-    played = [trajectory for group in run_to_end(play()) for trajectory in group.trajectories]
+    played = [each for group in run_to_end(play()) for each in group.trajectories if each.steps]
     if not played:
-        raise ConfigError("no episode could be played")
-    if not (played := [each for each in played if each.steps]):
-        raise ConfigError("no first prompt fits rollout.max_context_tokens: raise it")
+        raise ConfigError("no episode has a step: its environment failed, or raise rollout.max_context_tokens")
     count, episodes = count_tokens(config, played), config.rollout.num_tasks * config.rollout.group_size
     steps = fmean(len(each.steps) for each in played) * episodes
     times = estimate_iterations(config, {"env_steps": steps, "episodes": episodes, "tokens_generated": count.sampled})
     lines = [f"estimate of {config.model.path} at a server, {times:,} iterations, long answers, four bytes for a token"]
-    for name in ("prefilled", "sampled", "trained"):
-        tokens = getattr(count, name)
+    for name, tokens in asdict(count).items():
         lines.append(f"{name:<10} {tokens:,} an iteration, {tokens * times:,} the run")
+    lines.append("tips, validation, and forward passes and further episodes of a method are not counted")
     cost = count.compute_cost(config.learner) * times
     lines.append(f"cost       {cost:,.2f}" if cost else "set learner.price_prefill, price_sample and price_train")
     return "\n".join(lines) + "\n"
@@ -214,26 +213,11 @@ def report_hosted(config: Config) -> str:
 
 def count_tokens(config: Config, played: Sequence[Trajectory]) -> TokenCount:
     """Count the tokens of an iteration with episodes as long as `played` and answers of `rollout.max_action_tokens`."""
-    algorithm, rollout, loss = config.algorithm, config.rollout, config.loss
-    empo2, method = config.section(Empo2Config), resolve_method(algorithm.name)
-    num_episodes = rollout.num_tasks * rollout.group_size
-    if method.count_episodes:
-        num_episodes = method.count_episodes(config, num_episodes)
-    num_validated = len(load_validation_tasks(config)) / config.train.eval_every if config.train.eval_every else 0.0
-    readers = empo2.p_memory if method.shows_tips else 0.0
     turns = fmean(len(each.steps) for each in played)
-    sampled = turns * rollout.max_action_tokens
+    sampled = turns * config.rollout.max_action_tokens
     read = fmean(sum(step.completion.num_prompt_tokens for step in each.steps) for each in played)
-    read += turns * (readers * config.memory.top_k * config.memory.max_tip_tokens + sampled / 2)
-    last_prompt = fmean(each.steps[-1].completion.num_prompt_tokens for each in played)
-    length = last_prompt + rollout.max_action_tokens + sampled
+    read += turns * sampled / 2  # a prompt repeats the answers before it, half of them on average
+    length = fmean(each.steps[-1].completion.num_prompt_tokens for each in played) + sampled
     rows = length if config.optim.rows == "auto" else read + sampled
-    passes = rows * config.optim.epochs
-    scored_without_tips = readers * empo2.q_off_policy * (empo2.old_logprobs == "tip_free")
-    forward = passes * (not loss.is_plain_ppo) + rows * (bool(loss.kl) + scored_without_tips)
-    acted = num_episodes + num_validated
-    prefilled, generated = read * acted + forward * num_episodes, sampled * acted
-    if method.writes_tips and algorithm.author in ("policy", "start"):
-        prefilled += length * num_episodes
-        generated += config.memory.max_write_tokens * num_episodes
-    return TokenCount(round(prefilled), round(generated), round(passes * num_episodes))
+    episodes = config.rollout.num_tasks * config.rollout.group_size
+    return TokenCount(round(read * episodes), round(sampled * episodes), round(rows * config.optim.epochs * episodes))

@@ -15,10 +15,10 @@ from trailnotes.config.former import RENAMED_KEYS, has_former_default
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
 from trailnotes.config.unused import warn_unused
-from trailnotes.envs.tasks import describe_tip_overlap, describe_training_overlap, load_panel, tasks_of
+from trailnotes.envs.tasks import describe_tip_overlap, describe_training_overlap, load_panel, load_tasks
 from trailnotes.errors import ConfigError
 from trailnotes.gateway.pool import open_pool
-from trailnotes.memory import TipMemory, embedder_of, open_memory
+from trailnotes.memory import TipMemory, make_config_embedder, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.reporting.episodes import log_traceback
 from trailnotes.reporting.terminal import Activity, ProgressBar, begin_activity
@@ -126,7 +126,7 @@ def evaluate_model(
         memory = opened.enter_context(_open_memory(config, subject)) if use_memory else None
         view = make_prompt_memory(memory, config.eval.show_tips) if memory else None
         if view and subject.trained is not None:  # a training with scope = task has kept nothing of its games
-            view.register_tasks(tasks_of(subject.trained, subject.trained.train.split))
+            view.register_tasks(load_tasks(subject.trained, subject.trained.train.split))
 
         async def play() -> list[Trajectory]:
             with open_pool(config.env) as pool:
@@ -147,7 +147,7 @@ def evaluate_model(
 @contextmanager
 def _open_memory(config: Config, subject: EvaluatedModel) -> Iterator[TipMemory]:
     assert subject.memory is not None
-    with closing(open_memory(None, config.memory, embedder=embedder_of(config))) as memory:
+    with closing(open_memory(None, config.memory, embedder=make_config_embedder(config))) as memory:
         memory.restore(subject.memory)
         if warning := describe_tip_overlap({tip.namespace for tip in memory.store.load_tips()}, config):
             logger.warning("%s", warning)

@@ -1,7 +1,7 @@
-"""Exploration baselines that the related work of EMPO2 names: visit counts, Random Network Distillation, Go-Explore.
+"""Exploration baselines that the related work of EMPO2 names: Random Network Distillation and Go-Explore.
 
-The first two are novelty rewards (`algorithm.intrinsic`). The archive of states (`archive.share`) is Go-Explore's first
-phase, by replay: "Go-Explore" (arXiv 1901.10995) and "First return, then explore" (arXiv 2004.12919).
+The first is a novelty reward (`algorithm.intrinsic`), as are the counters of `learner/credit/steps.py`. The archive of
+states (`archive.share`) is Go-Explore's first phase, by replay (arXiv 1901.10995, arXiv 2004.12919).
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,58 +23,20 @@ import torch
 from torch import Tensor, nn
 
 from trailnotes.config.methods_schema import ArchiveConfig
-from trailnotes.config.schema import Config
-from trailnotes.learner.credit.steps import Estimator, Novelty, RetrievalNovelty, StateCounter
+from trailnotes.learner.credit.steps import Estimator
 from trailnotes.memory import Embedder
 from trailnotes.rollout.episode import AsyncEnv, Pool
-from trailnotes.rollout.groups import count_replayed
-from trailnotes.storage.checkpoint import Arrays, ComponentState
+from trailnotes.rollout.groups import GroupRunner
+from trailnotes.storage.checkpoint import Arrays, ComponentState, read_json, write_json
 from trailnotes.types import Mode, Observation, Task, Trajectory, TrajectoryGroup, hash_state
 
+ARCHIVE_FILE = "archive.json"  # in a checkpoint
 RETURN_OPTION = "return_to"  # option of a task that is played from a kept state: the actions that lead there
 MIN_RETURNING = 2  # members that return together: one alone has nothing to be compared with
 WIDTHS = (64, 32)  # of the networks: hidden layers, and the random features that are predicted
 LEARNING_RATE = 1e-3
 MINIBATCH = 64  # states
 MIN_SCALE = 0.1  # of the mean error
-
-
-def make_novelty(config: Config, seed: int, make_embedder: Callable[[], Embedder]) -> Novelty:
-    """Make the novelty service that `algorithm.intrinsic` names; `seed` is of the networks of "rnd"."""
-    kind = config.algorithm.intrinsic
-    if kind == "tips":
-        return Novelty(kind, RetrievalNovelty(config.memory))
-    if kind == "states":
-        return Novelty(kind, StateCounter(make_embedder(), config.algorithm.novelty_threshold))
-    if kind == "counts":
-        return Novelty(kind, VisitCounter())
-    return Novelty(kind, RandomNetworkDistillation(make_embedder(), seed) if kind == "rnd" else None)
-
-
-class VisitCounter(Estimator):
-    """1/n, n = visits of this very state of the task, the whole batch included, so equal episodes earn the same."""
-
-    def __init__(self) -> None:
-        self._visits: Counter[tuple[str, int]] = Counter()  # by task and state
-
-    def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        rows = [[(t.task.id, hash_state(step.observation.text)) for step in t.steps] for t in trajectories]
-        self._visits.update(itertools.chain.from_iterable(rows))
-        return [[1.0 / self._visits[state] for state in row] for row in rows]
-
-    def state_dict(self) -> ComponentState:
-        visits = sorted(self._visits.items())
-        sizes = Counter(task for (task, _), _ in visits)
-        arrays = {
-            "states": np.array([state for (_, state), _ in visits], np.uint64),
-            "visits": np.array([num for _, num in visits], np.int64),
-        }
-        return arrays, {"namespaces": [*sizes], "sizes": [*sizes.values()]}
-
-    def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        tasks = [task for task, size in zip(rest["namespaces"], rest["sizes"], strict=True) for _ in range(size)]
-        states = zip(tasks, arrays["states"].tolist(), strict=True)
-        self._visits = Counter(dict(zip(states, arrays["visits"].tolist(), strict=True)))
 
 
 class RandomNetworkDistillation(Estimator):
@@ -96,10 +59,8 @@ class RandomNetworkDistillation(Estimator):
         self._num_errors, self._mean, self._squares = 0, 0.0, 0.0  # squares: sum of squared distances from the mean
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        goals = [t.steps[0].observation.instruction or "" for t in trajectories for _ in t.steps]
-        steps = [step for t in trajectories for step in t.steps]
-        # With the goal one predictor serves all tasks.
-        texts = [f"{goal}\n{step.observation.text}" for goal, step in zip(goals, steps, strict=True)]
+        pairs = [(t.steps[0].observation, step.observation) for t in trajectories for step in t.steps]
+        texts = [f"{first.instruction or ''}\n{seen.text}" for first, seen in pairs]  # one predictor serves all goals
         if not texts:
             return [[] for _ in trajectories]
         distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
@@ -130,23 +91,22 @@ class RandomNetworkDistillation(Estimator):
             self._optimizer.step()
 
     def state_dict(self) -> ComponentState:
-        moments = self._optimizer.state_dict()["state"]
-        tensors = self._networks.state_dict() | {
-            f"optimizer.{i}.{name}": value for i, kept in moments.items() for name, value in kept.items()
-        }
-        rest = {"num_batches": self._num_batches, "errors": [self._num_errors, self._mean, self._squares]}
-        arrays = {name: value.numpy().copy() for name, value in tensors.items()}
-        return arrays, {"embedder": self.embedder.name, **rest}
+        tensors = dict(self._networks.state_dict())
+        for index, moments in self._optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
+        errors = [self._num_errors, self._mean, self._squares]
+        rest = {"embedder": self.embedder.name, "num_batches": self._num_batches, "errors": errors}
+        return {name: value.numpy().copy() for name, value in tensors.items()}, rest
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
         if rest["embedder"] != self.embedder.name:
             raise ValueError(f"novelty of {rest['embedder']} does not fit {self.embedder.name}: keep memory.embedder")
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
-        self._networks.load_state_dict({name: tensors[name] for name in self._networks.state_dict()})
+        self._networks.load_state_dict({name: tensors.pop(name) for name in self._networks.state_dict()})
         moments: dict[int, dict[str, Tensor]] = defaultdict(dict)
-        for name in tensors.keys() - self._networks.state_dict().keys():  # optimizer.PARAMETER.MOMENT
+        for name, tensor in tensors.items():  # optimizer.PARAMETER.MOMENT
             _, index, own = name.split(".")
-            moments[int(index)][own] = tensors[name]
+            moments[int(index)][own] = tensor
         self._optimizer.load_state_dict(self._optimizer.state_dict() | {"state": moments})
         self._num_batches = int(rest["num_batches"])
         self._num_errors, self._mean, self._squares = rest["errors"]
@@ -174,82 +134,99 @@ class ArchiveCell:
 
 
 class Archive:
-    """The cells of each task, by the hash of their observation.
+    """The cells of each task, by the hash of their observation; `play` and `update` make one iteration.
 
-    A share of the plain members of a group starts from a promising cell: its actions are replayed, and the conversation
-    starts with the observation there. Replayed actions are environment steps without tokens: they are not trained on,
-    and their rewards belong to no return. `plan`, a `ReturningPool`, `regroup` and `update` make one iteration.
+    Some episodes start from a promising cell: its actions are replayed, and the conversation starts with the
+    observation there. Replayed actions are steps without tokens: they are not trained on, nor are their rewards.
     """
 
     def __init__(self, config: ArchiveConfig) -> None:
         self.config = config
-        self._cells: dict[str, dict[int, ArchiveCell]] = {}  # by task and state
-        self.targets: dict[str, ArchiveCell] = {}  # by task: where its returning members go, in this iteration
-        self.lost: set[str] = set()  # tasks whose target was not reached again
-        self.replayed_steps = 0  # in this iteration
+        self.cells: dict[str, dict[int, ArchiveCell]] = {}  # by task and state
+        self._targets: dict[str, ArchiveCell] = {}  # by task: where its returning members go, in this iteration
+        self._lost: set[str] = set()  # tasks whose target was not reached again
+        self._replayed_steps = 0  # in this iteration
 
-    def plan(
-        self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], rng: random.Random
-    ) -> tuple[list[Task], list[list[Mode]]]:
-        """Split groups: `share` of the plain members become a group of their own, which returns to one cell.
+    async def play(
+        self, runner: GroupRunner, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], rng: random.Random
+    ) -> list[TrajectoryGroup]:
+        """Play a batch whose returning members have groups of their own, since all members of a group start alike."""
+        rows = [part for task, row in zip(tasks, modes, strict=True) for part in self.split_group(task, row, rng)]
+        pool: Any = SimpleNamespace(lease=partial(self._lease, runner.pool))
+        groups = await replace(runner, pool=pool).play(*zip(*rows, strict=True))
+        parts = [
+            replace(group, trajectories=tuple(t for t in group.trajectories if bool(t.num_replayed) == returned))
+            for group in groups for returned in (True, False)  # False: those that had to start afresh
+        ]  # fmt: skip
+        return [part for part in parts if part.trajectories]
 
-        A group is compared within itself, so all its members start alike. A task without a cell, or of which fewer than
-        two members would return, stays as it is. Tasks that return have the option `RETURN_OPTION`.
+    def split_group(self, task: Task, row: Sequence[Mode], rng: random.Random) -> list[tuple[Task, list[Mode]]]:
+        """Split off `share` of the plain members of a group: their task has the option `RETURN_OPTION`.
+
+        A task without a cell, or of which fewer than two members would return, stays as it is.
         """
-        planned: list[tuple[Task, list[Mode]]] = []
-        for task, row in zip(tasks, modes, strict=True):
-            returning = round(self.config.share * row.count("plain"))
-            if returning < MIN_RETURNING or not (cell := self._choose_target(task.id, rng)):
-                planned.append((task, list(row)))
-                continue
-            plain = [i for i, mode in enumerate(row) if mode == "plain"]
-            staying: list[Mode] = [mode for i, mode in enumerate(row) if i not in plain[-returning:]]
-            planned += [(task, staying)] if staying else []
-            marked = replace(task, options={**task.options, RETURN_OPTION: list(cell.actions)})
-            planned.append((marked, ["plain"] * returning))
-        return [task for task, _ in planned], [row for _, row in planned]
+        num = round(self.config.share * row.count("plain"))
+        if num < MIN_RETURNING or not (cell := self._choose_target(task.id, rng)):
+            return [(task, list(row))]
+        returning = [i for i, mode in enumerate(row) if mode == "plain"][-num:]
+        staying = [mode for i, mode in enumerate(row) if i not in returning]
+        marked = replace(task, options={**task.options, RETURN_OPTION: list(cell.actions)})
+        return [*([(task, staying)] if staying else []), (marked, ["plain"] * num)]
 
     def _choose_target(self, task: str, rng: random.Random) -> ArchiveCell | None:
         """Choose the highest score; of those, rarely visited ones by 1/sqrt(visits + 1). One a task and iteration."""
-        cells = [cell for cell in self._cells.get(task, {}).values() if cell.actions]
-        if cells and task not in self.targets:
+        cells = [cell for cell in self.cells.get(task, {}).values() if cell.actions]
+        if cells and task not in self._targets:
             highest = max(cell.score for cell in cells)
             best = [cell for cell in cells if cell.score == highest]
-            (self.targets[task],) = rng.choices(best, [1 / math.sqrt(cell.visits + 1) for cell in best])
-        return self.targets.get(task)
+            (self._targets[task],) = rng.choices(best, [1 / math.sqrt(cell.visits + 1) for cell in best])
+        return self._targets.get(task)
 
-    def regroup(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-        """Put returning members that had to start afresh into groups of their own."""
-        result = []
-        for group in groups:
-            members = group.trajectories
-            parts = [tuple(t for t in members if bool(count_replayed(t)) == returned) for returned in (True, False)]
-            result += [replace(group, trajectories=part) for part in parts if part]
-        return result
+    @asynccontextmanager
+    async def _lease(self, pool: Pool) -> AsyncIterator[Any]:
+        async with pool.lease() as env:
+            yield SimpleNamespace(reset=partial(self._reset, env), step=env.step)
+
+    async def _reset(self, env: AsyncEnv, task: Task) -> Observation:
+        """Start `task`; if it is marked, replay the way to its target, which is lost where that differs."""
+        options = dict(task.options)
+        if options.pop(RETURN_OPTION, None) is None:
+            return await env.reset(task)
+        cell, plain = self._targets[task.id], replace(task, options=options)
+        first = seen = await env.reset(plain)
+        for action, state in zip(cell.actions, cell.states, strict=True):
+            self._replayed_steps += 1
+            seen = await env.step(action)
+            if seen.done or hash_state(seen.text) != state:
+                break
+        else:
+            if seen.score == cell.score:
+                info = {**seen.info, "returned": len(cell.actions)}
+                return replace(seen, reward=0.0, instruction=first.instruction, briefing=first.briefing, info=info)
+        self._lost.add(task.id)
+        return await env.reset(plain)
 
     def update(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """Drop cells not reached again, record the states of the episodes, and end the iteration; returns metrics."""
-        for task in self.lost:
-            self._cells[task].pop(self.targets[task].states[-1], None)
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        for trajectory in trajectories:
+        for task in self._lost:
+            self.cells[task].pop(self._targets[task].states[-1], None)
+        for trajectory in (episodes := [each for group in groups for each in group.trajectories]):
             self._record_states(trajectory)
-        returned = [trajectory for trajectory in trajectories if count_replayed(trajectory)]
+        returned = [each for each in episodes if each.num_replayed]
         metrics = {
-            "cells": float(sum(bool(cell.actions) for cells in self._cells.values() for cell in cells.values())),
-            "dropped": float(len(self.lost)),
-            "returned": float(len(returned)),
-            "replayed_steps": float(self.replayed_steps),
+            "cells": float(sum(bool(cell.actions) for cells in self.cells.values() for cell in cells.values())),
+            "dropped": float(len(self._lost)), "returned": float(len(returned)),
+            "replayed_steps": float(self._replayed_steps),
             "return": math.fsum(t.episode_return for t in returned) / max(1, len(returned)),
             "success": sum(t.success for t in returned) / max(1, len(returned)),
-        }
-        self.targets, self.lost, self.replayed_steps = {}, set(), 0
+        }  # fmt: skip
+        self._targets, self._lost, self._replayed_steps = {}, set(), 0
         return metrics
 
     def _record_states(self, trajectory: Trajectory) -> None:
         """Record every state reached with a higher score, or by fewer actions at the same score."""
-        cells = self._cells.setdefault(trajectory.task.id, {})
-        start = self.targets[trajectory.task.id] if count_replayed(trajectory) else ArchiveCell((), (), 0.0, 0)
+        cells = self.cells.setdefault(trajectory.task.id, {})
+        start = self._targets[trajectory.task.id] if trajectory.num_replayed else ArchiveCell((), (), 0.0, 0)
         states, actions = start.states, start.actions
         met: set[int] = set()
         seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
@@ -267,47 +244,17 @@ class Archive:
                 cells[state] = replace(old, visits=visits)
             else:
                 cells[state] = ArchiveCell(states, actions, observation.score, visits)
-        kept = [(state, cell) for state, cell in cells.items() if cell.actions]
-        kept.sort(key=lambda pair: (pair[1].score, -pair[1].visits))
-        for state, _ in kept[: max(0, len(kept) - self.config.capacity)]:
+        ranked = sorted(cells, key=lambda state: (cells[state].score, -cells[state].visits))
+        kept = [state for state in ranked if cells[state].actions]
+        for state in kept[: max(0, len(kept) - self.config.capacity)]:
             del cells[state]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {task: [[state, asdict(cell)] for state, cell in cells.items()] for task, cells in self._cells.items()}
+    def save(self, path: Path) -> None:
+        tasks = {task: [[state, asdict(cell)] for state, cell in cells.items()] for task, cells in self.cells.items()}
+        write_json(path / ARCHIVE_FILE, tasks)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._cells = {task: {key: ArchiveCell(**cell) for key, cell in cells} for task, cells in state.items()}
-
-
-class ReturningPool:
-    """A pool whose environments go to the target of a marked task."""
-
-    def __init__(self, pool: Pool, archive: Archive) -> None:
-        self.pool, self.archive = pool, archive
-
-    @asynccontextmanager
-    async def lease(self) -> AsyncIterator[Any]:
-        async with self.pool.lease() as env:
-            yield SimpleNamespace(reset=partial(self._reset, env), step=env.step)
-
-    async def _reset(self, env: AsyncEnv, task: Task) -> Observation:
-        """Start `task`, and replay the way to its target if it is marked, or start afresh where that fails.
-
-        A cell is lost where its replay differs from the record.
-        """
-        options = dict(task.options)
-        if options.pop(RETURN_OPTION, None) is None:
-            return await env.reset(task)
-        cell, plain = self.archive.targets[task.id], replace(task, options=options)
-        first = seen = await env.reset(plain)
-        for action, state in zip(cell.actions, cell.states, strict=True):
-            self.archive.replayed_steps += 1
-            seen = await env.step(action)
-            if seen.done or hash_state(seen.text) != state:
-                break
-        else:
-            if seen.score == cell.score:
-                info = {**seen.info, "returned": len(cell.actions)}
-                return replace(seen, reward=0.0, instruction=first.instruction, briefing=first.briefing, info=info)
-        self.archive.lost.add(task.id)
-        return await env.reset(plain)
+    def load(self, path: Path) -> None:
+        """Read the cells of a checkpoint, if it has any: the archive may have been off until then."""
+        if (file := path / ARCHIVE_FILE).exists():
+            tasks = read_json(file)
+            self.cells = {task: {key: ArchiveCell(**cell) for key, cell in cells} for task, cells in tasks.items()}

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trailnotes.config.model_schema import EngineConfig
-from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.tasks import load_validation_tasks, select_batch
 from trailnotes.errors import NonFiniteError, RunError
 from trailnotes.learner.credit.episodes import Scores, compute_valid_share, score_group
@@ -25,23 +24,21 @@ from trailnotes.learner.samples import build_anchor_samples, build_observation_s
 from trailnotes.reporting.episodes import log_traceback
 from trailnotes.reporting.terminal import Activity
 from trailnotes.rollout.groups import (
+    GroupRunner,
     OnTrajectory,
     SelectMemory,
     compute_rollout_metrics,
     replace_equal_groups,
-    run_groups,
     sample_further_tasks,
-    select_from_start,
 )
 from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics, write_tips
 from trailnotes.runs.authors import compute_author_credit, compute_author_metrics
-from trailnotes.runs.exploration import ReturningPool
 from trailnotes.runs.panels import play_panel
 from trailnotes.runs.staleness import MAX_STALENESS_WEIGHT, MISMATCH_CAP, Correction, correct_samples
 from trailnotes.runs.tip_effects import estimate_reliance, estimate_tip_effects
 from trailnotes.runs.training import TrainingRun, save_checkpoint
 from trailnotes.runs.usage import TRAINING_FIELDS
-from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup
+from trailnotes.types import Mode, Sample, Task, Tip, Trajectory, TrajectoryGroup, derive_seed
 
 MAX_NAMED_TASKS = 5  # of a batch that cannot be learned from
 MAX_EMPTY_ITERATIONS = 3  # without any group, after which the environment counts as broken
@@ -106,7 +103,7 @@ class Iteration:
         Args:
             tasks: B tasks.
             modes: a row for each task, a mode for each member; None plays all plain.
-            memory_of: gives each member a memory of its own, as for `run_groups`; None: all read that of the run.
+            memory_of: gives each member a memory of its own, as for `GroupRunner`; None: all read that of the run.
             purpose: a name of this call alone in an iteration, for its seeds.
         """
         run, ids = self.run, [task.id for task in tasks]
@@ -148,15 +145,14 @@ class Iteration:
         self, tasks: Sequence[Task], rows: Sequence[Sequence[Mode]], phase: str, memory_of: SelectMemory | None,
         record: OnTrajectory,
     ) -> list[TrajectoryGroup]:  # fmt: skip
-        pool, archive, modes = self.run.pool, self.run.archive, rows[: len(tasks)]
-        if archive is not None:
-            tasks, modes = archive.plan(tasks, modes, self.rng(f"archive-{phase}"))
-            pool = ReturningPool(pool, archive)
-        groups = await run_groups(
-            self.policy, pool, tasks, modes, self.prompt_memory, self.config, seed=self.seed(phase),
+        runner = GroupRunner(
+            self.policy, self.run.pool, self.prompt_memory, self.config, seed=self.seed(phase),
             progress=record, on_error=self._record_error, memory_of=memory_of,
         )  # fmt: skip
-        return archive.regroup(groups) if archive else groups
+        modes, archive = rows[: len(tasks)], self.run.archive
+        if archive is None:
+            return await runner.play(tasks, modes)
+        return await archive.play(runner, tasks, modes, self.rng(f"archive-{phase}"))
 
     def _record_error(self, trajectory: Trajectory) -> None:
         self._errors.append(trajectory)
@@ -171,7 +167,7 @@ class Iteration:
         with self._time_section("write_tips"):
             async with self.run.weights.use_author() as author:
                 tips, num_tokens = await write_tips(
-                    author, select_from_start(groups), self.config, seed=self.seed(purpose), step=self.number,
+                    author, _select_from_start(groups), self.config, seed=self.seed(purpose), step=self.number,
                     on_tip=written.append,
                 )  # fmt: skip
         self._tips += tips
@@ -303,10 +299,11 @@ class Iteration:
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
         count.iteration += 1
         run.directory.append_trajectories(self.number, played)
-        self.add_metrics("rollout", compute_rollout_metrics(select_from_start(groups) or groups, self._errors))
+        self.add_metrics("rollout", compute_rollout_metrics(_select_from_start(groups) or groups, self._errors))
         if run.archive is not None:
-            count.env_steps += run.archive.replayed_steps
-            self.add_metrics("archive", run.archive.update(groups))
+            replay = run.archive.update(groups)
+            count.env_steps += int(replay["replayed_steps"])
+            self.add_metrics("archive", replay)
         self.add_metrics("update", metrics)
         if run.memory is not None:
             self.add_metrics("memory", run.memory.stats())
@@ -369,6 +366,10 @@ class Iteration:
                 yield activity
         finally:
             self._timings[name] = self._timings.get(name, 0.0) + time.monotonic() - started
+
+
+def _select_from_start(groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    return [group for group in groups if not any(t.num_replayed for t in group.trajectories)]
 
 
 def _validate_engine_match(difference: float, engine: EngineConfig) -> None:

@@ -12,14 +12,13 @@ from typing import Any
 
 from trailnotes.config.model_schema import OPENAI_PREFIX, LoraConfig, require_model_name
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import PolicyError, RunError
 from trailnotes.policies.base import OwnedPolicy, Policy, TrainedPolicy
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.conversation import parse_listed_actions
 from trailnotes.runs.directory import load_run_config
 from trailnotes.storage import checkpoint
-from trailnotes.types import Message, StrPath
+from trailnotes.types import Message, StrPath, derive_seed
 
 RANDOM = "random"  # as `model.path`: draws from the actions that the turn lists
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.config.toml import to_toml
 from trailnotes.envs.tasks import has_other_env_code, load_identity, load_panel
 from trailnotes.errors import ConfigError
@@ -29,11 +28,12 @@ from trailnotes.reporting.intervals import (
 )
 from trailnotes.reporting.tables import Table
 from trailnotes.rollout.episode import Pool
-from trailnotes.rollout.groups import OnTrajectory, run_groups
+from trailnotes.rollout.groups import GroupRunner, OnTrajectory
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.usage import TABLE_FIELDS
+from trailnotes.storage.checkpoint import read_json
 from trailnotes.storage.files import encode_line, trajectory_to_json, write_bytes_atomic, write_text_atomic
-from trailnotes.types import Mode, Task, Trajectory
+from trailnotes.types import Mode, Task, Trajectory, derive_seed
 
 JOURNAL_FILE = "episodes.part.jsonl"  # of an unfinished evaluation
 EPISODE_KEYS = (
@@ -86,22 +86,22 @@ def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[f
     this panel**, of other families and games. With fewer it is **on this panel**: of the same games played once more.
     Neither covers another training run.
     """
-    metric, confidence = config.eval.metric, CONFIDENCE
+    metric = config.eval.metric
     bounds = RATE_BOUNDS if metric == "success" else None
     families = {t.task.id: get_family(t.task) for t in episodes}
     games: dict[str, list[float]] = {}
     for t in episodes:
         games.setdefault(t.task.id, []).append(float(t.success) if metric == "success" else t.episode_return)
-    crossed = estimate({0: {game: fmean(own) for game, own in games.items()}}, families, bounds, confidence)
+    crossed = estimate({0: {game: fmean(own) for game, own in games.items()}}, families, bounds)
     num_families = len(set(families.values()))
-    kind = ("Wilson's" if bounds else "Student's t") + f", {confidence:.0%}"
+    kind = ("Wilson's" if bounds else "Student's t") + f", {CONFIDENCE:.0%}"
     if num_families >= MIN_FAMILIES:
         scope = f"beyond this panel, of this one model: its {num_families} families are a sample"
         return crossed.mean, crossed.beyond, f"{scope}, {kind}"
     sizes = Counter(families.values())  # games of each family
     weights = [1 / (num_families * sizes[families[game]] * len(own)) for game, own in games.items() for _ in own]
     values = [value for own in games.values() for value in own]
-    once_more = compute_sample_interval(np.array(values), np.array(weights), bounds, confidence)
+    once_more = compute_sample_interval(np.array(values), np.array(weights), bounds, CONFIDENCE)
     scope = f"on this panel, of this one model: the same games played again, {kind}"
     return crossed.mean, once_more, f"{scope}; for other games it takes {MIN_FAMILIES} families (here: {num_families})"
 
@@ -147,13 +147,14 @@ async def play_panel(  # noqa: PLR0913 (see `run_episode`)
 ) -> list[Trajectory]:
     """Play each task `eval.num_samples` times at the evaluation temperature, with or without memory.
 
-    Returns the episodes in task order without failed ones. `done`, `progress` and `on_error` are as for `run_groups`.
+    Returns the episodes in task order without failed ones. `done`, `progress` and `on_error` are as for `GroupRunner`.
     """
     mode: Mode = "plain" if memory is None else "on_policy_tips"
-    groups = await run_groups(
-        policy, pool, tasks, [[mode] * config.eval.num_samples for _ in tasks], memory, build_eval_config(config),
-        seed=derive_seed(seed, "panel"), progress=progress, on_error=on_error, done=done,
+    runner = GroupRunner(
+        policy, pool, memory, build_eval_config(config), seed=derive_seed(seed, "panel"), progress=progress,
+        on_error=on_error,
     )  # fmt: skip
+    groups = await runner.play(tasks, [[mode] * config.eval.num_samples for _ in tasks], done)
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
@@ -206,13 +207,25 @@ def write_table(rows: Sequence[PanelResult], out: Path, figures: Sequence[str] |
     write_text_atomic(out / "table.md", format_markdown_table(rows, figures))
 
 
+def read_table(out: Path) -> tuple[list[PanelResult], list[str]]:
+    """Read the rows of an adaptation and their names, as `write_table` wrote them."""
+    records: list[dict[str, Any]] = read_json(out / "table.json")["rows"]
+    figures = [record.pop("figure") for record in records]
+    return [PanelResult(**record) for record in records], figures
+
+
 def format_markdown_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = None) -> str:
     """Format the rows as a Markdown table, with the interval's method beneath."""
     head, cells = build_panel_table(rows, figures)
     lines = [f"| {' | '.join(line)} |" for line in (head, *cells)]
     lines.insert(1, "|---" * len(head) + "|")
+    return "\n".join([*lines, "", *describe_intervals(rows), ""])
+
+
+def describe_intervals(rows: Sequence[PanelResult]) -> list[str]:
+    """Name the methods of the rows' intervals, and what their panels remark, in lines for the text below a table."""
     remarks = dict.fromkeys(f"{row.remark}." for row in rows if row.remark)
-    return "\n".join([*lines, "", *sorted({f"Intervals: {r.interval}." for r in rows}), *remarks, ""])
+    return [*sorted({f"Intervals: {row.interval}." for row in rows}), *remarks]
 
 
 def build_panel_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = None) -> Table:

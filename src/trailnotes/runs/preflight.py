@@ -10,7 +10,7 @@ from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
 from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.config.schema import Config
 from trailnotes.config.unused import warn_unused
-from trailnotes.envs import extra_for
+from trailnotes.envs import get_extra
 from trailnotes.envs.tasks import load_training_tasks, validate_splits
 from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
 from trailnotes.runs.directory import load_trackers
@@ -41,16 +41,6 @@ def _validate_hosted(config: Config) -> None:
         raise ConfigError(f'learner.name = "tinker" does not go with {", ".join(names)}')
 
 
-def _validate_archive(config: Config) -> None:
-    algorithm = config.algorithm
-    if config.archive.share and (
-        config.rollout.max_async_iterations or algorithm.dynamic_sampling or algorithm.name == "lamer"
-        or config.env.name == "gateway"
-    ):  # fmt: skip
-        raise ConfigError("archive.share goes with rollout.max_async_iterations = 0 and algorithm.dynamic_sampling = 0 "
-                          "alone, and neither with lamer nor with agents of the gateway")  # fmt: skip
-
-
 def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine: bool = True) -> None:
     """Run all checks of a training's settings; with `machine` also of the packages and model files that are here."""
     from trailnotes.runs.rehearsal import validate_rehearsal
@@ -60,7 +50,6 @@ def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine:
         require_dependencies(config)
     validate_splits(config)
     validate_rehearsal(config)
-    _validate_archive(config)
     if config.is_hosted:
         _validate_hosted(config)
     if machine:
@@ -111,7 +100,7 @@ def require_dependencies(
 
 def _collect_extras(config: Config, path: str, memory: bool = True) -> dict[str, str]:
     wanted = {}
-    if extra := extra_for(config.env.name):
+    if extra := get_extra(config.env.name):
         wanted[extra] = f"env.name = {config.env.name!r}"
     if path.startswith(OPENAI_PREFIX):
         wanted["openai"] = f"model.path = {path!r}"

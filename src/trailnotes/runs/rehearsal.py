@@ -15,7 +15,7 @@ from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.model_schema import LearnerConfig, LoraConfig
 from trailnotes.config.schema import Config, EvalConfig, TrainConfig
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within
-from trailnotes.envs.tasks import load_panel, tasks_of, validate_rehearsal_tasks
+from trailnotes.envs.tasks import load_panel, load_tasks, validate_rehearsal_tasks
 from trailnotes.errors import ConfigError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.policies.chat import ChatFormat
@@ -122,7 +122,7 @@ def build_recording_config(config: Config) -> Config:
             ),
         }
     )  # fmt: skip
-    validate_rehearsal_tasks(tasks_of(played, rehearsal.split), f"rehearsal.split = {rehearsal.split!r}", config)
+    validate_rehearsal_tasks(load_tasks(played, rehearsal.split), f"rehearsal.split = {rehearsal.split!r}", config)
     return played
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import Interrupted, MemoryStoreError, PolicyError
 from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.server import GatewayServer
@@ -23,7 +22,7 @@ from trailnotes.rollout.episode import compute_prompt_limit, run_episode
 from trailnotes.rollout.tips import write_tips
 from trailnotes.runs.signals import wait_for_signal
 from trailnotes.storage.files import append_jsonl, trajectory_to_json
-from trailnotes.types import Task, Trajectory, TrajectoryGroup
+from trailnotes.types import Task, Trajectory, TrajectoryGroup, derive_seed
 
 logger = logging.getLogger(__name__)
 MAX_SESSIONS = 1000  # alive at a time, unless `env.max_envs` says otherwise

@@ -19,17 +19,16 @@ from safetensors.numpy import save_file as save_numpy
 from trailnotes.config.methods import resolve_method
 from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.tasks import load_training_tasks
 from trailnotes.errors import RunError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.learner.base import ModelLearner
-from trailnotes.learner.credit.steps import Novelty
+from trailnotes.learner.credit.steps import Estimator, Novelty, RetrievalNovelty, StateCounter, VisitCounter
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_sample
 from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.states import REST, STATE
-from trailnotes.memory import Embedder, TipMemory, embedder_of, open_memory
+from trailnotes.memory import Embedder, TipMemory, make_config_embedder, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import discard_empty_start, reconcile
 from trailnotes.policies.base import Policy, TrainedPolicy
@@ -38,7 +37,7 @@ from trailnotes.reporting.terminal import Activity, TrainingProgress
 from trailnotes.rollout.episode import Pool
 from trailnotes.runs.authors import AuthorRegistry
 from trailnotes.runs.directory import RunDir, has_begun
-from trailnotes.runs.exploration import Archive, make_novelty
+from trailnotes.runs.exploration import Archive, RandomNetworkDistillation
 from trailnotes.runs.load_policy import build_model_policy, load_endpoint_author
 from trailnotes.runs.rehearsal import (
     REHEARSAL_DIR,
@@ -49,7 +48,7 @@ from trailnotes.runs.rehearsal import (
 )
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import find_free_path
-from trailnotes.types import Sample, Task, Tip
+from trailnotes.types import Sample, Task, Tip, derive_seed
 from trailnotes.web.ledger import TokenLedger
 
 if TYPE_CHECKING:  # it needs Ray
@@ -257,7 +256,7 @@ def open_run(
         progress = opened.enter_context(TrainingProgress(config, directory.path))
         if not has_begun(directory.path):
             discard_empty_start(directory.memory_path, directory.path / "memory.start.db")
-        embedder = cache(partial(embedder_of, config))
+        embedder = cache(partial(make_config_embedder, config))
         novelty = make_novelty(config, derive_seed(config.run.seed, "novelty"), embedder)
         needs_initial = _needs_reference(config) or config.has_separate_author
         with progress.activity("loading the model"):
@@ -281,6 +280,18 @@ def open_run(
         )  # fmt: skip
         _restore(run, tips)
         yield run
+
+
+def make_novelty(config: Config, seed: int, make_embedder: Callable[[], Embedder]) -> Novelty:
+    """Make the novelty service that `algorithm.intrinsic` names; `seed` is of the networks of "rnd"."""
+    makers: dict[str, Callable[[], Estimator]] = {
+        "tips": lambda: RetrievalNovelty(config.memory),
+        "states": lambda: StateCounter(make_embedder(), config.algorithm.novelty_threshold),
+        "counts": VisitCounter,
+        "rnd": lambda: RandomNetworkDistillation(make_embedder(), seed),
+    }
+    kind = config.algorithm.intrinsic
+    return Novelty(kind, makers[kind]() if kind in makers else None)
 
 
 def _seed_adapters(config: Config) -> None:
@@ -397,8 +408,8 @@ def load_checkpoint(run: TrainingRun, path: Path) -> None:
     try:
         run.learner.load(path)
         run.novelty.load_state_dict(novelty, checkpoint.read_json(path / "novelty.json"))
-        if run.archive is not None and (path / "archive.json").exists():  # it may have been off until now
-            run.archive.load_state_dict(checkpoint.read_json(path / "archive.json"))
+        if run.archive is not None:
+            run.archive.load(path)
         if run.authors is not None and (path / "authors.json").exists():
             run.authors.load_state_dict(checkpoint.read_json(path / "authors.json")["written"])
     except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
@@ -415,7 +426,7 @@ def _write_state(run: TrainingRun, path: Path) -> None:
     save_numpy(dict(arrays), path / "novelty.safetensors")
     checkpoint.write_json(path / "novelty.json", rest)
     if run.archive is not None:
-        checkpoint.write_json(path / "archive.json", run.archive.state_dict())
+        run.archive.save(path)
     if run.authors is not None:
         checkpoint.write_json(path / "authors.json", {"written": run.authors.state_dict()})
     if run.memory is not None:

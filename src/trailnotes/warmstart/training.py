@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.config.toml import RUNTIME_KEYS
 from trailnotes.envs.tasks import validate_learning_tasks
 from trailnotes.errors import ConfigError, Interrupted, NonFiniteError, RunError
@@ -32,7 +31,7 @@ from trailnotes.runs.directory import RunDir, has_begun
 from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import write_text_atomic
-from trailnotes.types import StrPath
+from trailnotes.types import StrPath, derive_seed
 from trailnotes.warmstart.demonstrations import Demonstration, read_demonstrations, require_demonstrator
 from trailnotes.warmstart.small_model import build_model, train_tokenizer
 

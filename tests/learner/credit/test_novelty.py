@@ -19,9 +19,10 @@ from safetensors.numpy import load_file, save_file
 
 from tiny import step, trajectory
 from trailnotes.config.schema import Config
-from trailnotes.learner.credit.steps import Novelty, StateCounter
+from trailnotes.learner.credit.steps import Novelty, StateCounter, VisitCounter
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.runs.exploration import RandomNetworkDistillation, VisitCounter, make_novelty
+from trailnotes.runs.exploration import RandomNetworkDistillation
+from trailnotes.runs.training import make_novelty
 from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup
 
 KINDS = ("none", "tips", "states", "counts", "rnd")

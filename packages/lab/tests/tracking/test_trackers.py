@@ -196,7 +196,7 @@ def test_each_iteration_is_reported_once(
 def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sesame-0123456789")
     monkeypatch.setenv("SHORT_TOKEN", "a")
-    assert redact_secrets("it said sesame-0123456789, and a") == f"it said {REDACTED}, and a"
+    assert redact_secrets("it said sesame-0123456789, and a") == "it said [SOME_API_KEY], and a"
     assert redact_secrets("half \ud800 a pair") == "half ? a pair"
     assert redact_secrets("http://me:pass@host/a b@c") == f"http://{REDACTED}@host/a b@c"
     options = {"url": "tcp://x:y@z:1", "token": "abc", "max_tokens": 7, "api_key_env": "SOME_API_KEY",

@@ -10,7 +10,7 @@ import pytest
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, WarmstartConfig
 from trailnotes.config.toml import load_config
-from trailnotes.envs.tasks import select_unused, tasks_of
+from trailnotes.envs.tasks import load_tasks, select_unused
 from trailnotes.rollout.conversation import quoted
 from trailnotes.types import Observation
 from trailnotes.warmstart.demonstrations.episodes import Script, get_actions
@@ -119,7 +119,7 @@ def test_warm_start_and_evaluation_share_no_task() -> None:
     for name in ("find-non-living-thing", "lifespan-longest-lived", "use-thermometer", "test-conductivity"):
         options = f'{{task = "{name}", protocol = "simulator"}}'
         config = load_config(SMOLLM2 / "scienceworld.toml", ["--env.options", options])
-        examined = {task.id for split in ("train", "validation", "test") for task in tasks_of(config, split)}
+        examined = {task.id for split in ("train", "validation", "test") for task in load_tasks(config, split)}
         assert len(examined) > 100
         assert not examined & shown
         assert not {*resolve_tasks(name)} & {*resolve_tasks(start.env.options["task"])}

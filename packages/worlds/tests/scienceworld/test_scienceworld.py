@@ -15,7 +15,7 @@ from tinyrun import metrics
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.toml import load_config
 from trailnotes.envs import check_env
-from trailnotes.envs.tasks import select_batch, tasks_of
+from trailnotes.envs.tasks import load_tasks, select_batch
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.scienceworld.client import FaultTolerantGame, GoldPathFinder
@@ -167,7 +167,7 @@ FEWER = {
 @pytest.mark.parametrize("name", PAPER_PANEL)
 def test_a_config_plays_its_task_by_the_papers_protocol(name: str) -> None:
     config = load_config(FOLDER / f"{name}.toml").validate_training()
-    tasks = {split: tasks_of(config, split) for split in ("train", "validation", "test")}
+    tasks = {split: load_tasks(config, split) for split in ("train", "validation", "test")}
     num_train, num_test = FEWER.get(name, (5, 20))
     assert (len(tasks[config.train.split]), len(tasks[config.eval.split])) == (num_train, num_test)
     assert {task.options["task"] for listed in tasks.values() for task in listed} == {name}

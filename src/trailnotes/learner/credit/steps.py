@@ -8,7 +8,7 @@ estimators is arrays and JSON values, so that checkpoints hold it without pickle
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ from trailnotes.memory import Embedder
 from trailnotes.memory.index import ExactIndex
 from trailnotes.memory.retrieval import Floats
 from trailnotes.storage.checkpoint import Arrays, ComponentState
-from trailnotes.types import Trajectory, TrajectoryGroup
+from trailnotes.types import Trajectory, TrajectoryGroup, hash_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +204,32 @@ class StateCounter(Estimator):
         visits = split_array(np.asarray(arrays.get("visits", np.ones(len(vectors), np.int64))), sizes)
         self._states = dict(zip(rest["namespaces"], split_array(vectors, sizes), strict=True))
         self._visits = {name: each.tolist() for name, each in zip(rest["namespaces"], visits, strict=True)}
+
+
+class VisitCounter(Estimator):
+    """1/n, n = visits of this very state of the task, the whole batch included, so equal episodes earn the same."""
+
+    def __init__(self) -> None:
+        self._visits: Counter[tuple[str, int]] = Counter()  # by task and state
+
+    def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        rows = [[(t.task.id, hash_state(step.observation.text)) for step in t.steps] for t in trajectories]
+        self._visits.update(itertools.chain.from_iterable(rows))
+        return [[1.0 / self._visits[state] for state in row] for row in rows]
+
+    def state_dict(self) -> ComponentState:
+        visits = sorted(self._visits.items())
+        sizes = Counter(task for (task, _), _ in visits)
+        arrays = {
+            "states": np.array([state for (_, state), _ in visits], np.uint64),
+            "visits": np.array([num for _, num in visits], np.int64),
+        }
+        return arrays, {"namespaces": [*sizes], "sizes": [*sizes.values()]}
+
+    def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
+        tasks = [task for task, size in zip(rest["namespaces"], rest["sizes"], strict=True) for _ in range(size)]
+        states = zip(tasks, arrays["states"].tolist(), strict=True)
+        self._visits = Counter(dict(zip(states, arrays["visits"].tolist(), strict=True)))
 
 
 def split_array(array: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[Any]]:

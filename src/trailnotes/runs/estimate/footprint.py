@@ -81,7 +81,7 @@ class DeviceMemory:
 class Footprint:
     """Memory that all devices need, and that they have."""
 
-    model: str  # with the source of its shape
+    model: str  # with its parameters
     devices: tuple[DeviceMemory, ...]
     device: str  # description of each device
     room: float  # bytes of each, or of all together
@@ -115,7 +115,7 @@ class Footprint:
 
 
 def estimate_footprint(config: Config) -> Footprint | None:
-    """Estimate a training's memory; None where neither a config.json nor a name gives the shape."""
+    """Estimate a training's memory; None where the model's config.json is not on this machine."""
     shape = infer_model_shape(config.model)
     if shape is None:
         return None
@@ -125,7 +125,7 @@ def estimate_footprint(config: Config) -> Footprint | None:
     if each := getattr(load_env_class(config.env.name), "memory_bytes", 0):  # where the class states it
         host[f"{count_conversations(config)} environments"] = count_conversations(config) * float(each)
     return Footprint(
-        model=f"{config.model.path} ({size} parameters; {shape.source})",
+        model=f"{config.model.path} ({size} parameters)",
         devices=tuple(_estimate_devices(config, shape, room)), device=device, room=room, together=is_on_cpu(config),
         host=host if is_on_cpu(config) else {},
     )  # fmt: skip
@@ -336,7 +336,7 @@ def _estimate_caches(config: Config, shape: ModelShape) -> dict[str, float]:
     kept = 2 * slots.num_slots * slots.capacity * shape.keys * shape.layers
     # During a prefill the keys and values of one layer are repeated for all heads.
     repeated = 2 * conversations * columns * shape.queries if shape.keys < shape.queries else 0
-    cache, parts = float(kept + repeated) * number * shape.scale, {}
+    cache, parts = float(kept + repeated) * number, {}
     if config.engine.name == "hf":
         parts = {f"cache of {conversations} conversations of {config.rollout.max_context_tokens:,} tokens": cache}
         parts[f"pass of {MAX_TOKENS:,} tokens"] = MAX_TOKENS * number * 3.0 * (shape.hidden + shape.intermediate)
@@ -377,7 +377,9 @@ def estimate_weight_copies(config: Config, shape: ModelShape) -> dict[str, float
     if config.engine.name == "hf" and not ahead and config.learner.world_size == 1:
         copies = 0
     trained = shape.adapters if lora else shape.whole
-    parts = {"weights handed to the policy": copies * trained * (FLOAT32 if lora else get_dtype_size(config))}
+    parts: dict[str, float] = {
+        "weights handed to the policy": copies * trained * (FLOAT32 if lora else get_dtype_size(config))
+    }
     if config.engine.name == "vllm":
         parts["the same in files"] = 2 * trained * get_dtype_size(config)
     return parts if copies else {}

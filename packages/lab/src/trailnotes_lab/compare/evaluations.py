@@ -11,7 +11,7 @@ from typing import Any
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs.base import format_error
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import load_tasks
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import parse_json, read_jsonl
@@ -69,7 +69,7 @@ class Evaluation:
         """
         if self.trained is None or self.trained.env.name != self.settings.env.name:
             return []
-        return tasks_of(self.trained, self.trained.train.split)
+        return load_tasks(self.trained, self.trained.train.split)
 
 
 def get_panel_row(task_id: str) -> str:

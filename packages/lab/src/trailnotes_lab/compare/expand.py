@@ -92,7 +92,7 @@ def _validate_training_data(runs: Mapping[str, PlannedRun], spec: ComparisonSpec
         try:
             if after and not run.uses_prior_model:  # its data is not there yet, but which games it will be of is known
                 before, trains = runs[after].config, runs[after].trains  # a run that trains never plays its panel
-                played = tasks.tasks_of(before, before.train.split) if trains else tasks.load_panel(before)
+                played = tasks.load_tasks(before, before.train.split) if trains else tasks.load_panel(before)
                 tasks.validate_learning_tasks(played, f"the episodes of {after}", run.config)
             else:
                 tasks.validate_splits(run.config)

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from trailnotes.config.schema import Config
-from trailnotes.envs.tasks import load_recorded_tasks, panel, tasks_of
+from trailnotes.envs.tasks import load_recorded_tasks, load_tasks, panel
 from trailnotes.envs.waymarks.env import compile_game, parse_spec
 from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.types import Task
@@ -52,6 +52,6 @@ def collect_games(configs: Iterable[Config]) -> dict[Path | None, list[Task]]:
         validation = [config.train.validation_split] if config.train.eval_every else []
         for split in sorted({config.train.split, config.eval.split, *validation}):
             num = 0 if split == config.train.split else config.eval.num_tasks
-            kept |= {task.id: task for task in panel(tasks_of(config, split), num)}
+            kept |= {task.id: task for task in panel(load_tasks(config, split), num)}
         kept |= {task.id: task for task in load_recorded_tasks(config)}
     return {folder: list(kept.values()) for folder, kept in games.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pkgutil
 import re
 from collections.abc import Mapping
@@ -10,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from trailnotes.errors import SECRET_NAME, SECRET_NAMES, MissingExtraError, format_install_command
+from trailnotes.errors import SECRET_NAME, SECRET_NAMES, MissingExtraError, format_install_command, redact_environment
 
 PROJECT = "trailnotes"  # of a service, unless its own environment variable names another one
 TRACKERS_DIR = "trackers"  # inside a run directory
 REDACTED = "***"
-_MIN_SECRET_CHARS = 8  # a shorter value would also occur in innocent text
 _ADDRESS_SECRET = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 _QUERY_SECRET = re.compile(rf"([?&](?:[^\s=&?]*[._-])?(?:{SECRET_NAMES})=)[^\s&#\"']+", re.IGNORECASE)
 # Name in `run.trackers` -> its module and class, which is imported when a run names it.
@@ -92,13 +90,11 @@ def _format_cell(value: TableCell) -> str:
 
 
 def redact_secrets(value: Any) -> Any:
-    """Replace keys, passwords in addresses, and secrets of the environment in JSON values by `REDACTED`."""
+    """Replace keys, passwords in addresses, and secrets of the environment (`redact_environment`) in JSON values."""
     match value:
         case str():
-            for name, secret in os.environ.items():
-                if SECRET_NAME.search(name) and len(secret) >= _MIN_SECRET_CHARS:
-                    value = value.replace(secret, REDACTED)
-            value = _QUERY_SECRET.sub(rf"\1{REDACTED}", _ADDRESS_SECRET.sub(REDACTED, value))
+            value = _ADDRESS_SECRET.sub(REDACTED, redact_environment(value))
+            value = _QUERY_SECRET.sub(rf"\1{REDACTED}", value)
             return value.encode(errors="replace").decode()  # half a surrogate pair: no service can store one
         case Mapping():
             return {

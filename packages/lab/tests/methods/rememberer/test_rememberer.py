@@ -17,7 +17,7 @@ import caves
 from small import small_config
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError
-from trailnotes.memory import embedder_of
+from trailnotes.memory import make_config_embedder
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.advice import ValuedAction
 from trailnotes.rollout.episode import EpisodeContext
@@ -138,7 +138,7 @@ class RecordingPolicy(ScriptedPolicy):
 
 
 def open_experience(config: Config) -> ExperienceTable:
-    return ExperienceTable(None, embedder_of(config), config.section(RemembererConfig))
+    return ExperienceTable(None, make_config_embedder(config), config.section(RemembererConfig))
 
 
 def decide(policy: RecordingPolicy, taught: ExperienceTable, config: Config, *seen: Observation) -> list[Any]:

@@ -21,7 +21,8 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.memory.retrieval import Floats, HashingEmbedder
 from trailnotes.policies.scripted import END_ID, ScriptedPolicy
-from trailnotes.rollout.groups import run_groups
+from trailnotes.rollout.episode import EpisodeContext
+from trailnotes.rollout.groups import GroupRunner
 from trailnotes.runs.adapt import adapt
 from trailnotes.storage.files import read_jsonl, trajectory_from_json
 from trailnotes.types import Completion, Message, Observation, Sampling, Task, TokenIds, Trajectory
@@ -154,12 +155,11 @@ def play(
         async def lease(self) -> Any:
             yield Door(actions)
 
-    groups = asyncio.run(
-        run_groups(
-            policy, OneDoor(), [Task("t", "door")], [["plain"]], None, config, seed=3,
-            make_actor=lambda seat: RescoringActor(override_sampling(seat), taste, EMBEDDER, journal.append),  # type: ignore[arg-type]
-        )
-    )  # fmt: skip
+    def make_actor(seat: EpisodeContext) -> RescoringActor:
+        return RescoringActor(override_sampling(seat), taste, EMBEDDER, journal.append)
+
+    runner = GroupRunner(policy, OneDoor(), None, config, seed=3, make_actor=make_actor)
+    groups = asyncio.run(runner.play([Task("t", "door")], [["plain"]]))
     return groups[0].trajectories[0], journal
 
 

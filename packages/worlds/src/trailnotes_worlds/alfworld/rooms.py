@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError, MissingExtraError, format_install_command
+from trailnotes.types import derive_seed
 
 EXTRA: Final = "alfworld"
 VERSION: Final = 1  # of the generator: another version makes other games of the same seeds

@@ -20,7 +20,7 @@ PORT = 8000  # where clients of OpenEnv look first
 def _serve(args: Namespace) -> None:
     from trailnotes.config.toml import load_config
     from trailnotes.envs import load_env_class
-    from trailnotes.envs.tasks import tasks_of
+    from trailnotes.envs.tasks import load_tasks
 
     require_env_packages(args.name)
     if package := find_missing_module("openenv"):
@@ -28,11 +28,11 @@ def _serve(args: Namespace) -> None:
     if args.sessions < 1 or not args.idle > 0:
         raise ConfigError(f"--sessions {args.sessions} and --idle {args.idle:g} must both be above 0")
     config = load_config(None, ["--env.name", args.name, *args.settings])
-    tasks = tasks_of(config, "train" if args.split == ALL else args.split)
+    tasks = load_tasks(config, "train" if args.split == ALL else args.split)
     if args.split == ALL:
         for split in ("validation", "test"):
             with contextlib.suppress(ConfigError):  # an environment may lack one
-                tasks += tasks_of(config, split)
+                tasks += load_tasks(config, split)
     from trailnotes.envs.workers.pool import EnvPool
     from trailnotes.web import guard
     from trailnotes.web.serving import format_host, format_url, open_listener, serve

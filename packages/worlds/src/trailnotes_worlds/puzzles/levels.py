@@ -15,7 +15,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from trailnotes.config.seeds import derive_seed
+from trailnotes.types import derive_seed
 
 WALL, FLOOR, GOAL, BOX, BOX_ON_GOAL, PLAYER, PLAYER_ON_GOAL = "#-.$*@+"
 DIRECTIONS: Final = ("up", "down", "left", "right")

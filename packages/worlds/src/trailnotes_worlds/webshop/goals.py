@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trailnotes.config.seeds import derive_seed
+from trailnotes.types import derive_seed
 from trailnotes_worlds.webshop.products import DEFAULT_PRICE, GoalKind, Product
 
 PRICE_LIMITS: Final = tuple(10.0 * step for step in range(1, 100))  # dollars

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.base import require_type
 from trailnotes.errors import ConfigError
-from trailnotes.types import Task
+from trailnotes.types import Task, derive_seed
 from trailnotes_worlds.webshop.goals import Goal, iter_goals
 from trailnotes_worlds.webshop.products import GoalKind
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 
-from trailnotes.config.seeds import derive_seed
-from trailnotes.types import replace_surrogates
+from trailnotes.types import derive_seed, replace_surrogates
 
 if TYPE_CHECKING:
     from trailnotes_worlds.webshop.catalogue import Catalogue

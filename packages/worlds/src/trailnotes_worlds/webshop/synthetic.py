@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from trailnotes.config.seeds import derive_seed
 from trailnotes.storage.files import get_cache_dir, open_or_make
+from trailnotes.types import derive_seed
 from trailnotes_worlds.webshop.catalogue import VERSION, Catalogue, write_catalogue
 from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules
 from trailnotes_worlds.webshop.products import Instruction, Product, format_price

@@ -20,10 +20,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from trailnotes.config.seeds import derive_seed
 from trailnotes.envs.base import require_choice, require_type
 from trailnotes.errors import ConfigError
-from trailnotes.types import Task
+from trailnotes.types import Task, derive_seed
 from trailnotes_worlds.wikihow.articles import ABOUT, Article, Author, Category, author_path, category_path, make_slug
 from trailnotes_worlds.wikihow.goals import Goal, TargetPage
 from trailnotes_worlds.wikihow.library import Library

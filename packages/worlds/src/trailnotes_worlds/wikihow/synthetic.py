@@ -11,8 +11,8 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from trailnotes.config.seeds import derive_seed
 from trailnotes.storage.files import get_cache_dir, open_or_make
+from trailnotes.types import derive_seed
 from trailnotes_worlds.wikihow.articles import VERIFIED, Article, Author, Category, LibraryPage
 from trailnotes_worlds.wikihow.library import VERSION, Library, write_library
 

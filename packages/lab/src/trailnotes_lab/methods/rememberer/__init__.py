@@ -13,16 +13,15 @@ from itertools import islice
 
 from trailnotes.config.methods import Method
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
-from trailnotes.envs.tasks import panel, tasks_of
-from trailnotes.memory import embedder_of
+from trailnotes.envs.tasks import load_tasks, panel
+from trailnotes.memory import make_config_embedder
 from trailnotes.memory.controls import require_own_tips
 from trailnotes.rollout import advice as words
 from trailnotes.rollout.advice import Example, Situation, ValuedAction
 from trailnotes.rollout.conversation import Conversation, get_instruction, quoted
 from trailnotes.rollout.episode import Decision, EpisodeContext, count_prompt_tokens
 from trailnotes.runs.adaptation import AdaptationRun
-from trailnotes.types import NO_OP, Message, Observation, Sampling, Task, Trajectory, TrajectoryGroup
+from trailnotes.types import NO_OP, Message, Observation, Sampling, Task, Trajectory, TrajectoryGroup, derive_seed
 from trailnotes_lab.methods.rememberer.table import Experience, ExperienceRecord, ExperienceTable, RemembererConfig
 
 MAX_TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that fit the context
@@ -33,7 +32,7 @@ async def rememberer(run: AdaptationRun) -> None:
     config = run.config.section(RemembererConfig)
     require_own_tips(run.config)
     tasks = load_training_tasks(run.config)
-    with ExperienceTable(run.directory.path / "experience.db", embedder_of(run.config), config) as table:
+    with ExperienceTable(run.directory.path / "experience.db", make_config_embedder(run.config), config) as table:
 
         def advised(context: EpisodeContext) -> AdvisedActor:
             return AdvisedActor(context, table)
@@ -55,13 +54,13 @@ async def rememberer(run: AdaptationRun) -> None:
         groups = await run.play("panel", run.tasks, make_actor=advised, num_samples=run.config.eval.num_samples)
         run.log("panel", groups, **table_metrics(table, groups))
         run.report(f"after {config.epochs} epochs of experience", groups, memory=True)
-        run.examine(groups, memory=True)
+        run.write_panel(groups, memory=True)
 
 
 def load_training_tasks(config: Config) -> list[Task]:
     if not config.section(RemembererConfig).epochs:
         return []
-    return panel(tasks_of(config, config.train.split), config.section(RemembererConfig).num_tasks)
+    return panel(load_tasks(config, config.train.split), config.section(RemembererConfig).num_tasks)
 
 
 def extract_experiences(trajectory: Trajectory) -> list[Experience]:

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailnotes.config.methods import Method
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.memory.controls import require_own_tips
-from trailnotes.memory.retrieval import Embedder, embedder_of
+from trailnotes.memory.retrieval import Embedder, make_config_embedder
 from trailnotes.rollout.conversation import Conversation, parse_action
 from trailnotes.rollout.episode import Decision, EpisodeContext, TipsActor, compute_prompt_limit, observe_within_limit
 from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
-from trailnotes.types import NO_OP, Completion, Observation, TrajectoryGroup
+from trailnotes.types import NO_OP, Completion, Observation, TrajectoryGroup, derive_seed
 from trailnotes_lab.methods.retrospex.transitions import RetrospexConfig, load_critic_games
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ async def retrospex(run: AdaptationRun) -> None:
         )
     from trailnotes_lab.methods.retrospex.critic import load_critic, train_critic
 
-    own, embedder = run.directory.path / "critic", embedder_of(config)
+    own, embedder = run.directory.path / "critic", make_config_embedder(config)
     if settings.critic or (own / "critic.json").is_file():  # the latter of an earlier start
         critic = load_critic(Path(settings.critic) if settings.critic else own)
     elif settings.data:
@@ -66,12 +65,12 @@ async def retrospex(run: AdaptationRun) -> None:
     alone = await run.play("plain", run.tasks, make_actor=plain, mode="plain", num_samples=num)
     run.log("plain", alone)
     run.report("plain", alone, memory=False)
-    run.examine(alone, memory=False, name="eval-plain")
+    run.write_panel(alone, memory=False, name="eval-plain")
 
     groups = await run.play("rescored", run.tasks, make_actor=rescored, mode="plain", num_samples=num)
     run.log("rescored", groups, **decision_metrics(list(read_jsonl(decisions)), groups))
     run.report(f"rescored, decay {settings.decay:g}, floor {settings.floor:g}", groups, memory=False)
-    run.examine(groups, memory=False)
+    run.write_panel(groups, memory=False)
 
 
 def override_sampling(context: EpisodeContext) -> EpisodeContext:

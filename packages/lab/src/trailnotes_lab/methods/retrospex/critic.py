@@ -34,13 +34,13 @@ from torch import Tensor, nn
 
 from trailnotes.config.former import drop_removed_keys
 from trailnotes.config.schema import Config
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.learner.states import MasterAdamW
 from trailnotes.reporting.intervals import Interval, compute_percentile_interval
 from trailnotes.reporting.terminal import ProgressBar
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import parse_json, task_to_json
+from trailnotes.types import derive_seed
 from trailnotes_lab.methods.retrospex import transitions
 from trailnotes_lab.methods.retrospex.transitions import RetrospexConfig, Transition
 

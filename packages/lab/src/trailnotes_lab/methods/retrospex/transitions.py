@@ -13,11 +13,10 @@ from typing import Any, ClassVar, Literal
 
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section, key
-from trailnotes.config.seeds import derive_seed
 from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import get_instruction
 from trailnotes.storage.files import parse_json, read_jsonl, trajectory_from_json
-from trailnotes.types import Task, Trajectory
+from trailnotes.types import Task, Trajectory, derive_seed
 
 RETROSPEX = "Retrospex, arXiv 2505.11807"
 
