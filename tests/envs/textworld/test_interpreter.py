@@ -60,7 +60,6 @@ def test_answers_are_cleaned(raw: str, expected: GameAnswer) -> None:
         ("go ünder", ("go ?nder", True)),
         ("\x1b[1mgo", ("[1mgo", True)),
         ("a" * 161, ("a" * 160, True)),
-        ("a" * 100_000, ("a" * 160, True)),
         ("a" + " " * 100_000, ("a", True)),
     ],
 )

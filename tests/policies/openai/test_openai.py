@@ -126,7 +126,6 @@ def empty(answer: dict[str, Any]) -> dict[str, Any]:
 
 PASSING: dict[str, Fault] = {
     "429": refusal(429, "slow down"),
-    "500": refusal(500),
     "a cut body": cut_body,
     "a body cut unnoticed": cut_quietly,
     "no answer in time": hang,
@@ -135,7 +134,7 @@ PASSING: dict[str, Fault] = {
     "no text": changed(lambda answer: with_choice(answer, 3, "stop")),  # type: ignore[arg-type]
     "an error with status 200": changed(lambda answer: {"error": {"message": "overloaded"}}),
 }
-BILLED = PASSING.keys() - {"429", "500"}
+BILLED = PASSING.keys() - {"429"}
 
 
 @pytest.mark.parametrize("name", PASSING)
