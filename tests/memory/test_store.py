@@ -96,6 +96,16 @@ def test_damage_is_named_with_the_way_out(memory: TipMemory, path: Path) -> None
         assert mended.stats()["tips"] == 300
 
 
+def test_sessions_leave_cached_tips_alone(memory: TipMemory) -> None:
+    memory.add(tips(3))
+    page = memory.store.load_page("task", ["score"])
+    memory.session("task", "q", show_tips=False).report(1.0)
+    session = memory.session("task", "q")
+    assert memory.store.load_page("task", ["score"]) is page
+    session.report(1.0)  # this one has read tips, whose columns change
+    assert memory.store.load_page("task", ["score"]).columns["shown"].sum() == len(session.tips) > 0
+
+
 def test_a_full_disk_keeps_what_was_written(memory: TipMemory) -> None:
     memory.add(tips(3))
     pages = memory.store.query("PRAGMA page_count")[0][0]

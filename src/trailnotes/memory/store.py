@@ -10,7 +10,8 @@ import json
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, cast
@@ -288,13 +289,15 @@ class TipStore(MemoryFile):
     def insert_attempt(self, name: str, namespace: str, tips: Sequence[int], kept: int) -> None:
         """Insert an attempt that reads `tips`, and delete those before the `kept` newest."""
         values = (name, replace_surrogates(namespace), json.dumps(list(tips)))
-        number = self.write("INSERT INTO attempts (id, namespace, tips) VALUES (?, ?, ?)", values).lastrowid or 0
-        self.write("DELETE FROM attempts WHERE number <= ?", (number - kept,))
+        with self._keep_cache():
+            number = self.write("INSERT INTO attempts (id, namespace, tips) VALUES (?, ?, ?)", values).lastrowid or 0
+            self.write("DELETE FROM attempts WHERE number <= ?", (number - kept,))
 
     def finish_attempt(self, name: str, earned: float, task: str | None = None) -> tuple[str, list[int]] | None:
         """Record what an attempt earned, 0 to 1; return its task and tips, None if none such (at `task`) is open."""
         sql = "UPDATE attempts SET earned = ? WHERE id = ? AND earned IS NULL AND namespace = IFNULL(?, namespace)"
-        rows = self.query(f"{sql} RETURNING namespace, tips", (earned, name, task))
+        with self._keep_cache():
+            rows = self.query(f"{sql} RETURNING namespace, tips", (earned, name, task))
         return next(((namespace, json.loads(tips)) for namespace, tips in rows), None)
 
     def load_attempts(self, namespace: str, limit: int, *, without: str = "") -> list[tuple[set[int], float]]:
@@ -379,6 +382,15 @@ class TipStore(MemoryFile):
             while len(self._cache) > CACHE_SIZE:
                 self._cache.popitem(last=False)
             return cast("T", self._cache[slot])
+
+    @contextmanager
+    def _keep_cache(self) -> Iterator[None]:
+        """Keep what is cached over writes that change no tip, such as the attempts of every session."""
+        version, changes = self._cache_state
+        is_current = changes == self.connection.total_changes
+        yield
+        if is_current:
+            self._cache_state = (version, self.connection.total_changes)
 
     def _build_page(self, rows: Sequence[Sequence[Any]]) -> TipPage:
         names = (*ORDERS, *READER_COLUMNS)
