@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from test_store_model import EXACT, NEAREST, Directions
 
+from trailnotes.errors import MemoryStoreError
 from trailnotes.memory import TipMemory, exchange, index, open_memory
 from trailnotes.memory.index import TipIndex
 from trailnotes.types import Task, Tip
@@ -92,6 +93,16 @@ def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: p
             assert found(memory, "key 250", 1) == ["tip 250"]
         assert memory.store.index.lists is not first
         assert len(memory.store.index.lists or ()) < 150
+
+
+def test_a_refused_report_costs_no_index(path: Path) -> None:
+    filled(path)
+    with opened(path) as memory:
+        memory.search("task", "key 0", 1)
+        lists = memory.store.index.lists
+        with pytest.raises(MemoryStoreError, match="waits for its report"):
+            memory.report_attempt("unknown", 1.0)
+        assert memory.store.index.lists is lists is not None
 
 
 @pytest.mark.parametrize("scope", ["family", "env", "all"])
