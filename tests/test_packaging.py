@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import trailnotes
+from trailnotes.commands.command import COMMANDS_ELSEWHERE
 from trailnotes.errors import find_missing_module, format_install_command, list_extras
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +33,15 @@ def test_the_distributions_have_one_version() -> None:
         assert other["dependencies"] == [f"trailnotes{pin}"]
         assert core["optional-dependencies"][other["name"].partition("-")[2]] == [f"{other['name']}{pin}"]
         assert other["classifiers"] == core["classifiers"]
+
+
+def test_the_core_names_the_package_of_each_missing_command() -> None:
+    offered = {
+        name: project["project"]["name"]
+        for project in PROJECTS.values()
+        for name in project["project"].get("entry-points", {}).get("trailnotes.commands", ())
+    }
+    assert {**COMMANDS_ELSEWHERE} == {name: offered[name] for name in offered if name not in {"demo", "serve"}}
 
 
 def test_errors_name_extras_by_distribution() -> None:

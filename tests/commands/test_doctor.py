@@ -53,5 +53,8 @@ def test_what_is_missing_comes_with_what_mends_it(
     shown = capsys.readouterr()
     assert f"  the extra openai: needs openai: {format_install_command('openai')}" in shown.out.splitlines()
     assert "  trailnotes needs scipy: " in shown.out
-    assert "  compare, the whole demo, view and trackers need the package trailnotes-lab: " in shown.out
+    assert (
+        "  compare, critic, the whole demo, view, trackers, REMEMBERER and Retrospex need the package trailnotes-lab: "
+        in shown.out
+    )
     assert shown.err.startswith("trailnotes: the core cannot run here")

@@ -24,7 +24,7 @@ SETTINGS = ("--section.key VALUE overrides any setting of the file (VALUE is TOM
 EPILOG = "`trailnotes COMMAND --help` explains a command and shows an example."
 WIDTH = 100
 COMMANDS_ELSEWHERE = {
-    "compare": "trailnotes-lab", "view": "trailnotes-lab",
+    "compare": "trailnotes-lab", "critic": "trailnotes-lab", "view": "trailnotes-lab",
     "webshop": "trailnotes-worlds", "wikihow": "trailnotes-worlds",
 }  # fmt: skip
 """Commands of our other distributions, for those who lack them."""

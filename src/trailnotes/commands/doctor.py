@@ -27,7 +27,7 @@ from trailnotes.errors import (
 DISTRIBUTIONS = {  # ours -> what is missing without them
     "trailnotes": "",
     "trailnotes-worlds": "all environments but TextWorld and Waymarks",
-    "trailnotes-lab": "compare, the whole demo, view and trackers",
+    "trailnotes-lab": "compare, critic, the whole demo, view, trackers, REMEMBERER and Retrospex",
 }
 TIME_LIMIT = 120.0  # seconds of a program: torch may be on a slow disk
 TORCH_PROBE = "import torch; print(torch.cuda.device_count() or '')"  # a damaged torch may kill its process
