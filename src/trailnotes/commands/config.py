@@ -28,6 +28,9 @@ def _print_schema(_args: Namespace) -> None:
 GROUPS = {
     "": "To begin with, and for a model of your own",
     "compare": "Comparisons of methods (trailnotes compare run)",
+    "compare/fair": "ScienceWorld with one model a task (docs/results/scienceworld-fair.md)",
+    "compare/paper": "Comparisons of the EMPO² paper at 7B (docs/reproduce.md)",
+    "paper": "The EMPO² paper's training runs (docs/reproduce.md)",
     "puzzles": "Puzzles",
     "qwen": "Qwen2.5-Coder-0.5B, on two cores of a CPU (make real)",
     "smollm2": "SmolLM2-135M",

@@ -8,7 +8,7 @@ from pydantic import field_validator, model_validator
 
 from trailnotes.config.methods import validate_method_name
 from trailnotes.config.model_schema import OPENAI_PREFIX, require_model_name
-from trailnotes.config.section import PAPER, Section, key
+from trailnotes.config.section import PAPER, RELEASE, Section, key
 
 CREDIT = "empo2.author_credit"  # what keys need to have an effect
 REHEARSED = "rehearsal.split or rehearsal.path"
@@ -33,6 +33,9 @@ class AlgorithmConfig(Section):
     novelty_threshold: float = key(
         0.9, "states: cosine similarity from which two states are the same",
         ge=-1, le=1, needs="algorithm.intrinsic = states")  # fmt: skip
+    discount: float = key(
+        1.0, "gamma of the episode return that advantages compare, counted from the first step (paper: .95 on WebShop)",
+        PAPER, gt=0, le=1)  # fmt: skip
     dynamic_sampling: int = key(
         0, "rounds that replace groups of equal returns by freshly played ones; 0 = off", "DAPO, arXiv 2503.14476", ge=0
     )
@@ -72,6 +75,9 @@ class Empo2Config(Section):
     old_logprobs: Literal["acting", "tip_free"] = key(
         "tip_free", "off-policy denominator: under the tip-free context (4.2), or under the one acted on (Table 3, and "
         "the release)", PAPER)  # fmt: skip
+    distilled_context: Literal["tip_free", "release"] = key(
+        "tip_free", "what off-policy rows are trained in: no tips, or those of the newest turn (release, whose removal "
+        "of tips does not find them); release needs optim.rows = step", RELEASE)  # fmt: skip
     author_credit: float = key(0.0, "weight of the credit that a tip gets for its readers' gain; 0 = off", ge=0)
     author_age: int = key(
         3, "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "

@@ -1,11 +1,11 @@
 """Published settings, as far as they were published; other keys keep their defaults.
 
 A preset is applied under the keys of the file, and chooses no environment and no model. ``-lora`` trains adapters,
-``-8gpu`` shares the update over eight devices. Values are from arXiv 2602.23008 and, where the paper is silent, its
-release (commit 0b40cb72); WebShop's discount of 0.95 has no setting, since returns are undiscounted, and the mask
-threshold was never published. The paper shows 10 tips in every turn and keeps them, which fills 4,500 tokens long
-before the 30th turn; here a tip appears once, and only where the remaining turns fit. `memory.repeat_shown = true`
-with `memory.leave_room = false` is the paper's way.
+``-8gpu`` shares the update over eight devices. Values of ``paper-*`` are from arXiv 2602.23008 and, where the paper is
+silent, its release (commit 0b40cb72); the mask threshold was never published. ``release-*`` has what the release's code
+does where that differs (docs/reproduce.md, row by row). The paper shows 10 tips in every turn and keeps them, which
+fills 4,500 tokens long before the 30th turn; in ``paper-*`` a tip appears once, and only where the remaining turns fit.
+`memory.repeat_shown = true` with `memory.leave_room = false`, as in ``release-*``, is the paper's way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def _overlay(under: Sections, over: Sections) -> Sections:
 
 PRESETS: dict[str, Sections] = {}
 _data = tomllib.loads((Path(__file__).parent / "presets.toml").read_text(encoding="utf-8"))
-for _name in ("paper-scienceworld", "paper-webshop"):
-    PRESETS[_name] = _overlay(_data["paper"], _data[_name.removeprefix("paper-")])
+for _env in ("scienceworld", "webshop"):
+    _paper = PRESETS[f"paper-{_env}"] = _overlay(_data["paper"], _data[_env])
     for _variant, _over in _data["variants"].items():
-        PRESETS[f"{_name}-{_variant}"] = _overlay(PRESETS[_name], _over)
+        PRESETS[f"paper-{_env}-{_variant}"] = _overlay(_paper, _over)
+    PRESETS[f"release-{_env}"] = _overlay(_overlay(_paper, _data["release"]), _data.get(f"release-{_env}", {}))

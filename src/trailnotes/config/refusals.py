@@ -89,6 +89,8 @@ def refuse_training(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
     yield (method.plain and readers,
            (f"{name} lets no member read tips, and memory.order = {' and '.join(readers)} goes by readers: leave it "
            "out, and name it where tips are read (trailnotes adapt, [panels.NAME])"))  # fmt: skip
+    yield (empo2.distilled_context == "release" and c.optim.rows != "step",
+           'empo2.distilled_context = "release" gives each turn its own context: set optim.rows = "step"')  # fmt: skip
     yield (c.memory.distilled and not (name == "empo2" and empo2.p_memory and empo2.q_off_policy),
            ("memory.distilled is measured where empo2 trains without the tips that it acted on: set it to 0, or "
            "algorithm.name = empo2 with p_memory and q_off_policy above 0"))  # fmt: skip

@@ -32,6 +32,7 @@ from trailnotes.errors import ConfigError
 
 S = TypeVar("S", bound=Section)
 ActionFormat = Literal["line", "tags", "react"]
+PromptName = Literal["task", "observation", "notes", "request"]
 Aggregation = Literal["token", "sequence", "constant"]
 EMBEDDER_KEY_VARIABLE = "TRAILNOTES_EMBEDDER_KEY"  # the variable for an address that `embedder` names itself
 MAX_REQUESTED_WORDS = 100  # of a tip, by the paper's request
@@ -85,6 +86,9 @@ class RolloutConfig(Section):
     example_turns: tuple[tuple[str, str], ...] = key(
         (), "turns of an example that every conversation begins with: what was seen, written as turns are, and the "
         "answer to it; for models that copy a form and follow no description of it")  # fmt: skip
+    prompts: dict[PromptName, str] = key(
+        dict, "texts of your own instead of the package's: of the line with the task and of that with an observation, "
+        "around {text}; over the notes; of the request for a note, with {score}, {max_score}, {words}")  # fmt: skip
     system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
     max_async_iterations: int = key(
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
@@ -120,12 +124,15 @@ class MemoryConfig(Section):
     query: Literal["state", "conversation"] = key(
         "state", "text searched for: task and newest observation, or all (paper)"
     )
-    entries: Literal["episode", "step"] = key("episode", "entries for each tip: one, or one per step (release)")
-    duplicates: Literal["reject", "count"] = key(
-        "count", "a tip written again: rejected (paper), or raises its support"
-    )
-    order: tuple[Literal["gain", "score", "support", "recency", "similarity", "ucb", "worth"], ...] = key(
-        ("gain", "score", "support", "recency"), "order of the candidates (paper: the score); ucb: by the return of "
+    entries: Literal["episode", "step", "final"] = key(
+        "episode", "entries for each tip: one, one per step under the key of its state, or one per step all under the "
+        "key of the final state (release)")  # fmt: skip
+    duplicates: Literal["reject", "count", "exact"] = key(
+        "count", "a tip written again: rejected (paper), raises its support, or rejected only where action and score "
+        "are equal, too (release)")  # fmt: skip
+    order: tuple[Literal["gain", "score", "support", "recency", "oldest", "similarity", "ucb", "worth"], ...] = key(
+        ("gain", "score", "support", "recency"), "order of the candidates (paper: the score), the newest first where "
+        "all else is equal; oldest: the oldest first (release, after the score); ucb: by the return of "
         "their readers; worth: by that return less that of group members who did not read them; gain: by the most that "
         "this is likely to be, and a tip is withheld where that is below 0")  # fmt: skip
     ucb: float = key(
@@ -221,7 +228,11 @@ class OptimConfig(Section):
     lr_decay: float = key(0.0, "last share of the run over which the learning rate falls linearly to 0", ge=0, le=1)
     grad_clip: float = key(1.0, "largest gradient norm; 0 = off", ge=0)
     epochs: int = key(1, "passes over each batch", ge=1)
+    weight_decay: float = key(0.0, "decoupled weight decay of AdamW (release: .01, verl's default)", RELEASE, ge=0)
     minibatch: int = key(16, "trajectories in a mini-batch (one optimizer step); 0 = the whole batch", PAPER, ge=0)
+    minibatch_unit: Literal["trajectory", "row"] = key(
+        "trajectory", "what optim.minibatch counts: trajectories, or rows, with optim.rows = step those of turns "
+        "(release)", RELEASE)  # fmt: skip
     microbatch_tokens: int = key(8192, "padded tokens in one forward pass; does not change the update", ge=1)
     rows: Literal["auto", "step"] = key("auto", "one row an episode where prompts extend each other, or one a step")
     logprob_chunk: int = key(1024, "positions whose logits exist at the same time", ge=1)
@@ -309,10 +320,10 @@ class Config(Section):
 
     preset: Literal[
         "", "paper-scienceworld", "paper-webshop", "paper-scienceworld-lora", "paper-webshop-lora",
-        "paper-scienceworld-8gpu", "paper-webshop-8gpu",
+        "paper-scienceworld-8gpu", "paper-webshop-8gpu", "release-scienceworld", "release-webshop",
     ] = key(
-        "", "published settings under the keys given here; -lora trains adapters instead of all weights, -8gpu all "
-        "weights on eight devices"
+        "", "published settings under the keys given here, of the paper or of its release's code; -lora trains "
+        "adapters instead of all weights, -8gpu all weights on eight devices"
     )  # fmt: skip
     run: RunConfig = key(RunConfig, "the run as a whole")
     model: ModelConfig = key(ModelConfig, "the language model")

@@ -59,7 +59,7 @@ class Learner:
         self._start = {p: p.detach().clone() for p in model.parameters() if p.requires_grad} if own else {}
         head = self._score.parts.head.parameters() if self._score.parts else ()
         self._adapts_head = any(parameter in self._start for parameter in head)
-        self._optimizer = states.MasterAdamW(model, lr=optim.lr)
+        self._optimizer = states.MasterAdamW(model, lr=optim.lr, weight_decay=optim.weight_decay)
 
     @property
     def models(self) -> list[nn.Module]:
@@ -105,7 +105,8 @@ class Learner:
             scored = self._score_samples([rows[i] for i in compared], self._score_reference)
         reference = dict(zip(compared, scored, strict=True))
         seconds_reference = time.perf_counter() - started
-        batches = list(iter_minibatches(rows, self.optim.minibatch, np.random.default_rng(seed), self.optim.epochs))
+        optim, rng = self.optim, np.random.default_rng(seed)
+        batches = list(iter_minibatches(rows, optim.minibatch, rng, optim.epochs, optim.minibatch_unit))
         if self.activity is not None:
             self.activity.total = len(batches)
         with update_mode(self.model):

@@ -8,6 +8,7 @@ on the same rows. They part where rows become tensors (`split_microbatches`), an
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trailnotes.policies.prefixes import iter_trees
-from trailnotes.types import Completion, RowRole, Sample, Trajectory, TrajectoryGroup
+from trailnotes.types import Completion, RowRole, Sample, Step, TokenIds, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,7 @@ def build_samples(
     groups: Sequence[TrajectoryGroup],
     advantages: Sequence[Sequence[ArrayLike] | NDArray[np.float64]],
     rows: Literal["auto", "step"] = "auto",
+    context: Literal["tip_free", "release"] = "tip_free",
 ) -> list[Sample]:
     """Build the training rows of all trajectories, in order.
 
@@ -66,6 +68,7 @@ def build_samples(
             each of its T steps.
         rows: "auto" makes one row of an episode as long as each prompt starts with the last prompt and the ids
             sampled for it, and forks a new row where not; "step" makes one row for each step.
+        context: of off-policy rows, `empo2.distilled_context`.
 
     Returns rows; `Sample.trajectory` is the running index over all groups. Rows without a sampled token are left out.
     """
@@ -82,7 +85,7 @@ def build_samples(
         )
         samples += [
             row.build(off_policy=off_policy, shows_tips=row.shows_tips, trajectory=index)
-            for row in _build_rows(trajectory, advantage, merge=rows == "auto")
+            for row in _build_rows(trajectory, advantage, merge=rows == "auto", context=context)
             if any(row.loss_mask)
         ]
     return samples
@@ -147,7 +150,38 @@ def anchor_sample(completion: Completion, role: RowRole, hold: float, advantage:
     return row.build(role=role, hold=hold)
 
 
-def _build_rows(trajectory: Trajectory, advantage: ArrayLike, merge: bool) -> list[_RowBuilder]:
+def _list_training_prompts(trajectory: Trajectory, context: str) -> list[TokenIds]:
+    """List the prompt that each step is trained in: the one acted on, or off policy that of `context`."""
+    steps = trajectory.steps
+    if trajectory.mode != "off_policy":
+        return [step.completion.prompt_ids for step in steps]
+    prompts = [step.plain_prompt_ids for step in steps]
+    return keep_newest_tips(steps) if context == "release" and all(prompts) else prompts
+
+
+def keep_newest_tips(steps: Sequence[Step]) -> list[TokenIds]:
+    """Build the prompt of each step with the tips of its newest turn alone: the tip-free history, the turn as acted on.
+
+    Source: EMPO2's release (0b40cb72), which searches the end of a tip by token ids and misses that of the newest turn.
+    It leaves a blank line for each older tip; here nothing is left of them.
+
+    Raises:
+        ValueError: a prompt does not extend the last one and its answer, so that no turn can be cut off.
+    """
+    prompts = [step.completion.prompt_ids for step in steps[:1]]
+    for before, step in itertools.pairwise(steps):
+        answer = before.completion.token_ids
+        history, acted = before.plain_prompt_ids + answer, before.completion.prompt_ids + answer
+        plain, prompt = step.plain_prompt_ids, step.completion.prompt_ids
+        if plain[: len(history)] != history or prompt[: len(acted)] != acted:
+            raise ValueError('empo2.distilled_context = "release" needs prompts that extend each other: use "tip_free"')
+        prompts.append(history + prompt[len(acted) :])
+    return prompts
+
+
+def _build_rows(
+    trajectory: Trajectory, advantage: ArrayLike, merge: bool, context: str = "tip_free"
+) -> list[_RowBuilder]:
     name, steps = f"trajectory {trajectory.member} of {trajectory.task.id}", trajectory.steps
     if trajectory.outcome == "error":
         raise ValueError(f"{name} ended in an error ({trajectory.error}): drop or replace it before build_samples")
@@ -156,8 +190,7 @@ def _build_rows(trajectory: Trajectory, advantage: ArrayLike, merge: bool) -> li
                          "trajectory, or one for each step")  # fmt: skip
     rows: list[_RowBuilder] = []
     by_step = np.broadcast_to(np.asarray(advantage, dtype=np.float64), len(steps)).tolist()
-    for step, value in zip(steps, by_step, strict=True):
-        prompt = step.plain_prompt_ids if trajectory.mode == "off_policy" else step.completion.prompt_ids
+    for step, prompt, value in zip(steps, _list_training_prompts(trajectory, context), by_step, strict=True):
         if not prompt:
             raise ValueError(f"{name} has no prompt token ids: train with a policy that returns them (hf, vllm); "
                              "OpenAI-compatible endpoints serve evaluation and adaptation only")  # fmt: skip
@@ -184,15 +217,18 @@ def dummy_sample(sample: Sample) -> Sample:
 
 
 def iter_minibatches(
-    samples: Sequence[Sample], num_trajectories: int, rng: np.random.Generator, epochs: int = 1
-) -> Iterator[list[int]]:
-    """Yield random mini-batches of `num_trajectories` trajectories (0: all), each with all its rows, in so many passes.
+    samples: Sequence[Sample], number: int, rng: np.random.Generator, epochs: int = 1,
+    unit: Literal["trajectory", "row"] = "trajectory",
+) -> Iterator[list[int]]:  # fmt: skip
+    """Yield random mini-batches of `number` trajectories (0: all), each with all its rows, in so many passes.
 
-    They are ascending indices into `samples`; the last one of a pass may be smaller. Rows that are no episodes are used
-    once, and do not change the order of the episodes: those of each role are spread evenly over all mini-batches.
+    With the unit "row" they are of so many rows, whatever their trajectory. Mini-batches are ascending indices into
+    `samples`; the last one of a pass may be smaller. Rows that are no episodes are used once, and do not change the
+    order of the episodes: those of each role are spread evenly over all mini-batches.
     """
-    trajectories = sorted({sample.trajectory for sample in samples if sample.role == "episode"})
-    size = max(1, num_trajectories or len(trajectories))
+    units = [i if unit == "row" else sample.trajectory for i, sample in enumerate(samples)]
+    trajectories = sorted({units[i] for i, sample in enumerate(samples) if sample.role == "episode"})
+    size = max(1, number or len(trajectories))
     orders = [[trajectories[i] for i in rng.permutation(len(trajectories))] for _ in range(epochs)]
     steps = [set(order[start : start + size]) for order in orders for start in range(0, len(order), size)]
     roles = sorted({sample.role for sample in samples} - {"episode"})
@@ -204,7 +240,7 @@ def iter_minibatches(
         for place, i in enumerate(own):
             dealt[int((place + offset) * len(steps) / len(own)) % len(steps)].add(i)
     for chosen, others in zip(steps, dealt, strict=True):
-        yield [i for i, s in enumerate(samples) if (s.trajectory in chosen if s.role == "episode" else i in others)]
+        yield [i for i, s in enumerate(samples) if (units[i] in chosen if s.role == "episode" else i in others)]
 
 
 def make_microbatches(

@@ -114,7 +114,7 @@ class TinkerLearner:
         seconds_reference = time.perf_counter() - started
         rng = np.random.default_rng(seed)
         metrics, under_way, waited = UpdateMetrics(), [], 0.0
-        for chosen in iter_minibatches(rows, self.optim.minibatch, rng, self.optim.epochs):
+        for chosen in iter_minibatches(rows, self.optim.minibatch, rng, self.optim.epochs, self.optim.minibatch_unit):
             began = time.perf_counter()
             compared = [reference[i] for i in chosen] if reference else None
             if step := self._submit_step([rows[i] for i in chosen], compared, self.optim.lr * lr_scale):
@@ -253,7 +253,7 @@ class TinkerLearner:
                 raise ConfigError(f"{self.server.url} is SkyRL with another backend than JAX, which sums losses: serve "
                                   "the model by JAX")  # fmt: skip
         step = self._client.optim_step(tinker.AdamParams(
-            learning_rate=lr, beta1=BETAS[0], beta2=BETAS[1], eps=ADAM_EPSILON, weight_decay=0.0,
+            learning_rate=lr, beta1=BETAS[0], beta2=BETAS[1], eps=ADAM_EPSILON, weight_decay=self.optim.weight_decay,
             grad_clip_norm=self.optim.grad_clip,
         ))  # fmt: skip
         if not dialect.keeps_order:

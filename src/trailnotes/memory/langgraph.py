@@ -89,7 +89,7 @@ class TipStore(base.BaseStore):
     def _put(self, op: base.PutOp, value: str | None, tip: Tip | None) -> None:
         store, namespace = self.memory.store, json.dumps(op.namespace)
         before = next((row.tip for row in store.load_items(namespace, op.key)), None)
-        tip_id = store.find_duplicate(tip, same_key=False) if tip else None
+        tip_id = store.find_duplicate(tip) if tip else None
         store.put_item(namespace, op.key, value, tip_id)
         if before is not None and before not in {row.tip for row in store.load_items()}:
             old = store.get_tip(before)

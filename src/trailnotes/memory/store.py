@@ -43,6 +43,7 @@ COLUMNS = (
 SELECT_TIP = f"SELECT id, {', '.join(COLUMNS)} FROM tips"  # noqa: S608 (constants)
 SELECT_ITEM = "SELECT namespace, key, value, tip, created, updated FROM items"
 ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC"}
+OLDEST = {"oldest": "age ASC"}  # an order that has no column of its own
 # The worth is `mean_gain`.
 LIST_ORDERS = {"recency": "age", "score": "score", "shown": "shown", "worth": "gained / (1.0 + compared)"}
 READER_COLUMNS = ReaderStats._fields  # columns that `update` keeps: results of the tip, not the tip
@@ -178,13 +179,16 @@ class TipStore(MemoryFile):
         rows = self.query("SELECT tip, fields FROM owner_changes WHERE number > ? ORDER BY number", (after,))
         return [OwnerChange(tip, fields and json.loads(fields)) for tip, fields in rows]
 
-    def find_duplicate(self, tip: Tip, *, same_key: bool, among_own: bool = False) -> int | None:
-        """Return the row with the same text in the same namespace, imported or own as `tip` is, or `among_own` rows."""
+    def find_duplicate(self, tip: Tip, *, same: Sequence[str] = (), among_own: bool = False) -> int | None:
+        """Return the row with the same text in the same namespace, imported or own as `tip` is, or `among_own` rows.
+
+        `same` are further columns in which it must equal `tip`.
+        """
         whose = "(imported = ? OR retired = '')" if among_own else "imported = ?"
         sql = f"SELECT id FROM tips WHERE namespace = ? AND text = ? AND {whose}"  # noqa: S608 (constants)
         values: tuple[Any, ...] = (tip.namespace, tip.text, tip.imported)
-        if same_key:
-            sql, values = f"{sql} AND key = ?", (*values, tip.key)
+        for column in same:
+            sql, values = f"{sql} AND {column} = ?", (*values, getattr(tip, column))
         rows = self.query(f"{sql} ORDER BY id LIMIT 1", values)
         return int(rows[0][0]) if rows else None
 
@@ -424,7 +428,7 @@ def build_addition(tip: Tip) -> OwnerChange:
 
 def _build_page_query(condition: str, order: Sequence[str]) -> str:
     columns = ", ".join(("id", "vector", "score", "support", "age", *READER_COLUMNS))
-    by = ", ".join([*(ORDERS[name] for name in order), "age DESC"])
+    by = ", ".join([*((ORDERS | OLDEST)[name] for name in order), "age DESC"])
     return f"SELECT {columns} FROM tips WHERE {condition} ORDER BY {by}"  # noqa: S608 (constants)
 
 

@@ -194,9 +194,9 @@ class TipMemory(StoreBackedMemory):
         Tips of the owner (`by_owner`) survive when a run rewinds to a checkpoint.
 
         Texts are cleaned; tips without usable text are skipped. The same text again in a namespace (with entries =
-        "step": under the same key) is rejected, or counts as support, so that the row becomes the newest, takes the new
-        key and action, and keeps its best score and its first author. An evicted tip that is written again comes
-        back, with its readers; a distilled one does not.
+        "step": under the same key; with duplicates = "exact": of the same action and score) is rejected, or counts as
+        support, so that the row becomes the newest, takes the new key and action, and keeps its best score and its
+        first author. An evicted tip that is written again comes back, with its readers; a distilled one does not.
         """
         usable = [clean for tip in tips if (clean := normalize_tip(tip, self._clock))]
         vectors = self.embed([tip.key for tip in usable])
@@ -309,13 +309,16 @@ class TipMemory(StoreBackedMemory):
                     self.store.retire([tip_id], DISTILLED, by, on=self._clock())
 
     def _store_tip(self, tip: Tip, vector: Floats, by_owner: bool) -> int:
-        tip_id = self.store.find_duplicate(tip, same_key=self.config.entries == "step", among_own=by_owner)
+        same = ["key"] if self.config.entries == "step" else []
+        if self.config.duplicates == "exact":
+            same += ["action", "score"]
+        tip_id = self.store.find_duplicate(tip, same=same, among_own=by_owner)
         if tip_id is None:
             self.store.insert(tip, vector)
             return 1
         mark = self.store.load_retirements(tip_id).get(tip_id)
         comes_back = mark is not None and mark.rule != DISTILLED and tip.enabled
-        if self.config.duplicates == "reject" and not comes_back:
+        if self.config.duplicates != "count" and not comes_back:
             return 0
         old = self.store.get_tip(tip_id)
         assert old is not None, "rows do not vanish within a transaction"
@@ -411,7 +414,8 @@ def _truncate_for_embedding(text: str) -> str:
 
 def _sort_rows(page: TipPage, rows: Ints, computed: Mapping[str, Numbers], order: Sequence[str]) -> Ints:
     """Sort `rows` by `order`, all keys descending, then the newest first; `computed` holds one number a row."""
-    keys = [computed[name] if name in computed else page.columns[name][rows] for name in (*order, "recency")]
+    columns = {**page.columns, "oldest": -page.columns["recency"]}
+    keys = [computed[name] if name in computed else columns[name][rows] for name in (*order, "recency")]
     return rows[np.lexsort([-key for key in reversed(keys)])]
 
 

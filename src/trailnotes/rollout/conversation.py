@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from trailnotes.config.schema import ActionFormat, MemoryConfig, RolloutConfig
+from trailnotes.config.schema import ActionFormat, MemoryConfig, PromptName, RolloutConfig
 from trailnotes.memory.tips import quoted as quoted  # noqa: PLC0414 (a public name of this module)
 from trailnotes.types import NO_OP, Message, Observation, Role, Tip, TokenIds, Trajectory, strip_thinking
 
@@ -107,6 +107,8 @@ _FORMAT: Final = {
     "tags": "Put the action between <action> and </action>; think before it if that helps.",
     "react": 'Write two lines: "Thought: " and what you make of the situation, then "Action: " and the action alone.',
 }
+_TASK: Final = {"full": "Task: {text}\n", "terse": "{text}"}
+_OBSERVATION: Final = {"full": "Observation: {text}", "terse": "{text}"}
 _SEPARATOR: Final = {"full": "; ", "terse": " , "}
 _ACTIONS: Final = {"full": "Admissible actions: ", "terse": "actions : "}
 _BRIEFING: Final = {"full": ("action_formats", "inventory", "focus"), "terse": ()}  # where the config does not say
@@ -129,10 +131,12 @@ _EXAMPLE: Final = {  # first line, task, turn, last line
     "terse": ("example {} :", '- " {} "', '- " {} " > " {} "', "end of example {} ."),
 }  # fmt: skip
 _REFLECTION_REQUEST: Final = (
-    "The episode has ended with a score of {score:g} of {max_score:g}. Do not act any more. Write one note for the "
+    "The episode has ended with a score of {score} of {max_score}. Do not act any more. Write one note for the "
     "next attempt at this task: what was tried, what was learned, and how far from completing the task it ended. "
     "One line, under {words} words; name places, objects and actions, so that the note can be used from a fresh start."
 )
+
+_TERSE_REQUEST: Final = "score {score} / {max_score} . note ?"
 
 
 def build_opening_messages(rollout: RolloutConfig) -> list[Message]:
@@ -294,20 +298,19 @@ class Conversation:
         if observation.request is not None:
             head = _find_head(observation)
             return "\n".join([*([head] if head else ()), *(self._introduce(tips) if tips else ()), observation.text])
-        terse = self._rollout.style == "terse"
+        style = self._rollout.style
         first = len(self.plain) == self.opening
         parts = []
         if first and self.instruction:
-            parts.append(self.instruction if terse else f"Task: {self.instruction}\n")
+            parts.append(self._word("task", _TASK[style]).replace("{text}", self.instruction))
         if first and observation.briefing:
             parts += self.format_briefing(observation.briefing)
         if tips:
             parts += self._introduce(tips)
-        text = self.cap_text(observation.text)
-        parts.append(text if terse else f"Observation: {text}")
+        parts.append(self._word("observation", _OBSERVATION[style]).replace("{text}", self.cap_text(observation.text)))
         if self._rollout.show_actions and observation.actions and not observation.done:
-            actions = self.cap_text(_SEPARATOR[self._rollout.style].join(observation.actions))
-            parts.append(_ACTIONS[self._rollout.style] + actions)
+            actions = self.cap_text(_SEPARATOR[style].join(observation.actions))
+            parts.append(_ACTIONS[style] + actions)
         return "\n".join(parts)
 
     def format_briefing(self, facts: Mapping[str, Any]) -> list[str]:
@@ -329,8 +332,8 @@ class Conversation:
 
     def format_tips(self, tips: Sequence[Tip]) -> list[str]:
         """Format the lines that show `tips` in a turn, unless a method words them itself."""
-        lines = [self.format_tip(tip) for tip in tips]
-        return ["notes :", *lines] if self._rollout.style == "terse" else [f"{NOTES_HEADER}:", *lines, ""]
+        lines, terse = [self.format_tip(tip) for tip in tips], self._rollout.style == "terse"
+        return [self._word("notes", "notes :" if terse else f"{NOTES_HEADER}:"), *lines, *([] if terse else [""])]
 
     def format_tip(self, tip: Tip) -> str:
         """Format one tip as quoted data, cut to its cap; nothing of it leaves its line."""
@@ -344,6 +347,9 @@ class Conversation:
         if self._memory.show_score:
             facts.append(f"score {tip.score:g} of {tip.max_score:g}")
         return f'- "{text}"' + (f" ({'; '.join(facts)})" if facts else "")
+
+    def _word(self, name: PromptName, default: str) -> str:
+        return self._rollout.prompts.get(name, default)
 
     def cap_text(self, text: str) -> str:
         return truncate(text, self._rollout.max_observation_tokens, self._count_tokens)
@@ -422,13 +428,13 @@ def build_reflection_messages(
     """Build the tip-free conversation of an episode with its outcome, and the request for one note."""
     (*_, conversation) = replay_conversation(trajectory, rollout, memory, count_tokens)
     final = conversation.format_turn(trajectory.final_observation)
-    score, max_score = trajectory.score, trajectory.max_score
-    if rollout.style == "terse":
-        request = f"{final}\nscore {score:g} / {max_score:g} . note ?"
-    else:
-        wish = _REFLECTION_REQUEST.format(score=score, max_score=max_score, words=memory.requested_words)
-        request = f"{final}\n\n{wish}"
-    return [*conversation.plain, Message("user", request)]
+    terse = rollout.style == "terse"
+    wish = rollout.prompts.get("request", _TERSE_REQUEST if terse else _REFLECTION_REQUEST)
+    numbers = {"score": trajectory.score, "max_score": trajectory.max_score, "words": memory.requested_words}
+    for name, number in numbers.items():
+        wish = wish.replace(f"{{{name}}}", f"{number:g}")
+    gap = "\n" if terse else "\n\n"
+    return [*conversation.plain, Message("user", f"{final}{gap}{wish}")]
 
 
 def drop_oldest_turn(messages: Sequence[Message], opening: int = 0) -> list[Message]:

@@ -159,14 +159,17 @@ def parse_tips(
 ) -> list[WrittenTip]:
     """Parse the answers to `build_tip_requests` as memory entries, not yet cleaned: none without usable text.
 
-    `memory.entries = "episode"` makes one, of the last action under the final state; "step" one for each step.
+    `memory.entries = "episode"` makes one, of the last action under the final state; "step" one for each step; "final"
+    one for each step, all under the final state.
     """
     written = []
-    by_step, is_extracted = config.memory.entries == "step", config.algorithm.author == EXTRACT
+    by_step, is_extracted = config.memory.entries != "episode", config.algorithm.author == EXTRACT
     model = EXTRACT if is_extracted else policy.name
     for trajectory, completion in zip(trajectories, completions, strict=True):
         source = _cut_to_gain(policy, trajectory, config) if is_extracted else trajectory
         keys = build_memory_keys(source, config.rollout, config.memory, policy.count_tokens)
+        if config.memory.entries == "final":
+            keys = keys[-1:] * len(keys)
         text = completion.text
         if completion.finish_reason == "length" and config.rollout.style == "full":
             text = text.rstrip("\ufffd")  # the first bytes of a character that the limit has cut in two

@@ -16,6 +16,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.model_schema import EngineConfig
 from trailnotes.envs.tasks import load_validation_tasks, select_batch
 from trailnotes.errors import NonFiniteError, RunError
@@ -203,7 +204,8 @@ class Iteration:
     ) -> list[Sample]:
         """Build the rows of all episodes; tokens of older weights are weighed by the ratio of their probabilities."""
         rows, stale = self.config.optim.rows, self.run.weights.version - self._version
-        samples = build_samples(groups, advantages, rows=rows)
+        context = self.config.section(Empo2Config).distilled_context
+        samples = build_samples(groups, advantages, rows, context)
         self._tasks = [group.task.id for group in groups for _ in group.trajectories]  # by `Sample.trajectory`
         if self.config.rollout.max_async_iterations:
             self.add_metrics("stale", {"versions": float(stale)})

@@ -130,8 +130,8 @@ CONFIGS = BUILTIN / "configs/compare"
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=[] if path.stem == "small" else pytest.mark.long)
-        for path in sorted(set(CONFIGS.glob("*.toml")) - {*CONFIGS.glob("*-base.toml")})
+        pytest.param(path, id=str(path.relative_to(CONFIGS)), marks=[] if path.stem == "small" else pytest.mark.long)
+        for path in sorted(set(CONFIGS.rglob("*.toml")) - {*CONFIGS.glob("*-base.toml")})
     ],
 )
 def test_the_comparisons_of_the_repository_can_be_read(path: Path) -> None:

@@ -106,6 +106,29 @@ def test_the_papers_protocol() -> None:
     assert sw.scienceworld_tasks("train", "boil", step_limits="release")[0].options["max_steps"] == 100
 
 
+def test_the_interleaved_split_by_hand() -> None:
+    """power-component has 20 variations: six thirds, and of the fourteen others ten are trained."""
+    options = {"task": "power-component", "protocol": "interleaved", "num_train": 10}
+    parts = {split: sw.scienceworld_tasks(split, **options) for split in sw.SPLITS}  # type: ignore[arg-type]
+    assert {split: [task.options["variation"] for task in tasks] for split, tasks in parts.items()} == {
+        "train": [0, 1, 3, 6, 7, 10, 12, 13, 16, 18],
+        "validation": [4, 9, 15, 19],
+        "test": [2, 5, 8, 11, 14, 17],
+    }
+    assert parts["test"][0].id == "scienceworld/power-component/2"
+
+
+@pytest.mark.parametrize("name", sorted(sw.NUM_VARIATIONS))
+def test_interleaved_splits_are_disjoint_and_of_the_numbers_asked_for(name: str) -> None:
+    whole = sw.NUM_VARIATIONS[name]
+    parts = sw.get_interleaved_split(name, 4, 20, 20)
+    drawn = [variation for part in parts.values() for variation in part]
+    assert len(drawn) == len(set(drawn))
+    assert set(drawn) <= set(range(whole))
+    assert all(list(part) == sorted(part) for part in parts.values())
+    assert [len(part) for part in parts.values()] == [4, min(20, whole - whole // 3 - 4), min(20, whole // 3)]
+
+
 def test_simplifications() -> None:
     common = "teleportAction,openDoors,selfWateringFlowerPots"
     assert sw.resolve_simplifications("boil", ["easy"]) == f"{common},noElectricalAction"

@@ -21,7 +21,7 @@ ROUNDING = 1e-9  # relative: returns that differ by less are equal, and were sum
 class Scores:
     """Numbers of the N episodes of one group that advantages are made of. Episode i has T_i steps."""
 
-    returns: Array  # (N,) R_i, the whole episode's, undiscounted; statistics are taken over these
+    returns: Array  # (N,) R_i, the whole episode's; statistics are taken over these
     rewards: tuple[Array, ...]  # N times (T_i,): r_it
     states: tuple[tuple[Hashable, ...], ...]  # N times T_i: what was seen before each action
     penalties: tuple[Array, ...]  # N times (T_i,): subtracted from a step's score, before it is compared
@@ -33,7 +33,7 @@ class Scores:
 
 
 def score_group(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
-    """Score the episodes of a group, with `algorithm.beta` times their novelty.
+    """Score the episodes of a group, with `algorithm.beta` times their novelty, returns by `algorithm.discount`.
 
     A state is the raw text of an observation. `algorithm.invalid_penalty` of each unreadable action is subtracted
     before advantages are computed.
@@ -41,7 +41,7 @@ def score_group(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
     episodes = group.trajectories
     unreadable = ([step.action == NO_OP for step in t.steps] for t in episodes)
     return Scores(
-        returns=np.array([episode_return(t, algorithm.beta) for t in episodes]),
+        returns=np.array([episode_return(t, algorithm.beta, algorithm.discount) for t in episodes]),
         rewards=tuple(
             np.array([step.reward + algorithm.beta * step.reward_intrinsic for step in t.steps]) for t in episodes
         ),
@@ -50,11 +50,12 @@ def score_group(group: TrajectoryGroup, algorithm: AlgorithmConfig) -> Scores:
     )
 
 
-def episode_return(trajectory: Trajectory, beta: float = 0.0) -> float:
-    """Sum R = sum_t r_t + beta * sum_t r_int_t, undiscounted and exactly (EMPO2, 4.3)."""
-    if not beta:
+def episode_return(trajectory: Trajectory, beta: float = 0.0, discount: float = 1.0) -> float:
+    """Sum R = sum_t discount^t (r_t + beta * r_int_t) exactly, t = 0 at the first step (EMPO2, 4.3)."""
+    if not beta and discount == 1:
         return trajectory.episode_return
-    return math.fsum(part for step in trajectory.steps for part in (step.reward, beta * step.reward_intrinsic))
+    terms = enumerate(trajectory.steps)
+    return math.fsum(discount**t * part for t, step in terms for part in (step.reward, beta * step.reward_intrinsic))
 
 
 def compute_valid_share(groups: Sequence[TrajectoryGroup]) -> float:

@@ -17,7 +17,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 
 SPLITS = ("train", "validation", "test")
-PROTOCOLS = ("paper", "simulator")
+PROTOCOLS = ("paper", "simulator", "interleaved")
 MAX_STEPS = 30  # actions in an episode (paper)
 
 _TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -94,6 +94,28 @@ def get_paper_split(task: str, num_train: int = 5, num_validation: int = 20, num
     return {name: whole[:num] for (name, whole), num in zip(get_simulator_split(task).items(), nums, strict=True)}
 
 
+def get_interleaved_split(task: str, num_train: int, num_validation: int, num_test: int) -> dict[str, list[int]]:
+    """Return variations of a split in which sorting separates no answers: each third variation is for testing.
+
+    The others are for training and what is left of them for validation. All three are evenly spaced, so that the games
+    of one split lie between those of the others; the same numbers give the same variations everywhere.
+    """
+    variations = range(NUM_VARIATIONS[resolve_task(task)])
+    others = [variation for variation in variations if variation % 3 != 2]
+    trained = _space_evenly(others, num_train)
+    left = [variation for variation in others if variation not in trained]
+    return {
+        "train": trained,
+        "validation": _space_evenly(left, num_validation),
+        "test": _space_evenly(variations[2::3], num_test),
+    }
+
+
+def _space_evenly(of: Sequence[int], num: int) -> list[int]:
+    num = min(num, len(of))
+    return [of[index * len(of) // num] for index in range(num)]
+
+
 def scienceworld_tasks(
     split: str,
     task: str | Sequence[str] = "find-non-living-thing",
@@ -109,7 +131,7 @@ def scienceworld_tasks(
         split: train, validation or test.
         task: a name, an id, "panel" (or "scienceworld-18"), "all", or a list of names and ids.
         protocol: "paper" takes the first `num_train`, `num_validation` and `num_test` of each split; "simulator" takes
-            the whole splits.
+            the whole splits; "interleaved" spaces these numbers evenly over all variations, each third for testing.
         num_train: training variations of each task.
         num_validation: validation variations of each task.
         num_test: test variations of each task.
@@ -131,13 +153,19 @@ def scienceworld_tasks(
         require_int(key, num)
     tasks = []
     for name in resolve_tasks(task):
-        splits = get_paper_split(name, **nums) if protocol == "paper" else get_simulator_split(name)
+        splits = _get_splits(name, protocol, nums)
         limit = {"max_steps": limits[name]} if name in limits else {}
         for variation in splits[split]:
             options = {"task": name, "variation": variation, **limit}
             family = f"scienceworld/{name}"
             tasks.append(Task(f"{family}/{variation}", "scienceworld", 0, split, options, family))
     return tasks
+
+
+def _get_splits(name: str, protocol: str, nums: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
+    if protocol == "simulator":
+        return get_simulator_split(name)
+    return get_paper_split(name, **nums) if protocol == "paper" else get_interleaved_split(name, **nums)
 
 
 def _resolve_step_limits(step_limits: str | Mapping[str, int]) -> Mapping[str, int]:
