@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pretend_device import DEVICE, NAME
+from pretend_device import DEVICE, NAME, WAITS
 from sharded_cases import Case, rows_of
 from small import small_config
 from tiny import tiny_model
 from tinyrun import SAME, differences, equal_weights, tiny_config, train_in_process
-from trailnotes.config.model_schema import ModelConfig
+from trailnotes.config.model_schema import EngineConfig, ModelConfig
 from trailnotes.config.schema import Config, LossConfig, OptimConfig
 from trailnotes.errors import Interrupted
 from trailnotes.learner.learner import Learner
@@ -125,12 +125,31 @@ async def talk(policy: HFPolicy) -> list[Any]:
 def test_a_policy_samples_the_same_as_on_the_cpu(start_model: Path, cached: bool) -> None:
     found = []
     for device in (NAME, "cpu"):
-        policy = HFPolicy(*load_model(ModelConfig(path=str(start_model), device=device)))
+        loaded = load_model(ModelConfig(path=str(start_model), device=device))
+        policy = HFPolicy(*loaded, engine=EngineConfig(burst=8))
         assert isinstance(policy.engine.decoder, SlotDecoder)
         if not cached:
             policy.engine.decoder = RecomputeDecoder(policy.engine.decoder.network)
         found.append(asyncio.run(talk(policy)))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("burst", "waits"), [(1, 32), (0, 4)])  # 0: as on a GPU, eight at a time
+def test_the_host_waits_once_for_a_burst(start_model: Path, burst: int, waits: int) -> None:
+    model, tokenizer = load_model(ModelConfig(path=str(start_model), device=NAME))
+    policy = HFPolicy(model, tokenizer, engine=EngineConfig(burst=burst))
+    policy.engine.endings.end_ids = frozenset()
+
+    async def ask() -> list[Completion]:
+        for episode in "ab":
+            policy.open_episode(episode)
+        samplings = (Sampling(max_tokens=32, temperature=0.7, top_p=0.9), Sampling(max_tokens=32, seed=1))
+        asked = zip(samplings, "ab", strict=True)
+        return await asyncio.gather(*(policy.engine.generate((5, 6, 7), each, name) for each, name in asked))
+
+    WAITS.clear()
+    asyncio.run(ask())
+    assert sum(WAITS.values()) == waits, WAITS
 
 
 # -- whole runs
@@ -148,7 +167,7 @@ def rehearsed(tmp_path: Path) -> str:
 
 
 def config_on(device: str, start: Path, sections: Mapping[str, Any]) -> Config:
-    own = {"train": {"iterations": 2}, "model": {}, **sections}
+    own = {"train": {"iterations": 2}, "model": {}, "engine": {"burst": 8}, **sections}
     return tiny_config(start, **{**own, "model": {"path": str(start), "device": device, **own["model"]}})
 
 

@@ -11,6 +11,7 @@ process, so `test_pretend_device.py` starts a process for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Self
@@ -22,6 +23,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 NAME = "pretend"
 CPU = torch.device("cpu")
 aten = torch.ops.aten
+WAITS: Counter[str] = Counter()  # operations so far at which the host would wait for a GPU
 
 # CUDA copies between devices, takes indices from the CPU, and takes a number that is a CPU tensor without dimensions.
 COPIES = {"aten::copy_", "aten::_to_copy"}
@@ -105,6 +107,7 @@ class PretendTensor(Tensor):
         self.held = other.held
 
     def tolist(self) -> Any:
+        WAITS["tolist"] += 1
         return self.held.tolist()
 
     def untyped_storage(self) -> Any:
@@ -130,11 +133,21 @@ def compute(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     if is_composed(operation):  # torch takes these apart itself, but not in inference mode
         return operation.decompose(*args, **kwargs)
     refuse_mixed(operation, args, kwargs)
+    count_wait(operation, args, kwargs)
     moved = {"device": CPU} if "device" in kwargs else {}
     found = operation(*unwrap(args), **{name: unwrap(value) for name, value in kwargs.items()} | moved)
     if operation._schema.is_mutable:
         return written_by(operation, args, kwargs)
     return found if kwargs.get("device") == CPU else wrap(found)
+
+
+def count_wait(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Count what reads from the device; copies to it count unless they are told not to block, as on CUDA."""
+    name = operation._schema.name.removeprefix("aten::")
+    reads = name == "_local_scalar_dense" or (name == "_to_copy" and kwargs.get("device") == CPU)
+    sends = name == "_to_copy" and not isinstance(args[0], PretendTensor) and not kwargs.get("non_blocking")
+    if reads or sends:
+        WAITS[name] += 1
 
 
 def unwrap(value: Any) -> Any:
@@ -231,6 +244,8 @@ def _make(operation: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    if source.device != target.device and not non_blocking:
+        WAITS["copy"] += 1
     unwrap(target).copy_(unwrap(source))
     return target
 

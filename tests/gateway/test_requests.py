@@ -21,7 +21,7 @@ from trailnotes.gateway.requests import (
     parse_chat_call,
     render_conversation,
 )
-from trailnotes.policies.hf.engine import sample_tokens
+from trailnotes.policies.hf.sampling import TokenSampler
 from trailnotes.types import Completion, Sampling
 
 TOOLS = ({"type": "function", "function": {"name": "say"}},)
@@ -65,9 +65,11 @@ def test_numbers_of_a_request_are_refused_or_cost_nobody_an_answer(temperature: 
         return
     settings = [Sampling(), Sampling(**dict(call.sampling))]
     logits = torch.tensor([[4.0, -30.0, 2.0]]).expand(2, -1)
-    tokens, logprobs = sample_tokens(logits, settings, np.full(2, 0.5, dtype=np.float32))
-    assert tokens[0] == 0
-    assert all(map(np.isfinite, logprobs))
+    sample = TokenSampler([(each, np.full(1, 0.5, dtype=np.float32)) for each in settings])
+    sample(logits)
+    tokens, logprobs = sample.read()
+    assert tokens[0] == [0]
+    assert np.isfinite(logprobs).all()
 
 
 @pytest.mark.parametrize(("reason", "cut"), [("length", {"reason": "max_output_tokens"}), ("stop", None)])

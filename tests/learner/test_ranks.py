@@ -18,7 +18,7 @@ from sharded_cases import CASES, alone, among, learn, model_of
 from tiny import VOCABULARY, tiny_model
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.logprobs import TokenScorer, is_packing_supported
+from trailnotes.learner.logprobs import TokenScorer, first_layers, is_packing_supported
 from trailnotes.learner.samples import PackingMode, make_microbatches, split_microbatches
 from trailnotes.types import Sample
 
@@ -132,6 +132,34 @@ def test_packing_probe_detects_mixed_rows_in_bfloat16() -> None:
     mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "shared_rows"})
     assert not is_packing_supported(TokenScorer(mixing), "shared", 256)
     assert all(w.dtype == torch.bfloat16 and w.equal(b) for w, b in zip(mixing.parameters(), before, strict=True))
+
+
+def test_packing_probe_computes_the_first_layers_alone() -> None:
+    """A float32 copy of all layers would be the largest thing in memory."""
+    config = tiny_model().config
+    config.num_hidden_layers, config.layer_types = 4, ["full_attention"] * 4
+    model = type(tiny_model())(config).to(torch.bfloat16).eval()
+    seen, layers = set[tuple[int, torch.dtype]](), list(model.model.layers)
+    for layer in layers:
+        layer.register_forward_hook(lambda each, *_: seen.add((layers.index(each), each.mlp.up_proj.weight.dtype)))
+    last = layers[3].mlp.up_proj.weight.data_ptr()
+    assert is_packing_supported(TokenScorer(model), "joined", 256)
+    assert {dtype for index, dtype in seen if index > 1} <= {torch.bfloat16}, "the head is found in bfloat16"
+    assert {(0, torch.float32), (1, torch.float32)} <= seen
+    assert (list(model.model.layers), config.num_hidden_layers) == (layers, 4)
+    assert layers[3].mlp.up_proj.weight.data_ptr() == last
+
+
+def test_the_first_layers_have_each_kind_of_attention() -> None:
+    model = tiny_model()
+    model.config.num_hidden_layers, model.config.layer_types = 4, ["sliding_attention"] * 3 + ["full_attention"]
+    model.model.layers.extend(tiny_model().model.layers)
+    with first_layers(model):
+        assert len(model.model.layers) == 4
+    model.config.layer_types = ["sliding_attention", "full_attention"] * 2
+    with first_layers(model):
+        assert (len(model.model.layers), model.config.num_hidden_layers) == (2, 2)
+    assert (len(model.model.layers), model.config.num_hidden_layers) == (4, 4)
 
 
 def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:

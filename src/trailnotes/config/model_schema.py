@@ -56,6 +56,8 @@ class ModelConfig(Section):
     load_in_4bit: bool = key(
         False, "keep the linear layers in 4 bits (NF4, extra quantize); only model.lora trains on them, as in QLoRA",
         "QLoRA, arXiv 2305.14314")  # fmt: skip
+    tf32: bool = key(False, "let a GPU multiply float32 matrices in TF32: faster, with 10 bits of mantissa")
+    liger: bool = key(False, "on a GPU, compute norms, rotations and MLPs by the kernels of the package liger-kernel")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     template_options: dict[str, Any] = key(
         dict, "variables of the chat template, such as { enable_thinking = false }; an endpoint gets it as "
@@ -133,6 +135,12 @@ class EngineConfig(Section):
     shared_prompts: bool = key(
         True, "hf: what the prompts of a group begin with goes through the model once, which changes last bits of "
         "log-probabilities", needs="engine.name = hf")  # fmt: skip
+    burst: int = key(
+        0, "hf: tokens that are sampled before the host reads them; 0 = 8 on a GPU, 1 on a CPU", ge=0,
+        needs="engine.name = hf")  # fmt: skip
+    fold_adapters: bool = key(
+        False, "hf: act with the adapters added to a copy of the weights, where that fits in memory: faster, and in "
+        "bfloat16 with more rounding", needs="engine.name = hf")  # fmt: skip
     replicas: int = key(
         1, "engines, each with all weights; an episode stays with the one it began with", ge=1, needs=VLLM
     )

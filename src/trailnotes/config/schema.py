@@ -233,9 +233,16 @@ class OptimConfig(Section):
     minibatch_unit: Literal["trajectory", "row"] = key(
         "trajectory", "what optim.minibatch counts: trajectories, or rows, with optim.rows = step those of turns "
         "(release)", RELEASE)  # fmt: skip
-    microbatch_tokens: int = key(8192, "padded tokens in one forward pass; does not change the update", ge=1)
+    microbatch_tokens: int = key(
+        8192, "padded tokens in one forward pass; does not change the update. 0 = on a GPU as many as fit by the "
+        "memory estimate, else 8192", ge=0)  # fmt: skip
     rows: Literal["auto", "step"] = key("auto", "one row an episode where prompts extend each other, or one a step")
     logprob_chunk: int = key(1024, "positions whose logits exist at the same time", ge=1)
+
+    @property
+    def pass_tokens(self) -> int:
+        """Padded tokens in one forward pass, where no memory estimate says how many."""
+        return self.microbatch_tokens or 8192
 
 
 class TrainConfig(Section):

@@ -18,7 +18,8 @@ from trailnotes.errors import ConfigError
 from trailnotes.learner import losses, states
 from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.samples import PackingMode, Ranks, dummy_sample, iter_minibatches, split_microbatches
-from trailnotes.policies.hf.decoder import evaluation_mode, trim_heap
+from trailnotes.policies.hf.cache import trim_heap
+from trailnotes.policies.hf.decoder import evaluation_mode
 from trailnotes.types import Sample
 
 
@@ -276,7 +277,7 @@ class Learner:
         return hidden if own else hidden[:0]
 
     def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
-        for indices in split_microbatches(samples, self.optim.microbatch_tokens, self.ranks, self.packing):
+        for indices in split_microbatches(samples, self.optim.pass_tokens, self.ranks, self.packing):
             trim_heap(self.device)
             rows = [samples[i] for i in indices] or [dummy_sample(samples[0])]
             yield indices, Batch.from_samples(rows, self.device, self.packing)

@@ -210,8 +210,8 @@ class TokenScorer:
 def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) -> bool:
     """Return whether the model computes the same for rows of up to `longest` tokens in this layout.
 
-    A pass over a few random tokens finds that out; in float32, where the attention knows it, since the rounding of
-    bfloat16 can hide a wrong mask.
+    A pass of the first layers over a few random tokens finds that out; in float32, where the attention knows it, since
+    the rounding of bfloat16 can hide a wrong mask.
     """
     model: Any = scorer.model
     embeddings = model.get_input_embeddings()
@@ -224,7 +224,8 @@ def is_packing_supported(scorer: TokenScorer, how: PackingMode, longest: int) ->
     try:
         if how == "shared" and any(get_attention_windows(model.config, longest).values()):
             return False  # `attend` has no window
-        with evaluation_mode(model), nullcontext() if is_padding_free(model) else in_float32(model):
+        exact = nullcontext() if is_padding_free(model) else in_float32(model)
+        with first_layers(model), evaluation_mode(model), exact:
             packed, padded = (scorer(token_ids, mask, layout)[0] for layout in (build_layout(rows, how, device), None))
             tolerance = 1e-4 if embeddings.weight.dtype == torch.float32 else 5e-2
     except torch.OutOfMemoryError as error:
@@ -249,6 +250,29 @@ def choose_packing(config: Config, model: Any) -> PackingMode:
     if packed == "auto":
         return "padded"
     raise ConfigError(f'learner.packed = {packed!r} changes what this model computes: set it to "auto" or "never"')
+
+
+@contextmanager
+def first_layers(model: Any) -> Iterator[None]:
+    """Leave a model its first layers for the duration of the block: two, or as many as have each kind of attention."""
+    config = model.config.get_text_config(decoder=True)
+    kinds, layers = list(getattr(config, "layer_types", None) or ()), config.num_hidden_layers
+    num = max([2, *(kinds.index(kind) + 1 for kind in kinds)])
+    places = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.ModuleList) and len(child) == layers > num
+    ]
+    try:
+        for parent, name, child in places:
+            setattr(parent, name, child[:num])
+        config.num_hidden_layers = num if places else layers
+        yield
+    finally:
+        config.num_hidden_layers = layers
+        for parent, name, child in places:
+            setattr(parent, name, child)
 
 
 @contextmanager

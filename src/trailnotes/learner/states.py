@@ -69,12 +69,19 @@ class MasterAdamW:
 
     def accumulate_grads(self) -> None:
         """Add the gradients of low-precision parameters to their masters'. Call after each backward pass."""
+        sums, gradients = [], []
         for name, parameter in self.parameters.items():
             master = self.masters[name]
-            if master is not parameter and parameter.grad is not None:
-                gradient = parameter.grad.float()
-                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-                parameter.grad = None
+            if master is parameter or parameter.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                sums.append(master.grad)
+                gradients.append(parameter.grad)
+            parameter.grad = None
+        if sums:
+            torch._foreach_add_(sums, gradients)
 
     def grad_norm(self) -> Tensor:  # ()
         """Compute the 2-norm of all gradients together, of all ranks."""
@@ -86,9 +93,8 @@ class MasterAdamW:
         return norm
 
     def scale_grads(self, factor: float) -> None:
-        for master in self.masters.values():
-            if master.grad is not None:
-                master.grad.mul_(factor)
+        if gradients := [master.grad for master in self.masters.values() if master.grad is not None]:
+            torch._foreach_mul_(gradients, factor)
 
     def set_lr(self, lr: float) -> None:
         for group in self._adamw.param_groups:
@@ -101,9 +107,9 @@ class MasterAdamW:
 
     @torch.no_grad()
     def _round_weights(self) -> None:
-        for name, parameter in self.parameters.items():
-            if self.masters[name] is not parameter:
-                parameter.copy_(self.masters[name])
+        rounded = [name for name, parameter in self.parameters.items() if self.masters[name] is not parameter]
+        if rounded:
+            torch._foreach_copy_([self.parameters[name] for name in rounded], [self.masters[name] for name in rounded])
 
     def live_tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {f"weights.{name}": master.detach() for name, master in self.masters.items()}

@@ -117,13 +117,17 @@ def build_model_policy(
     import torch
 
     from trailnotes.policies.hf.policy import HFPolicy, load_model, load_tokenizer
+    from trailnotes.runs.estimate.footprint import has_room_to_fold
 
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     loaded, tokenizer = load_model(config.model) if model is None else (model, load_tokenizer(config.model))
+    engine = config.engine
+    if engine.fold_adapters and not has_room_to_fold(config):
+        engine = engine.model_copy(update={"fold_adapters": False})
     return HFPolicy(
         loaded, tokenizer, name=config.model.path, deterministic=config.run.deterministic,
-        shared_prompts=config.engine.shared_prompts, max_context_tokens=config.rollout.max_context_tokens,
+        engine=engine, max_context_tokens=config.rollout.max_context_tokens,
         template_options=config.model.template_options,
     )  # fmt: skip
 

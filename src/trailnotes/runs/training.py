@@ -32,11 +32,12 @@ from trailnotes.memory import Embedder, TipMemory, make_config_embedder, open_me
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import discard_empty_start, reconcile
 from trailnotes.policies.base import Policy, TrainedPolicy
-from trailnotes.policies.hf.policy import load_model
+from trailnotes.policies.hf.policy import load_model, resolve_device
 from trailnotes.reporting.terminal import Activity, TrainingProgress
 from trailnotes.rollout.episode import Pool
 from trailnotes.runs.authors import AuthorRegistry
 from trailnotes.runs.directory import RunDir, has_begun
+from trailnotes.runs.estimate.footprint import fit_microbatch
 from trailnotes.runs.exploration import Archive, RandomNetworkDistillation
 from trailnotes.runs.load_policy import build_model_policy, load_endpoint_author
 from trailnotes.runs.rehearsal import (
@@ -318,6 +319,8 @@ def _make_learner(config: Config, directory: RunDir, policy: Any, initial: Any, 
         from trailnotes.learner.tinker import TinkerLearner
 
         return TinkerLearner(config, policy.server, policy.endings.end_ids, dumps)
+    if resolve_device(config.model.device).type == "cuda":
+        config = fit_microbatch(config)
     if config.learner.world_size > 1:  # its ranks load it, apart from the policy's
         return make_learner(config, None, None, dumps, cluster.start_ranks() if cluster else None)
     if has_shared_weights(config):

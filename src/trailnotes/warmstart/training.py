@@ -25,7 +25,7 @@ from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.learner.samples import make_microbatches
 from trailnotes.learner.states import MasterAdamW, export_model
 from trailnotes.policies.chat import ChatFormat
-from trailnotes.policies.hf.decoder import trim_heap
+from trailnotes.policies.hf.cache import trim_heap
 from trailnotes.policies.hf.policy import load_model, require_context_length, require_trainable, resolve_device
 from trailnotes.runs.directory import RunDir, has_begun
 from trailnotes.runs.signals import request_stop_on_signals
@@ -208,7 +208,7 @@ class SupervisedTrainer:
         self.model.train()
         self._optimizer.zero_grad()
         device, total = next(self.model.parameters()).device, 0.0
-        for indices in make_microbatches([row.token_ids for row in batch], self.config.optim.microbatch_tokens):
+        for indices in make_microbatches([row.token_ids for row in batch], self.config.optim.pass_tokens):
             trim_heap(device)
             ids, mask = collate([batch[i] for i in indices], device)
             loss = -self._score(ids, mask)[0].sum()

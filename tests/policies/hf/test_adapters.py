@@ -12,12 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from puppet import ask
 from tiny import tiny_model
-from trailnotes.config.model_schema import LoraConfig, ModelConfig
+from trailnotes.config.model_schema import EngineConfig, LoraConfig, ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.learner.states import export_model
-from trailnotes.policies.hf.adapters import add_adapters, merge_adapters
-from trailnotes.policies.hf.policy import get_context_length, load_model, require_trainable
+from trailnotes.policies.hf.adapters import FoldedModel, _round_spread, add_adapters, merge_adapters
+from trailnotes.policies.hf.policy import HFPolicy, get_context_length, load_model, require_trainable
+from trailnotes.types import Sampling
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
@@ -130,3 +132,57 @@ def test_damaged_and_foreign_adapters_are_refused(saved: Path) -> None:
     (saved / "adapter_config.json").write_text(json.dumps(about))
     with pytest.raises(ConfigError, match="PROMPT_TUNING"):
         load_model(settings(saved))
+
+
+# --- folded into a copy of the weights
+
+
+def test_a_folded_model_acts_as_the_adapted_one(start_model: Path) -> None:
+    """After each change of the weights too, which may go on behind `reset_cache` until the next completion."""
+    model, tokenizer = with_adapters(start_model, size=0.1)
+    policies = [HFPolicy(model, tokenizer, engine=EngineConfig(fold_adapters=folded)) for folded in (True, False)]
+    assert not any("lora" in name for name, _ in policies[0].engine.decoder.network.model.named_parameters())
+    seen = []
+    for _ in range(2):
+        ((mine,), (theirs,)) = (ask(policy, Sampling(max_tokens=9, seed=3)) for policy in policies)
+        assert mine.token_ids == theirs.token_ids
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+        seen.append(mine.logprobs)
+        for policy in policies:
+            policy.bump_version()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.neg_()
+    assert seen[0] != seen[1]
+
+
+def test_a_folded_model_shares_what_adapters_leave_alone(start_model: Path) -> None:
+    model, _ = with_adapters(start_model)
+    folded = FoldedModel(model).model
+    base, own = dict(model.get_base_model().named_parameters()), dict(folded.named_parameters())
+    assert own["model.embed_tokens.weight"] is base["model.embed_tokens.weight"]
+    assert own["model.layers.0.mlp.up_proj.weight"] is not base["model.layers.0.mlp.up_proj.base_layer.weight"]
+    assert all(not parameter.requires_grad for parameter in own.values())
+
+
+def test_folding_in_bfloat16_keeps_changes_below_the_last_bit() -> None:
+    """To the nearest number most of them would be lost; along what the adapters read, most of them are kept."""
+    generator = torch.Generator().manual_seed(0)
+    base, read, write = (torch.randn(*shape, generator=generator) for shape in ((256, 1024), (8, 1024), (256, 8)))
+    base, change = (0.02 * base).bfloat16().float(), 4e-6 * write @ read
+    nearest, folded = (
+        (each - base - change) @ read.T for each in ((base + change).bfloat16(), _round_spread(base + change))
+    )
+    size = (change @ read.T).norm()
+    assert nearest.norm() > 0.6 * size
+    assert folded.norm() < 0.25 * size
+    assert torch.equal(_round_spread(base), base), "what needs no rounding stays"
+
+
+def test_adapters_that_cannot_be_added_are_refused(start_model: Path) -> None:
+    model, tokenizer = with_adapters(start_model)
+    layer = model.get_base_model().model.layers[0].mlp.up_proj
+    layer.base_layer.weight = torch.nn.Parameter(layer.base_layer.weight.to(torch.uint8), requires_grad=False)
+    with pytest.raises(ConfigError, match=r"engine\.fold_adapters"):
+        HFPolicy(model, tokenizer, engine=EngineConfig(fold_adapters=True))

@@ -10,15 +10,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.policies.hf.engine import draw_uniforms, filter_top_k_top_p, sample_tokens
+from trailnotes.policies.hf.sampling import TokenSampler, draw_uniforms
 from trailnotes.types import Sampling
 
 PROBS = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
 
 
 def draw(probs: torch.Tensor, uniform: float, **options: float) -> tuple[int, float]:
-    tokens, logprobs = sample_tokens(probs.log(), [Sampling(**options)], np.array([uniform], dtype=np.float32))
-    return tokens[0], logprobs[0]
+    ((token,), (logprob,)) = sample_rows(probs.log(), [Sampling(**options)], uniform)
+    return token, logprob
+
+
+def sample_rows(logits: torch.Tensor, settings: list[Sampling], uniform: float) -> tuple[list[int], list[float]]:
+    sample = TokenSampler([(each, np.array([uniform], dtype=np.float32)) for each in settings])
+    sample(logits)
+    tokens, logprobs = sample.read()
+    return [token for (token,) in tokens], [logprob for (logprob,) in logprobs]
 
 
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.09, 0), (0.11, 1), (0.49, 1), (0.51, 2), (0.71, 3)])
@@ -43,8 +50,8 @@ def test_temperature_zero_is_greedy_with_the_logprob_of_temperature_one():
     ],
 )
 def test_truncated_distributions_are_normalised(options, kept):
-    probs = filter_top_k_top_p(PROBS.log(), [Sampling(**options)])[0].exp().tolist()
-    assert probs == pytest.approx([kept.get(token, 0.0) for token in range(4)], abs=1e-6)
+    drawn = {draw(PROBS, step / 64, **options)[0] for step in range(64)}
+    assert drawn == kept.keys()
     for uniform in (0.0, 0.3, 0.6, 0.9999999):
         token, logprob = draw(PROBS, uniform, **options)
         assert logprob == pytest.approx(math.log(kept[token]), abs=1e-6)
@@ -53,9 +60,21 @@ def test_truncated_distributions_are_normalised(options, kept):
 def test_rows_keep_their_own_settings():
     settings = [Sampling(), Sampling(top_k=1), Sampling(temperature=0), Sampling(temperature=2.0, top_p=0.3)]
     logits = PROBS.log().expand(4, -1)
-    tokens, logprobs = sample_tokens(logits, settings, np.full(4, 0.05, dtype=np.float32))
+    tokens, logprobs = sample_rows(logits, settings, 0.05)
     assert tokens == [0, 1, 1, 1]
     assert logprobs == pytest.approx([math.log(0.1), 0.0, math.log(0.4), 0.0], abs=1e-6)
+
+
+def test_a_row_with_fewer_numbers_than_others_draws_on():
+    """Its completion ends before theirs; what it draws then is not read."""
+    rows = [(Sampling(), np.array([0.0, 0.11, 0.51], dtype=np.float32)), (Sampling(), np.array([0.71], np.float32))]
+    sample = TokenSampler(rows, 3)
+    drawn = [sample(PROBS.log().expand(2, -1)).tolist() for _ in range(3)]
+    tokens, logprobs = sample.read()
+    assert tokens == [list(row) for row in zip(*drawn, strict=True)]
+    assert tokens[0] == [0, 1, 2]
+    assert tokens[1][0] == 3
+    assert logprobs[0] == pytest.approx([math.log(p) for p in (0.1, 0.4, 0.2)], abs=1e-6)
 
 
 @given(st.integers(0, 2**24 - 1), st.integers(0, 1000))

@@ -20,6 +20,8 @@ from trailnotes.runs.estimate.footprint import (
     Footprint,
     estimate_footprint,
     estimate_weight_copies,
+    fit_microbatch,
+    has_room_to_fold,
 )
 from trailnotes.runs.estimate.model_shape import ModelShape, infer_model_shape
 
@@ -212,3 +214,38 @@ def test_warning_of_too_little_free_memory(monkeypatch: pytest.MonkeyPatch, capl
     caplog.clear()
     footprint.warn_of_memory(config)
     assert not caplog.records
+
+
+# -- what the estimate decides
+
+AUTO = {"microbatch_tokens": 0}
+
+
+def test_microbatches_are_the_largest_that_fit_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = {"max_context_tokens": 1024}
+    given = settings("Qwen/Qwen2.5-3B", model=FULL | {"lora": {"enabled": True}}, optim=AUTO, rollout=rollout)
+    chosen = []
+    for gigabytes in (24, 40, 80):
+        monkeypatch.setattr(footprint, "_detect_device", lambda config, size=gigabytes: ("a GPU", 1e9 * size))
+        fitted = fit_microbatch(given)
+        twice = fitted.model_copy(
+            update={"optim": fitted.optim.model_copy(update={"microbatch_tokens": 2 * fitted.optim.microbatch_tokens})}
+        )
+        chosen.append(fitted.optim.microbatch_tokens)
+        assert estimate_footprint(fitted).peak <= 1e9 * gigabytes < estimate_footprint(twice).peak
+        assert estimate_footprint(given).peak == estimate_footprint(fitted).peak, "--dry-run tells what is run"
+    assert chosen == sorted(set(chosen))
+    assert fit_microbatch(settings(optim={"microbatch_tokens": 512})).optim.microbatch_tokens == 512
+    on_cpu = settings(model={"device": "cpu"}, optim=AUTO)
+    assert fit_microbatch(on_cpu).optim.pass_tokens == 8192
+
+
+def test_folded_adapters_take_the_linear_layers_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lora = FULL | {"lora": {"enabled": True}}
+    plain, folded = settings(model=lora), settings(model=lora, engine={"fold_adapters": True})
+    room = estimate_footprint(plain).peak + 1e9
+    more = sum(alone(folded).static.values()) - sum(alone(plain).static.values())
+    assert more == pytest.approx(2 * seven().linear)
+    monkeypatch.setattr(footprint, "_detect_device", lambda config: ("a GPU", room))
+    assert has_room_to_fold(plain)
+    assert not has_room_to_fold(folded)

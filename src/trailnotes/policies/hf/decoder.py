@@ -8,21 +8,21 @@ tokens and takes it if its logits are the model's own. Policy and learner need l
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from trailnotes.policies.hf.attention import SharedRows, take_rows, use_cached_attention
+from trailnotes.policies.hf.attention import SharedRows, use_cached_attention
+from trailnotes.policies.hf.cache import CacheAccess, SlotCache
+from trailnotes.policies.hf.sampling import Logprobs, TokenSampler
 from trailnotes.policies.prefixes import PrefixTree, iter_trees
 from trailnotes.types import count_common_prefix
 
@@ -30,10 +30,9 @@ Ints = npt.NDArray[np.int64]
 
 logger = logging.getLogger(__name__)
 PROBE_SCALE = 100.0  # makes a soft cap or scale on the logits show, however small the weights of a fresh model are
-MIN_CAPACITY = 64  # columns of a new cache
-MIN_SLOTS = 8
 MAX_TOKENS = 4096  # padded tokens in one forward pass
 MIN_PADDING = 64  # padded tokens that cost less than one more forward pass
+GPU_BURST = 8  # tokens that a GPU samples before the host reads them
 MIN_SHARED = 16  # tokens that two prompts must begin with alike, for the second to take over their keys from the first
 
 Slot = int
@@ -95,14 +94,13 @@ class Network:
         """Compute the logits at column `last[i]` of row `rows[i]`, by default of row i: (B,) -> (B, V)."""
         if self.model.training:
             self.model.eval()
-        device, single = self.model.device, rows is None  # where there is one column, all rows are wanted
-        rows = torch.arange(len(last), device=device) if rows is None else rows
-        columns = torch.from_numpy(last).to(device)
-        if self.parts is None:
-            logits: Tensor = self.model(**inputs).logits[rows, columns]
+        whole: Tensor = self.model(**inputs).logits if self.parts is None else self.parts.body(**inputs)[0]
+        if rows is None and whole.shape[1] == 1:  # all rows are wanted, and each has one column
+            chosen = whole[:, 0]
         else:
-            hidden = self.parts.body(**inputs).last_hidden_state
-            logits = self.parts.head(hidden[:, 0] if single and hidden.shape[1] == 1 else hidden[rows, columns])
+            rows = torch.arange(len(last), device=whole.device) if rows is None else rows
+            chosen = whole[rows, upload(last, whole.device)]
+        logits: Tensor = chosen if self.parts is None else self.parts.head(chosen)
         return logits
 
     @torch.inference_mode()
@@ -120,6 +118,11 @@ class Network:
         return [scores[i, torch.arange(len(reply)), torch.tensor(reply)].tolist() for i, reply in enumerate(replies)]
 
 
+def upload(values: Ints | Sequence[int], device: torch.device) -> Tensor:
+    """Copy integers to a device; the host does not wait for what the device is doing."""
+    return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device, non_blocking=True)
+
+
 def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Any]:
     """Make the inputs of a model that computes whole rows, padded on the right, without a cache."""
     ids = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
@@ -127,113 +130,10 @@ def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, A
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device), "use_cache": False}
 
 
-@dataclass(frozen=True, slots=True)
-class CacheAccess:
-    """Columns that one forward pass of B rows and S new tokens writes, and those that its attention reads."""
-
-    slots: slice | Tensor  # of the B rows
-    written: tuple[Tensor, Tensor]  # (B, 1) slots, and (B, S) columns of each
-    length: int  # columns read
-    place: Tensor | None = None  # (B, S) where rows share new tokens: which of these each column is; see `SharedRows`
-
-
-class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, as two arrays (slots, kv_heads, capacity, head_dim), made at the first write."""
-
-    def __init__(self, cache: SlotCache) -> None:
-        super().__init__()
-        self.cache, self.keys, self.values = cache, torch.empty(0), torch.empty(0)
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate zeros (a masked column must be finite: 0 * nan would spread)."""
-        slots, capacity = self.cache.num_slots, self.cache.capacity
-        self.keys, self.values = (
-            states.new_zeros(slots, states.shape[1], capacity, states.shape[3]) for states in (key_states, value_states)
-        )
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new columns, (B, kv_heads, S, head_dim); return all that the attention reads."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        slots, columns = (index[:, None, :] for index in self.cache.access.written)
-        heads = torch.arange(self.keys.shape[1], device=self.keys.device)[:, None]
-        written = ((slots * len(heads) + heads) * self.cache.capacity + columns).flatten()  # (B * kv_heads * S,)
-        access, columns_read = self.cache.access, list[Tensor]()
-        for stored, states in ((self.keys, key_states), (self.values, value_states)):
-            if access.place is not None:
-                states = take_rows(states, access.place)  # noqa: PLW2901
-            stored.view(-1, stored.shape[-1]).index_copy_(0, written, states.reshape(len(written), -1))
-            read = stored[access.slots] if isinstance(access.slots, slice) else stored.index_select(0, access.slots)
-            columns_read.append(read[:, :, : access.length])
-        return columns_read[0], columns_read[1]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
-        return self.cache.access.length, 0
-
-    def get_seq_length(self) -> int:
-        return self.cache.access.length  # rows differ, so positions are always passed explicitly
-
-    def get_max_length(self) -> int:
-        return -1  # the cache grows
-
-
-class SlotCache(Cache):  # type: ignore[misc]
-    """KV cache of all layers, with one slot for each live episode. `access` is set before each forward pass.
-
-    Position j of an episode always stays in column j of its slot, so an episode grows at its end and is rolled back by
-    forgetting its last columns. Padding on the right writes columns that are masked, and overwritten by later tokens.
-    """
-
-    def __init__(self) -> None:
-        self.num_slots = self.capacity = 0
-        self.access: CacheAccess
-        super().__init__(layer_class_to_replicate=lambda: SlotLayer(self))
-
-    def reserve(self, slots: int, columns: int) -> None:
-        """Make room for this many slots and columns; either grows by a quarter at least, or a little more."""
-        new_slots, new_capacity = self.num_slots or MIN_SLOTS, self.capacity or MIN_CAPACITY
-        if new_slots < slots:
-            new_slots = max(slots, new_slots + new_slots // 4)
-        while new_capacity < columns:  # a long episode and the tip about it must not cost twice its memory
-            new_capacity += max(MIN_CAPACITY, 2 ** (new_capacity.bit_length() - 3))
-        if (new_slots, new_capacity) == (self.num_slots, self.capacity):
-            return
-        for layer in self.layers:
-            # One array at a time, so that only one of the old ones is in memory besides.
-            layer.keys = _resize_tensor(layer.keys, new_slots, new_capacity)
-            layer.values = _resize_tensor(layer.values, new_slots, new_capacity)
-        self.num_slots, self.capacity = new_slots, new_capacity
-        if self.layers:
-            trim_heap(self.layers[0].keys.device)
-
-    @torch.inference_mode()
-    def copy(self, source: int, target: int, length: int) -> None:
-        for layer in self.layers:
-            for stored in (layer.keys, layer.values):
-                stored[target, :, :length] = stored[source, :, :length]
-
-    def clear(self) -> None:
-        self.layers.clear()
-        self.num_slots = self.capacity = 0
-
-
-def trim_heap(device: torch.device) -> None:
-    """Return freed memory of a CPU to the machine: tensors of other sizes do not fit the gaps of earlier ones."""
-    if device.type != "cpu":
-        return
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _resize_tensor(old: Tensor, slots: int, capacity: int) -> Tensor:
-    new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
-    new[: old.shape[0], :, : old.shape[2]] = old
-    return new
-
-
 class Decoder:
     """Contexts by slot: the token ids whose keys and values each taken slot holds, and the forward pass."""
+
+    burst = 1  # tokens that `decode` may be asked for at a time
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -269,19 +169,40 @@ class Decoder:
         """Append new tokens to slots; return the logits after each row's last token, (n, V)."""
         raise NotImplementedError
 
+    @torch.inference_mode()
+    def decode(self, rows: Sequence[SlotInput], sample: TokenSampler, num: int) -> tuple[list[list[int]], Logprobs]:
+        """Append new tokens to slots, then `num` sampled ones, but for the last.
+
+        Returns the sampled tokens of each row and their log-probabilities. Those behind the end of a completion stay in
+        its slot until `rewind`.
+        """
+        drawn = sample(self.extend(rows))
+        slots = [slot for slot, _ in rows]
+        if num > 1:
+            self._continue(slots, drawn, sample, num - 1)
+        tokens, logprobs = sample.read()
+        for slot, sampled in zip(slots, tokens, strict=True):
+            self._ids[slot].extend(sampled[:-1])
+        return tokens, logprobs
+
+    def _continue(self, slots: Sequence[Slot], drawn: Tensor, sample: TokenSampler, num: int) -> None:
+        """Append the (n,) tokens `drawn` and all that are sampled next but the `num`th, without waiting for any."""
+        raise NotImplementedError
+
 
 class SlotDecoder(Decoder):
     """Decoder that appends only new tokens to the cache of each episode."""
 
     def __init__(
         self, network: Network, context_length: int, windows: Windows = FULL_ATTENTION, *,
-        shared_prompts: bool = True, own_attention: bool = False,  # the model uses `attend`
+        shared_prompts: bool = True, own_attention: bool = False, burst: int = 0,  # the model uses `attend`
     ) -> None:  # fmt: skip
         super().__init__(network)
         self.shared_prompts = shared_prompts
         self.shares_tokens = shared_prompts and own_attention and not any(windows.values())
         self.gapless = own_attention  # single tokens see all columns that there are, and mask what is not yet taken
         self.context_length, self.windows = context_length, windows
+        self.burst = burst or (1 if network.model.device.type == "cpu" else GPU_BURST)
         self.cache = SlotCache()
 
     def free_memory(self) -> None:
@@ -353,38 +274,64 @@ class SlotDecoder(Decoder):
     def _forward(self, rows: Sequence[SlotInput]) -> Tensor:
         slots = [slot for slot, _ in rows]
         width = max(len(new) for _, new in rows)
-        low, high = min(slots), max(slots) + 1
-        # Rows between that have nothing new may idle along: cheaper than copying the keys of those that have.
-        idle = high - low - len(rows)
-        is_span = idle * width <= max(len(rows), MIN_PADDING // 4)
-        batch = list(range(low, high)) if is_span else sorted(slots)
+        batch, is_span = self._choose_batch(slots, width)
         place = {slot: index for index, slot in enumerate(batch)}
         ids, last = np.zeros((len(batch), width), dtype=np.int64), np.zeros(len(batch), dtype=np.int64)
-        starts = np.array([len(self._ids.get(slot, ())) for slot in batch], dtype=np.int64)
         for slot, new in rows:
             ids[place[slot], : len(new)] = new
             last[place[slot]] = len(new) - 1
-        position_ids, cache = self._prepare_cache(batch, is_span, starts, width), self.cache
-        length = cache.capacity if self.gapless and width == 1 else max(len(self._ids[slot]) for slot in slots) + width
-        cache.access = replace(cache.access, length=length)
-        masks = {kind: self._build_mask(position_ids, length, window) for kind, window in self.windows.items()}
-        logits = self.network(
-            last,
-            input_ids=torch.from_numpy(ids).to(self.network.model.device), past_key_values=cache, use_cache=True,
-            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            position_ids=position_ids.clamp(max=self.context_length - 1),  # padding may stand past the end
-        )  # fmt: skip
+        position_ids = self._prepare_columns(slots, batch, is_span, width)
+        logits = self._run(upload(ids, position_ids.device), position_ids, last)
         for slot, new in rows:
             self._ids[slot].extend(new)
         taken = [place[slot] for slot in slots]
-        return logits if taken == list(range(len(batch))) else logits[torch.tensor(taken, device=logits.device)]
+        return logits if taken == list(range(len(batch))) else logits[upload(taken, logits.device)]
 
-    def _prepare_cache(self, batch: list[Slot], is_span: bool, starts: Ints, width: int) -> Tensor:
+    def _continue(self, slots: Sequence[Slot], drawn: Tensor, sample: TokenSampler, num: int) -> None:
+        batch, is_span = self._choose_batch(slots, 1)
+        position_ids = self._prepare_columns(slots, batch, is_span, 1, ahead=num - 1)
+        taken = upload([batch.index(slot) for slot in slots], drawn.device)
+        ids, last = drawn.new_zeros(len(batch), 1), np.zeros(len(batch), dtype=np.int64)
+        for step in range(num):
+            if step:
+                self.cache.advance()
+            ids.index_copy_(0, taken, drawn[:, None])
+            drawn = sample(self._run(ids, position_ids, last).index_select(0, taken))
+
+    def _choose_batch(self, slots: Sequence[Slot], width: int) -> tuple[list[Slot], bool]:
+        """Choose the slots that a pass computes, and tell whether they are all between two of them."""
+        low, high = min(slots), max(slots) + 1
+        # Rows between that have nothing new may idle along: cheaper than copying the keys of those that have.
+        idle = high - low - len(slots)
+        is_span = idle * width <= max(len(slots), MIN_PADDING // 4)
+        return list(range(low, high)) if is_span else sorted(slots), is_span
+
+    def _prepare_columns(
+        self, slots: Sequence[Slot], batch: list[Slot], is_span: bool, width: int, ahead: int = 0
+    ) -> Tensor:
+        """Prepare passes of `width` new tokens of `slots`, of which `ahead` follow; return the positions of these."""
+        starts = np.array([len(self._ids.get(slot, ())) for slot in batch], dtype=np.int64)
+        position_ids, cache = self._prepare_cache(batch, is_span, starts, width, ahead), self.cache
+        length = cache.capacity if self.gapless and width == 1 else max(len(self._ids[slot]) for slot in slots) + width
+        cache.access = replace(cache.access, length=length)
+        return position_ids
+
+    def _run(self, token_ids: Tensor, position_ids: Tensor, last: Ints) -> Tensor:
+        """Compute the logits of a batch over its cache: (B, S) ids and positions -> (B, V)."""
+        length = self.cache.access.length
+        masks = {kind: self._build_mask(position_ids, length, window) for kind, window in self.windows.items()}
+        return self.network(
+            last, input_ids=token_ids, past_key_values=self.cache, use_cache=True,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            position_ids=position_ids.clamp(max=self.context_length - 1),  # padding may stand past the end
+        )  # fmt: skip
+
+    def _prepare_cache(self, batch: list[Slot], is_span: bool, starts: Ints, width: int, ahead: int = 0) -> Tensor:
         """Make room for `width` new columns of the slots, and say where they are; return their positions."""
         device, cache = self.network.model.device, self.cache
-        cache.reserve(max(batch) + 1, int(starts.max()) + width)
-        taken = torch.tensor(batch, device=device)
-        position_ids = torch.from_numpy(starts[:, None] + np.arange(width)).to(device)
+        cache.reserve(max(batch) + 1, int(starts.max()) + width + ahead)
+        taken = upload(batch, device)
+        position_ids = upload(starts[:, None] + np.arange(width), device)
         slots = slice(batch[0], batch[-1] + 1) if is_span else taken
         cache.access = CacheAccess(slots, (taken[:, None], position_ids), int(starts.max()) + width)
         return position_ids
@@ -411,13 +358,15 @@ class RecomputeDecoder(Decoder):
         return self.network(last, **pad_rows(contexts, self.network.model.device))
 
 
-def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True) -> Decoder:
-    """Make the decoder that keeps its cache, if this model allows it."""
+def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True, burst: int = 0) -> Decoder:
+    """Make the decoder that keeps its cache, if this model allows it; `burst` as in `SlotDecoder`, 0 by the device."""
     network = Network(model)
     own = use_cached_attention(model)
     try:
         windows = get_attention_windows(model.config, context_length)
-        decoder = SlotDecoder(network, context_length, windows, shared_prompts=shared_prompts, own_attention=own)
+        decoder = SlotDecoder(
+            network, context_length, windows, shared_prompts=shared_prompts, own_attention=own, burst=burst
+        )
         _validate_decoder(decoder)
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
         logger.warning("no cache is kept between turns, each token recomputes its context: %r", error)

@@ -10,16 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
-
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.decoder import Decoder, Slot
+from trailnotes.policies.hf.sampling import TokenSampler, Uniforms, draw_uniforms
 from trailnotes.types import Completion, FinishReason, Sampling, TokenIds
 
-Uniforms = npt.NDArray[np.float32]
 Decode = Callable[[TokenIds], str]  # without special tokens
 
 CACHE_SIZE = 65536  # decoded texts remembered
@@ -143,17 +138,23 @@ class Engine:
         rows = [request for request in self._running.values() if not request.future.done()]
         if not rows:
             return
-        logits = self.decoder.extend([(request.slot, request.pending) for request in rows])
-        uniforms = np.array([request.uniforms[len(request.token_ids)] for request in rows], dtype=np.float32)
-        tokens, logprobs = sample_tokens(logits, [request.sampling for request in rows], uniforms)
-        for request, token, logprob in zip(rows, tokens, logprobs, strict=True):
+        num = min(self.decoder.burst, max(request.sampling.max_tokens - len(request.token_ids) for request in rows))
+        sample = TokenSampler([(request.sampling, request.uniforms[len(request.token_ids) :]) for request in rows], num)
+        sampled = self.decoder.decode([(request.slot, request.pending) for request in rows], sample, num)
+        for request, tokens, logprobs in zip(rows, *sampled, strict=True):
+            self._append(request, tokens, logprobs)
+
+    def _append(self, request: _GenerationRequest, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Add sampled tokens to a completion, up to its end."""
+        for token, logprob in zip(tokens, logprobs, strict=True):
             request.token_ids.append(token)
             request.logprobs.append(logprob)
-            request.pending = (token,)
             if end := self.endings.find_end(request.token_ids, request.sampling):
                 ids, numbers = tuple(request.token_ids), tuple(request.logprobs)
                 request.future.set_result(Completion(request.prompt_ids, ids, numbers, *end))
                 del self._running[request.episode]
+                return
+        request.pending = tokens[-1:]
 
 
 def require_room(prompt_ids: TokenIds, sampling: Sampling, context_length: int) -> None:
@@ -197,56 +198,3 @@ class StopCondition:
         """Whether a stop text may end inside this token: a cheap test that spares decoding the whole each time."""
         last = stop[-1]
         return not last.isascii() or last == " " or last in self._short((token,))
-
-
-def draw_uniforms(seed: int, num: int) -> Uniforms:
-    """Draw the first `num` numbers in [0, 1) of a counter-based generator, shape (num,): token t uses number t."""
-    generator = np.random.Generator(np.random.Philox(key=seed % 2**128))
-    return generator.random(num, dtype=np.float32)
-
-
-def sample_tokens(logits: Tensor, settings: Sequence[Sampling], uniforms: Uniforms) -> tuple[list[int], list[float]]:
-    """Draw one token for each row of (B, V) logits by inverting its cumulative distribution at a number in [0, 1).
-
-    Temperature 0 takes the most probable token, whatever top-k and top-p are, and reports its log-probability at
-    temperature 1: the draw itself has probability 1, which teaches nothing. Returns B token ids, and B
-    log-probabilities under the distribution drawn from: temperature, top-k and top-p included.
-    """
-    temperatures, logits = [each.temperature or 1.0 for each in settings], logits.float()
-    if any(temperature != 1.0 for temperature in temperatures):
-        logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
-    logprobs = torch.log_softmax(logits, dim=-1)
-    if any(each.temperature and (each.top_k or each.top_p < 1) for each in settings):
-        logprobs = filter_top_k_top_p(logprobs, settings)
-    tokens = _invert_cdf(logprobs, torch.from_numpy(uniforms).to(logits.device))
-    if not all(each.temperature for each in settings):
-        greedy = torch.tensor([each.temperature == 0 for each in settings], device=logits.device)
-        tokens = torch.where(greedy, logprobs.argmax(dim=-1), tokens)
-    chosen = logprobs.gather(1, tokens[:, None])[:, 0]
-    if not bool(torch.isfinite(chosen).all()):
-        raise PolicyError("the model's logits are not finite: its weights, or a forward pass in low precision, broke")
-    return tokens.tolist(), chosen.tolist()
-
-
-def filter_top_k_top_p(logprobs: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    """Keep each row's `top_k` most probable tokens, then the fewest of them that hold `top_p`; (B, V), renormalized."""
-    device, size = logprobs.device, logprobs.shape[-1]
-    top_k = torch.tensor([each.top_k if each.temperature and each.top_k else size for each in settings], device=device)
-    top_p = torch.tensor([each.top_p if each.temperature else 1.0 for each in settings], device=device)
-    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
-    ordered = ordered.masked_fill(torch.arange(size, device=device) >= top_k[:, None], -torch.inf)
-    probs = torch.softmax(ordered, dim=-1)
-    before = probs.cumsum(dim=-1) - probs
-    # A row that keeps everything must not lose its tail to rounding.
-    dropped = (before >= top_p[:, None]) & (top_p[:, None] < 1)
-    kept = torch.log_softmax(ordered.masked_fill(dropped, -torch.inf), dim=-1)
-    return torch.empty_like(kept).scatter_(1, order, kept)
-
-
-def _invert_cdf(logprobs: Tensor, uniforms: Tensor) -> Tensor:
-    """Find the first token whose cumulative probability exceeds the number, never one of probability 0."""
-    cumulative = logprobs.exp().cumsum(dim=-1)
-    total = cumulative[:, -1]
-    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
-    return tokens.clamp_(max=logprobs.shape[-1] - 1)

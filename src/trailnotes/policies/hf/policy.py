@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.config.builtin import resolve_model_path
-from trailnotes.config.model_schema import NO_MODEL_MESSAGE, ModelConfig, require_model_directory
+from trailnotes.config.model_schema import NO_MODEL_MESSAGE, EngineConfig, ModelConfig, require_model_directory
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, find_missing_module, format_install_command
 from trailnotes.policies.base import TrainedPolicy
 from trailnotes.types import Completion, Message, Sampling, TokenIds
@@ -25,6 +25,7 @@ try:
 
     from trailnotes.policies.chat import ChatFormat, encode_replies
     from trailnotes.policies.hf.adapters import (
+        FoldedModel,
         add_adapters,
         get_trained_parameters,
         load_adapter_config,
@@ -50,10 +51,12 @@ class HFPolicy(TrainedPolicy):
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, name: str = "", deterministic: bool = True, shared_prompts: bool = True,
-        max_context_tokens: int | None = None, template_options: Mapping[str, Any] | None = None,
+        self, model: Any, tokenizer: Any, *, name: str = "", deterministic: bool = True,
+        engine: EngineConfig | None = None, max_context_tokens: int | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.model = model
+        self.model, settings = model, engine or EngineConfig()
+        self._folded = FoldedModel(model) if settings.fold_adapters and hasattr(model, "peft_config") else None
         self.tokenizer = tokenizer
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
         self.version = 0
@@ -63,7 +66,11 @@ class HFPolicy(TrainedPolicy):
         validate_vocabulary(tokenizer, model.get_input_embeddings().num_embeddings)
         end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
         end_ids = self.format.end_ids.union(end if isinstance(end, list) else () if end is None else (int(end),))
-        decoder = make_decoder(model, self.context_length, shared_prompts=shared_prompts)
+        self._update_folded()
+        acting = model if self._folded is None else self._folded.model
+        decoder = make_decoder(
+            acting, self.context_length, shared_prompts=settings.shared_prompts, burst=settings.burst
+        )
         self.engine = Engine(
             decoder, self.format.decode, end_ids, deterministic=deterministic, opening=self.format.opening
         )
@@ -75,6 +82,7 @@ class HFPolicy(TrainedPolicy):
         """Sample the next assistant turn, as `Policy.generate`."""
         prompt_ids = self.encode(messages)
         require_room(prompt_ids, sampling, self.context_length)
+        self._update_folded()
         return await self.engine.generate(prompt_ids, sampling, episode)
 
     async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
@@ -84,6 +92,7 @@ class HFPolicy(TrainedPolicy):
         where prompt and longest reply exceed the context.
         """
         prompt, rows = encode_replies(self.format, messages, replies, self.context_length)
+        self._update_folded()
         width = len(prompt) + max(map(len, rows), default=0)
         size = max(1, MAX_TOKENS // width)
         network = self.engine.decoder.network
@@ -115,6 +124,12 @@ class HFPolicy(TrainedPolicy):
         if self.engine.num_unfinished:
             raise PolicyError(f"the weights changed while {self.engine.num_unfinished} completions were under way")
         self.engine.decoder.reset_cache()
+        if self._folded is not None:  # the weights may change further before the next completion
+            self._folded.is_stale = True
+
+    def _update_folded(self) -> None:
+        if self._folded is not None:
+            self._folded.update()
 
 
 @contextmanager
@@ -137,6 +152,8 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
     """
     path, _ = _resolve_path(config.path)
     device = resolve_device(config.device)
+    if config.tf32:
+        torch.backends.cuda.matmul.allow_tf32 = True
     transformers.utils.logging.disable_progress_bar()  # two bars on one terminal garble each other; ours is of the run
     with _report_damage(f"model.path = {config.path!r}"):
         base, is_local, adapters = resolve_base_model(config)
@@ -147,6 +164,10 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
         for layer in model.modules() if config.load_in_4bit else ():
             layer.support_avx512bf16_for_cpu = False  # it rounds what acts further, in place, and learns no more
         base = str(Path(base).resolve()) if is_local else base
+        if config.liger and device.type == "cuda":  # logits are computed at few positions, so its loss is left out
+            from transformers.integrations.liger import apply_liger_kernel
+
+            apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
         if config.gradient_checkpointing:
             with suppress_future_warnings():
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -20,7 +20,8 @@ import torch
 
 from trailnotes.config.schema import Config
 from trailnotes.envs import load_env_class
-from trailnotes.policies.hf.decoder import MAX_TOKENS, SlotCache
+from trailnotes.policies.hf.cache import SlotCache
+from trailnotes.policies.hf.decoder import MAX_TOKENS
 from trailnotes.policies.hf.policy import resolve_device
 from trailnotes.policies.vllm.server import DEDICATED_GPU_FRACTION, SHARED_GPU_FRACTION, compute_cache_bytes
 from trailnotes.runs.estimate.model_shape import ModelShape, infer_model_shape
@@ -43,6 +44,7 @@ ANCHOR_LOGIT_BYTES = 7 * FLOAT32 + 1
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64  # bytes of a weight in 4 bits: scales of 64 in 8 bits, and of 256 of these in 32
 SHARED_REPEATS = 2.0  # tokens of all rows over those that are computed once, as groups of eight have them
 GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
+MICROBATCH_TOKENS = tuple(1 << power for power in range(17, 9, -1))  # what is tried on a GPU, 131,072 to 1,024
 ADVICE = (
     "lower optim.microbatch_tokens or env.max_envs, set model.gradient_checkpointing = true, train adapters "
     "(model.lora.enabled = true), use more devices (learner.world_size, engine.devices), or take a smaller model"
@@ -120,6 +122,7 @@ def estimate_footprint(config: Config) -> Footprint | None:
     if shape is None:
         return None
     size = f"{shape.whole / 1e9:.2f} billion" if shape.whole >= 1e9 else f"{shape.whole / 1e6:.1f} million"
+    config = fit_microbatch(config, shape)
     device, room = _detect_device(config)
     host = {"Python and its libraries": PROCESS_BYTES * config.learner.world_size}
     if each := getattr(load_env_class(config.env.name), "memory_bytes", 0):  # where the class states it
@@ -143,6 +146,29 @@ def warn_of_memory(config: Config) -> None:
             "optim.microbatch_tokens or env.max_envs, or free memory; --dry-run lists the parts",
             _format_gib(footprint.peak), _format_gib(free),
         )  # fmt: skip
+
+
+def fit_microbatch(config: Config, shape: ModelShape | None = None) -> Config:
+    """Set `optim.microbatch_tokens` where it is 0, on a GPU to the largest power of two that fits by the estimate."""
+    shape = shape or infer_model_shape(config.model)
+    if config.optim.microbatch_tokens or shape is None or is_on_cpu(config):
+        return config
+    room, fitted = _detect_device(config)[1], config
+    for tokens in MICROBATCH_TOKENS:
+        fitted = config.model_copy(update={"optim": config.optim.model_copy(update={"microbatch_tokens": tokens})})
+        if max(device.peak for device in _estimate_devices(fitted, shape, room)) <= room:
+            break
+    return fitted
+
+
+def has_room_to_fold(config: Config) -> bool:
+    """Return whether the copy of the weights of `engine.fold_adapters` fits by the estimate; warn where it does not."""
+    footprint = estimate_footprint(config)
+    if footprint is None or footprint.fits:
+        return True
+    logger.warning("engine.fold_adapters is left out: with its copy of the weights the run does not fit %s",
+                   footprint.device)  # fmt: skip
+    return False
 
 
 # -- parts of each device
@@ -264,7 +290,7 @@ def estimate_update_peak(config: Config, shape: ModelShape) -> MemoryParts:
     """Estimate the bytes that a rank takes besides at the peak of an update: at logits, head, a layer, or the end."""
     number, whole = get_dtype_size(config), not config.model.lora.enabled
     gathered, layer_gradients, last = _estimate_gathered(config, shape)
-    tokens = max(config.optim.microbatch_tokens, config.rollout.max_context_tokens)  # a long row goes alone
+    tokens = max(config.optim.pass_tokens, config.rollout.max_context_tokens)  # a long row goes alone
     kept, again = _estimate_activations(config, shape, tokens)
     saved = {f"activations of {tokens:,} tokens": kept}
     if config.model.load_in_4bit:
@@ -323,6 +349,8 @@ def _estimate_acting_weights(config: Config, shape: ModelShape) -> dict[str, flo
     parts: dict[str, float] = {}
     if config.engine.name == "hf" and (world > 1 or config.rollout.max_async_iterations):
         parts["weights of the model that acts"] = estimate_frozen_weights(config, shape) + 2 * shape.adapters * FLOAT32
+    if config.engine.name == "hf" and config.engine.fold_adapters and config.model.lora.enabled:
+        parts["a copy of the weights, adapters folded in"] = shape.linear * number
     if config.has_separate_author and (world > 1 or not config.has_reference_model):  # else the learner's reference
         parts["weights of the author of the tips"] = shape.whole * number
     return parts
