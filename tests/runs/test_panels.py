@@ -10,6 +10,7 @@ from small import small_config
 from trailnotes.reporting.intervals import MIN_FAMILIES, Interval, compute_wilson_limits, t_quantile
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.panels import (
+    NO_SUCCESS,
     PanelResult,
     build_panel_result,
     estimate_interval,
@@ -58,6 +59,15 @@ def test_returns_have_students_interval_or_none() -> None:
     result = build_panel_result(episodes[:1], config, EvaluatedModel("m", "grpo"), memory=False)
     assert (result.ci_low, result.ci_high, str(result)) == (None, None, "0.00 no interval")
     assert "| no interval |" in format_markdown_table([result])
+
+
+def test_a_trial_without_a_win_is_remarked_only_where_no_trial_has_one() -> None:
+    lost, won = (
+        build_panel_result([episode("w/a/0", success)], small_config(), EvaluatedModel("m", "grpo"), memory=False)
+        for success in (False, True)
+    )
+    assert NO_SUCCESS in format_markdown_table([lost, lost])
+    assert NO_SUCCESS not in format_markdown_table([won, lost])
 
 
 def test_table_says_that_no_episode_reported_success() -> None:

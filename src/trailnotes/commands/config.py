@@ -25,6 +25,15 @@ def _print_schema(_args: Namespace) -> None:
     print(render_json_schema(), end="")
 
 
+START = """\
+Which is for me?
+  See it work, a minute on one core         trailnotes demo --small
+  My model, 0.5 to 7 billion, on one GPU    trailnotes train own-model --model.path NAME --run-dir runs/mine
+  A model behind an API, no training        trailnotes adapt openai:NAME --env.name ENV --out runs/tips
+  My environment                            trailnotes train own-model --env.name module:Class ...
+  One environment, tried in seconds         trailnotes rollout ENV/smoke
+  Two methods compared, a minute or two     trailnotes compare run compare/small
+"""
 GROUPS = {
     "": "To begin with, and for a model of your own",
     "compare": "Comparisons of methods (trailnotes compare run)",
@@ -33,6 +42,8 @@ GROUPS = {
     "paper": "The EMPO² paper's training runs (docs/reproduce.md)",
     "puzzles": "Puzzles",
     "qwen": "Qwen2.5-Coder-0.5B, on two cores of a CPU (make real)",
+    "scienceworld": "The environment scienceworld. Those marked paper train Qwen2.5-7B: by estimate on eight GPUs of "
+    "80 GB, or on one\nwith 29 GiB by --preset paper-scienceworld-lora. None of the eighteen has been run.",
     "smollm2": "SmolLM2-135M",
 }
 """Folder -> heading; others are environments."""
@@ -43,6 +54,7 @@ def _list(args: Namespace) -> None:
     from trailnotes.reporting.tables import get_console_width
 
     width = get_console_width() if sys.stdout.isatty() else sys.maxsize
+    print(START)
     configs = sorted(list_builtin_configs().items(), key=lambda item: ("/" in item[0], item[0]))
     for folder, group in itertools.groupby(configs, key=lambda item: item[0].rpartition("/")[0]):
         heading = GROUPS.get(folder, f"The environment {folder}")

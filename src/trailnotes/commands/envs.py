@@ -10,23 +10,41 @@ from trailnotes.commands.command import WIDTH, Command, argument
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, find_missing_module, format_install_command
 
 INDENT = 21  # columns before the summary of an environment
+GROUPS = {
+    "Small games to try methods on, on a CPU": ("sokoban", "waymarks", "waymarks-simulator"),
+    "Benchmarks": ("alfworld", "scienceworld", "textworld", "textworld-express", "webshop", "wikihow"),
+    "Your own agent, and environments of other libraries": ("gateway", "gymnasium", "openenv", "verifiers"),
+}
+OTHERS = "From other packages"
+OWN = "An environment of your own needs no entry here: --env.name module:Class (docs/extending.md)."
 
 
 def _list(_: Namespace) -> None:
     from importlib.metadata import entry_points
 
-    from trailnotes.envs import ENTRY_POINTS, ENVS, get_extra, load_env_class
+    from trailnotes.envs import ENTRY_POINTS, ENVS
+
+    installed = {*ENVS, *(point.name for point in entry_points(group=ENTRY_POINTS))}
+    others = installed.difference(*GROUPS.values())
+    for heading, names in {**GROUPS, OTHERS: sorted(others)}.items():
+        if present := [name for name in names if name in installed]:
+            print("\n".join([heading, *map(_describe_env, present), ""]))
+    print(OWN)
+
+
+def _describe_env(name: str) -> str:
+    """Return the first line of the class's docstring, and the command that installs what it lacks."""
+    from trailnotes.envs import get_extra, load_env_class
     from trailnotes.reporting.tables import get_console_width
 
-    for name in sorted({*ENVS, *(point.name for point in entry_points(group=ENTRY_POINTS))}):
-        try:
-            about = (load_env_class(name).__doc__ or "").strip().partition("\n")[0]
-        except (ConfigError, MissingExtraError) as error:
-            about = f"cannot be used: {error}"
-        lines = textwrap.wrap(about, min(WIDTH, get_console_width()) - INDENT) or [""]
-        if (extra := get_extra(name)) and find_missing_module(extra):
-            lines.append(f"not installed: {format_install_command(extra)}")
-        print(f"{name:<{INDENT}}" + f"\n{'':<{INDENT}}".join(lines))
+    try:
+        about = (load_env_class(name).__doc__ or "").strip().partition("\n")[0]
+    except (ConfigError, MissingExtraError) as error:
+        about = f"cannot be used: {error}"
+    lines = textwrap.wrap(about, min(WIDTH, get_console_width()) - INDENT - 2) or [""]
+    if (extra := get_extra(name)) and find_missing_module(extra):
+        lines.append(f"not installed: {format_install_command(extra)}")
+    return f"  {name:<{INDENT}}" + f"\n{'':<{INDENT + 2}}".join(lines)
 
 
 def _check(args: Namespace) -> None:

@@ -15,7 +15,7 @@ FIELDS: Final = ("seed", "split", "family")  # of a task; every other one is the
 
 
 class GatewayEnv:
-    """Agents that ask the gateway for their model (docs/guides/train-your-agent.md).
+    """Your agent as it is, which calls its model through an OpenAI address (docs/guides/train-your-agent.md).
 
     Args:
         tasks: file with a task a line, {"id": ..., "split": "train", ...}; the agent gets all of it.

@@ -73,7 +73,9 @@ def diagnose(run_dir: StrPath) -> str:
     title = f"{run_dir}: {config.algorithm.name}, {len(lines)} iterations, {steps}"
     weak = next((link for link in links if link.holds is False), None)
     missing = sum(link.last is None for link in links)
-    verdict = f"first weak link: {weak.question}" if weak else "no weak link found"
+    judged = sum(link.holds is not None for link in links)
+    verdict = f"first weak link: {weak.question}" if weak else f"no weak link in {judged} of {len(links)} checks"
+    verdict += "; the others could not be judged" if not weak and judged < len(links) else ""
     title += f"\nno data for {missing} of {len(links)} checks" if missing else ""
     legend = [f"numbers are means over the first and the last {WINDOW:.0%} of the iterations; in brackets, of how many"]
     if any(link.holds is None and link.last is not None for link in links):

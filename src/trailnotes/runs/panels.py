@@ -36,6 +36,7 @@ from trailnotes.storage.files import encode_line, trajectory_to_json, write_byte
 from trailnotes.types import Mode, Task, Trajectory, derive_seed
 
 JOURNAL_FILE = "episodes.part.jsonl"  # of an unfinished evaluation
+NO_SUCCESS = "No episode reported success (`Observation.success`)"  # remark on a row
 EPISODE_KEYS = (
     *("run.seed", "run.deterministic", "model", "env", "rollout", "memory"),
     *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature", "eval.show_tips"),
@@ -120,7 +121,7 @@ def build_panel_result(
         ci_low=interval.low if interval else None, ci_high=interval.high if interval else None, seeds=1,
         num_tasks=len({t.task.id for t in episodes}), num_episodes=len(episodes), interval=method,
         episodes_with_tips=sum(any(step.tips for step in t.steps) for t in episodes),
-        remark="No episode reported success (`Observation.success`)" if no_success else "",
+        remark=NO_SUCCESS if no_success else "",
         **usage,
     )  # fmt: skip
 
@@ -223,8 +224,13 @@ def format_markdown_table(rows: Sequence[PanelResult], figures: Sequence[str] | 
 
 
 def describe_intervals(rows: Sequence[PanelResult]) -> list[str]:
-    """Name the methods of the rows' intervals, and what their panels remark, in lines for the text below a table."""
-    remarks = dict.fromkeys(f"{row.remark}." for row in rows if row.remark)
+    """Name the methods of the rows' intervals, and what their panels remark, in lines for the text below a table.
+
+    `NO_SUCCESS` stands there only where no row has a success.
+    """
+    won = any(row.metric == "success" and row.mean > 0 for row in rows)
+    kept = [row.remark.removesuffix(NO_SUCCESS).removesuffix(". ") if won else row.remark for row in rows]
+    remarks = dict.fromkeys(f"{remark}." for remark in kept if remark)
     return [*sorted({f"Intervals: {row.interval}." for row in rows}), *remarks]
 
 

@@ -36,7 +36,7 @@ def run_small_demo(out: Path, settings: Sequence[str] = ()) -> dict[str, PanelRe
     print(f"1/3  The initial model plays {config.eval.num_tasks} games, and writes a tip after each ...", flush=True)
     with ProgressBar(1.0, "play") as bar:
         trials = adapt(config, config.model.path, out=out / "tips", progress=bar)
-    rows = {"initial model, without tips": trials[0], f"initial model, own tips, attempt {len(trials)}": trials[-1]}
+    rows = {"initial model, without tips": trials[0], f"initial model, own tips, trial {len(trials) - 1}": trials[-1]}
     for step, (name, label) in enumerate(LABELS.items(), 2):
         print(f"{step}/3  {label} trains on other games for {config.train.max_env_steps:,} steps ...", flush=True)
         train(configs[name], out / name)

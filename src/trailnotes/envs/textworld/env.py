@@ -172,7 +172,7 @@ _FORBIDDEN = re.compile(
 
 
 class TextWorldEnv:
-    """TextWorld games. The action is one line for the game's own parser."""
+    """Text adventures of TextWorld, generated or compiled by you: find, open, cook, carry."""
 
     def __init__(
         self, actions: bool = False, max_steps: int = 50, cache_dir: str | Path | None = None, **task_options: Any

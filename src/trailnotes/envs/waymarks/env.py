@@ -202,7 +202,7 @@ class _WaymarksBase:
 
 
 class WaymarksEnv(_WaymarksBase):
-    """The compiled games, through TextWorld's interpreter. They compile when first played."""
+    """Mazes and locked boxes that only tips explain, as TextWorld games that compile at the first play."""
 
     _position: GamePosition | None = None
 
@@ -224,7 +224,10 @@ class WaymarksEnv(_WaymarksBase):
 
 
 class WaymarksSimulator(_WaymarksBase):
-    """The same games without TextWorld: observations equal those of `WaymarksEnv` byte for byte."""
+    """The same mazes and boxes, with the same texts, from a fast simulator that needs nothing else.
+
+    Observations equal those of `WaymarksEnv` byte for byte.
+    """
 
     def reset(self, task: Task) -> Observation:
         return self.reset_spec(parse_spec(task))

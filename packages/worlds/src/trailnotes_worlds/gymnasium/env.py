@@ -117,7 +117,7 @@ _MAX_NUMBERS: Final = 64  # of an array that is printed as a value
 
 
 class GymnasiumEnv:
-    """Any environment of Gymnasium that has words: toy texts, text spaces, small discrete games.
+    """Environments of Gymnasium whose states can be told in words: toy texts, text spaces, small games.
 
     Args:
         id: as for ``gymnasium.make``: ``FrozenLake-v1``, or ``module:Name-v0`` to import a module first.

@@ -30,7 +30,7 @@ _FIRST_PAUSE_S: Final = 0.1  # before another attempt to connect; doubled each t
 
 
 class OpenEnvClient:
-    """Any environment behind an OpenEnv server, in a session of its own.
+    """Any environment behind an OpenEnv server.
 
     Args:
         url: of the server: ``http://HOST:PORT``, or https, ws, wss.

@@ -34,7 +34,7 @@ _END: Final = "The episode is over."
 
 
 class VerifiersEnv:
-    """Task sets of verifiers: questions with their rewards, and games in turns with one player.
+    """Environments of the verifiers hub: questions with rewards, and games in turns with one player.
 
     Args:
         taskset: its id in verifiers: an installed package, or a module on the Python path.
