@@ -143,7 +143,6 @@ def validate_lamer(config: Config) -> None:
 METHOD = Method(
     "lamer", "LaMer", lamer, trains=True, writes=True, colour="#332288", sections={"lamer": LamerConfig},
     validate=validate_lamer, anchors_rows=lambda config: bool(config.loss.kl),  # of the tips that it credits
-    count_episodes=lambda config, planned: planned * config.section(LamerConfig).episodes,
     metrics=(("lamer/success/EPISODE", "share", "members that reached the goal in the episode of that index",
               "rises from episode to episode"),),
 )  # fmt: skip

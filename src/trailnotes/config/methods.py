@@ -53,7 +53,6 @@ class Method:
     validate: Callable[[Any], None] | None = None  # refuses a `Config` that it cannot run, by `ConfigError`
     needs_initial_model: Callable[[Any], bool] | None = None  # with this `Config`, even if `loss.kl` is 0
     anchors_rows: Callable[[Any], bool] | None = None  # besides those of [algorithm] and [rehearsal]
-    count_episodes: Callable[[Any, int], int] | None = None  # played, from those that tasks and samples multiply to
 
     @property
     def shows_tips(self) -> bool:
@@ -159,9 +158,12 @@ def find_method(name: str) -> Method:
     """
     if name not in loaded and (module := find_modules().get(name)):
         try:
-            loaded[name] = importlib.import_module(module).METHOD
+            method = importlib.import_module(module).METHOD
         except Exception as error:  # the boundary: the package of another author may fail in any way
             raise ConfigError(f"the method {name} cannot be loaded from {module}: {_format_error(error)}") from error
+        if not isinstance(method, Method):
+            raise ConfigError(f"the method {name} cannot be loaded: {module}.METHOD is not a Method")
+        loaded[name] = method
     return loaded.get(name) or Method(name, name, name, trains=True)
 
 
@@ -180,7 +182,8 @@ def load_methods() -> dict[str, Method]:
 
 def get_label(name: str) -> str:
     """Return a method's label for tables and plots; its name if it is not in the table."""
-    return find_method(name).label
+    method = load_methods().get(name)
+    return method.label if method else name
 
 
 def get_colours() -> dict[str, str]:

@@ -208,4 +208,4 @@ class ClusterConfig(Section):
     address: str = key(
         "", "of a Ray cluster: auto = the one that this machine is part of; HOST:PORT; ray://HOST:PORT; '' = none, "
         "everything runs here")  # fmt: skip
-    timeout: float = key(120.0, "seconds for Ray to place or restore an actor before the run stops", gt=0)
+    timeout: float = key(120.0, "seconds for Ray to place an actor before the run stops", gt=0)

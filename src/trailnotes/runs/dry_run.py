@@ -64,7 +64,8 @@ def dry_run(
     if not is_here:
         missing = "time and disk" if footprint else "memory, time and disk"
         return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: {missing} are "
-                "unknown; `trailnotes train` downloads it\n")  # fmt: skip
+                "unknown; `trailnotes train` downloads it, and `hf download NAME config.json` what the memory "
+                "is estimated from\n")  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         return _extrapolate(config, Path(name), memory)
 
