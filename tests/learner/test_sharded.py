@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -156,8 +157,10 @@ def test_a_rank_that_ends_before_it_meets_the_others_is_named(
     python.write_text("#!/bin/sh\necho no GPU >&2\nexit 3\n", encoding="utf-8")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(LearnerError, match="rank 1 of the learner exited with status 3: no GPU"):
         ShardedLearner(config_of(start_model))
+    assert [*tmp_path.iterdir()] == [python], "the directory of the ranks goes with them"
 
 
 @pytest.mark.long

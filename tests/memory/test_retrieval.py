@@ -21,7 +21,7 @@ from trailnotes.commands import main
 from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.memory import TipMemory, clean_tip, open_memory
-from trailnotes.memory.index import BM25Index, Doubles, fuse_reciprocal_ranks
+from trailnotes.memory.index import BM25Index, fuse_reciprocal_ranks
 from trailnotes.memory.retrieval import (
     CachedEmbedder,
     HashingEmbedder,
@@ -29,6 +29,7 @@ from trailnotes.memory.retrieval import (
     make_embedder,
     split_words,
 )
+from trailnotes.memory.tip_stats import Doubles
 from trailnotes.memory.tipfile import write_tips
 from trailnotes.rollout.conversation import CUT_MARK, truncate
 from trailnotes.types import Tip

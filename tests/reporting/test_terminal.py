@@ -17,10 +17,11 @@ from trailnotes.reporting import terminal
 from trailnotes.reporting.terminal import (
     PrintableStream,
     ProgressBar,
-    TrainingProgress,
     escape_unprintable,
     open_console,
 )
+from trailnotes.runs import progress as runs_progress
+from trailnotes.runs.progress import TrainingProgress
 
 HOSTILE = "\x1b[2J\x9b31m\u202eabc\u2066\r\x07\x7f\U000e0041\ud800"
 SHOWN = r"\x1b[2J\u009b31m\u202eabc\u2066\r\x07\u007f\udb40\udc41\ud800"
@@ -48,7 +49,7 @@ def test_printable_stream_and_console() -> None:
 
 
 class Clock:
-    """Stands in for `time` in the module under test."""
+    """Stands in for `time` in the modules under test."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -61,6 +62,7 @@ class Clock:
 def fake_time(monkeypatch: pytest.MonkeyPatch) -> Clock:
     fake = Clock()
     monkeypatch.setattr(terminal, "time", fake)
+    monkeypatch.setattr(runs_progress, "time", fake)
     return fake
 
 

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from trailnotes.config.refusals import require_own_tips
 from trailnotes.config.section import Section, key
-from trailnotes.memory.controls import require_own_tips
 from trailnotes.rollout.conversation import (
     Conversation,
     build_opening_messages,

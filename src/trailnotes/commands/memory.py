@@ -175,12 +175,12 @@ def _delete(store: TipStore, args: Namespace) -> None:
 
 @_opened
 def _enable(store: TipStore, args: Namespace) -> None:
-    from trailnotes.memory.exchange import enable_all, enable_tips
+    from trailnotes.memory.exchange import enable_tips
 
     if bool(args.ids) == args.all:
         raise ConfigError("name the tips: give either IDs or --all")
     on = not args.off
-    changed = enable_all(store, enabled=on) if args.all else enable_tips(store, args.ids, enabled=on)
+    changed = store.enable_all(enabled=on) if args.all else enable_tips(store, args.ids, enabled=on)
     print(f"{changed} tips {'enabled' if on else 'disabled'}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -11,6 +12,7 @@ from trailnotes.config.section import Section, key, require_secret_free_url
 from trailnotes.errors import ConfigError
 
 OPENAI_PREFIX = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
+EMBEDDER_NAME = re.compile(rf"{OPENAI_PREFIX}(?P<model>.+?)(@(?P<url>https?://.*))?", re.DOTALL)
 ENGINE_KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own, for --api-key
 TINKER_KEY_VARIABLE = "TINKER_API_KEY"
 NO_MODEL_MESSAGE = (
@@ -76,6 +78,12 @@ def require_model_name(path: str) -> None:
     """Refuse a `model.path` of an endpoint that names no model."""
     if path.startswith(OPENAI_PREFIX) and not path.removeprefix(OPENAI_PREFIX).strip():
         raise ConfigError(f"{path!r} names no model: write openai:NAME, as the server calls it")
+
+
+def normalize_embedder_name(name: str) -> str:
+    """Return the name by which memory files know the embedder `name`: openai:NAME@URL without its address."""
+    named = EMBEDDER_NAME.fullmatch(name)
+    return f"{OPENAI_PREFIX}{named['model']}" if named else name
 
 
 def is_missing_directory(path: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.config.model_schema import NO_MODEL_MESSAGE, OPENAI_PREFIX
+from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
     from trailnotes.config.methods import Method
@@ -60,6 +61,12 @@ def refuse_combinations(c: Any) -> Refusals:
     yield warmstart.advice + warmstart.write > 1, "warmstart.advice and warmstart.write are shares: sum up to 1 at most"
     yield (warmstart.copying and warmstart.num_layers == 1,
            "warmstart.copying takes two layers: set warmstart.num_layers to 2 or more")  # fmt: skip
+
+
+def require_own_tips(c: Any) -> None:
+    """Require `eval.show_tips = "own"` of a method without tips; raises `ConfigError`."""
+    if c.eval.show_tips != "own":
+        raise ConfigError(f'{c.algorithm.name} shows no tips: set eval.show_tips = "own"')
 
 
 def refuse_by_method(c: Any, method: Method, empo2: Empo2Config) -> Refusals:

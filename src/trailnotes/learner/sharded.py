@@ -63,19 +63,15 @@ class ShardedLearner:
         self._group: ranks.LearnerGroup | None = None
         self._monitor = monitor = monitor or ranks.start_ranks(config)
         atexit.register(self.close)
-        try:
+        with self._abort_on_error():
             dumps = dump_dir and dump_dir.absolute()  # a rank may work in another directory
             build = {"config": config.model_dump(mode="json"), "dump_dir": dumps and str(dumps)}
             monitor.store.set(ranks.BUILD_KEY, json.dumps(build))
             monitor.wait_until_ready()
-            with self._abort_on_error():
-                self._group = ranks.init_process_group(
-                    0, config, monitor.store, interface=monitor.interface, local_rank=monitor.local_rank
-                )
-                self._learner = build_rank(self._group, config, dumps)
-        except BaseException:
-            self._abort()
-            raise
+            where: dict[str, Any] = {"interface": monitor.interface, "local_rank": monitor.local_rank}
+            group = ranks.init_process_group(0, config, monitor.store, **where)
+            self._learner = build_rank(group, config, dumps)
+            self._group = group
 
     @property
     def steps(self) -> int:
@@ -117,10 +113,12 @@ class ShardedLearner:
 
     @contextmanager
     def _abort_on_error(self) -> Iterator[None]:
-        """Kill all ranks on an error of the block that is not shared by all, and raise it with its cause."""
+        """Kill all ranks on an error of the start, or one that not all share, and raise it with its cause."""
         try:
             yield
         except ranks.SHARED_ERRORS:
+            if self._group is None:
+                self._abort()
             raise
         except RuntimeError as error:
             reason = self._monitor.explain(error)

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-from trailnotes.errors import ConfigError
 from trailnotes.memory.scope import TaskInfo, TipFilter
 from trailnotes.memory.store import TipStore
 from trailnotes.memory.tip_stats import TipEffect
 from trailnotes.memory.tips import TipMemory
 from trailnotes.types import Task, Tip, Trajectory, derive_seed, replace_surrogates
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
 
 EMPTY_TEXT: Final = "none"  # prompts show no tip without a letter
 ControlKind = Literal["other", "empty"]
@@ -98,12 +94,6 @@ def pick_other_filter(store: TipStore, namespace: str, shared_split: str) -> str
 def _get_family(store: TipStore, namespace: str) -> str:
     met = store.tasks.get_info(namespace)
     return (met and met.family) or namespace.rpartition("/")[0]
-
-
-def require_own_tips(config: Config) -> None:
-    """Require `eval.show_tips = "own"` of a method without tips; raises `ConfigError`."""
-    if config.eval.show_tips != "own":
-        raise ConfigError(f'{config.algorithm.name} shows no tips: set eval.show_tips = "own"')
 
 
 def make_prompt_memory(memory: TipMemory, show: TipSource) -> TipMemory:

@@ -49,7 +49,6 @@ def open_store(path: StrPath, identity: EmbedderIdentity | None = None) -> TipSt
 
 
 def create_store(path: StrPath, embedder: str) -> TipStore:
-    """Make a new memory file without tips."""
     if Path(path).exists():
         raise MemoryStoreError(f"{path} exists: name a new file")
     made = make_embedder(embedder)
@@ -87,15 +86,14 @@ def require_tip(store: TipStore, tip_id: int) -> Tip:
 
 
 def search_tips(
-    store: TipStore, namespace: str, query: str, top_k: int = 10, threshold: float = -1.0, scope: Scope = "task",
-    *, embedder: str = "",
+    store: TipStore, namespace: str, query: str, top_k: int = 10, scope: Scope = "task", *, embedder: str = "",
 ) -> list[SearchHit]:  # fmt: skip
     """Search the enabled tips most similar to `query`, by the embedder of the file, in the scope of a task."""
     if top_k < 1:
         raise MemoryStoreError(f"a search for {top_k} tips finds nothing: ask for 1 or more")
     if scope == "task" or store.tasks.get_info(namespace) is None:
         require_namespace(store, namespace)
-    memory = _make_memory(store, MemoryConfig(threshold=threshold, scope=scope), embedder)
+    memory = _make_memory(store, MemoryConfig(threshold=-1.0, scope=scope), embedder)
     return memory.search_nearest(namespace, query, top_k)
 
 
@@ -103,16 +101,10 @@ def add_tip(
     store: TipStore, namespace: str, text: str, *,
     key: str | None = None, score: float | None = None, enabled: bool = True, config: MemoryConfig | None = None,
 ) -> Tip:  # fmt: skip
-    """Store a tip of the owner, and return it as it is stored.
+    """Store a tip of the owner, and return it as it is stored; raises where the memory has it under this key.
 
-    Args:
-        store: the memory file.
-        namespace: id of the task that it belongs to.
-        text: the advice; the memory must not have it under this key.
-        key: its retrieval key; by default its own text.
-        score: by default that of the best tip of the namespace, or 1 for the first.
-        enabled: whether searches return it.
-        config: rules of eviction, and in `embedder` the one that the user names.
+    `key` is by default the text, `score` that of the best tip of the namespace, or 1 for the first; `config` has the
+    rules of eviction, and the embedder that the user names.
     """
     if not clean_tip(text):
         raise MemoryStoreError("a tip needs a letter or digit: write what the agent should know")
@@ -171,12 +163,6 @@ def enable_tips(store: TipStore, ids: Iterable[int], *, enabled: bool = True) ->
         for tip_id in changed:
             store.record_owner_change(OwnerChange(tip_id, {"enabled": enabled}))
     return len(changed)
-
-
-def enable_all(store: TipStore, *, enabled: bool = True) -> int:
-    """Enable or disable all tips that are not retired; return how many changed."""
-    with store.transaction():
-        return store.set_all_enabled(enabled=enabled)
 
 
 def set_tip_enabled(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
@@ -324,7 +310,7 @@ def rewind_to_snapshot(memory: TipMemory, snapshot: Path, late_file: Path) -> in
             write_tips(late_file, late, memory=store.lineage)
         # A tip that was retired since is judged again: the run plays anew what its mark is about.
         kept = {tip.id: replace(tip, enabled=tip.enabled or tip.id in retired) for tip in written if tip.id in touched}
-        store.replace_rows(source)
+        schema.copy_rows(source, store.connection)
         for change in changes:
             _replay_change(memory, change, kept.get(change.tip_id))
     return len(late)

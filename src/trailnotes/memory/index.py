@@ -17,6 +17,7 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from math import ceil, log2
 from typing import Any, NamedTuple, Self
@@ -29,11 +30,11 @@ from trailnotes.memory import schema
 from trailnotes.memory.retrieval import DECIMALS, Floats, split_words
 from trailnotes.memory.schema import MemoryFile, translate_errors
 from trailnotes.memory.scope import ALL_TIPS, TipFilter
+from trailnotes.memory.tip_stats import Doubles
 from trailnotes.storage.files import write_bytes_atomic
 
 logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.intp]
-Doubles = npt.NDArray[np.float64]
 
 K1, B = 1.2, 0.75  # saturation of repeated words, and weight of a text's length, as Lucene has them
 RANK_OFFSET = 60  # reciprocal ranks: how little the very first places count more than the next
@@ -118,17 +119,17 @@ class IndexStamp(NamedTuple):
         return self.era == later.era and self.written <= later.written and self.changed <= later.changed
 
 
+@dataclass
 class TipIndex:
-    """An approximate index (faiss's `lists`) of tip ids by their vectors, made for `planned` tips.
+    """An approximate index of tip ids by their vectors.
 
-    Nothing is removed from it: the caller knows which ids exist, and rebuilds it once it is much larger than that.
+    Nothing is removed from it: the caller knows which ids exist, and rebuilds it once it is much larger than planned.
     """
 
-    def __init__(self, stamp: IndexStamp, lists: Any, planned: int) -> None:
-        self.stamp = stamp
-        self.lists = lists
-        self.planned = planned
-        self.unsaved = 0  # vectors inserted since it was loaded or saved
+    stamp: IndexStamp
+    lists: Any  # faiss's
+    planned: int  # tips that it was made for
+    unsaved: int = 0  # vectors inserted since it was loaded or saved
 
     @classmethod
     def create(cls, stamp: IndexStamp, sample: Floats, planned: int) -> Self:
@@ -227,10 +228,6 @@ class FileIndex:
         if lists is not None and lists.unsaved >= MAX_UNSAVED:
             self._save(lists)
 
-    def forget(self) -> None:
-        """Drop an index that may have seen undone writes, whose numbers the next ones get."""
-        self.lists = None
-
     def catch_up(self) -> None:
         """Insert what was written, to spare the next search, unless the index must be rebuilt."""
         if (index := self.lists) is not None:
@@ -300,9 +297,8 @@ class FileIndex:
     def _sample_vectors(self, count: int) -> Floats:
         """Sample vectors (n, dim) of about `count` random enabled tips, the same each time."""
         last = self._file.query("SELECT MAX(id) FROM tips")[0][0]
-        drawn = random.Random(0).sample(
-            range(1, last + 1), min(last, ceil(1.2 * count * last / count_enabled(self._file)))
-        )
+        wanted = min(last, ceil(1.2 * count * last / count_enabled(self._file)))  # some ids are free, or disabled
+        drawn = random.Random(0).sample(range(1, last + 1), wanted)
         return np.concatenate([vectors for _, vectors in self._iter_vectors(ID_CONDITION, json.dumps(drawn))])
 
     def _iter_vectors(self, condition: str, *values: object) -> Iterator[tuple[list[int], Floats]]:

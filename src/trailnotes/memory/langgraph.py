@@ -75,12 +75,8 @@ class TipStore(base.BaseStore):
         tips = dict(zip(items, (row.tip for row in rows), strict=True))
         by_place = {place: scores.get(tips[place] or -1) for place in places}
         places.sort(key=lambda place: -2.0 if by_place[place] is None else by_place[place] or 0.0, reverse=True)
-        return [
-            base.SearchItem(
-                *place, items[place].value, items[place].created_at, items[place].updated_at, by_place[place]
-            )
-            for place in places[op.offset : op.offset + op.limit]
-        ]
+        page = [(items[place], by_place[place]) for place in places[op.offset : op.offset + op.limit]]
+        return [base.SearchItem(i.namespace, i.key, i.value, i.created_at, i.updated_at, score) for i, score in page]
 
     def _score(self, query: str, namespaces: set[tuple[str, ...]]) -> dict[int, float]:
         hits = (self.memory.search_nearest(".".join(name), query, 1_000_000, -1.0) for name in namespaces)

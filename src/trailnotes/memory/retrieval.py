@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trailnotes.config.model_schema import OPENAI_PREFIX, EndpointConfig
+from trailnotes.config.model_schema import EMBEDDER_NAME, OPENAI_PREFIX, EndpointConfig, normalize_embedder_name
 from trailnotes.config.schema import EMBEDDER_KEY_VARIABLE
 from trailnotes.config.section import require_secret_free_url
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
-from trailnotes.memory.schema import EMBEDDER_NAME, normalize_embedder_name
 from trailnotes.storage.files import parse_json
 from trailnotes.web import faults
 from trailnotes.web.faults import RetryableError
@@ -69,7 +68,6 @@ class Embedder(Protocol):
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Embed texts as float32 (len(texts), dim), every row of length 1."""
-        ...
 
 
 class HashingEmbedder:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from trailnotes.config.model_schema import OPENAI_PREFIX
+from trailnotes.config.model_schema import normalize_embedder_name
 from trailnotes.errors import MemoryStoreError
 from trailnotes.storage.files import fsync_path, open_aside
 from trailnotes.types import StrPath
@@ -26,7 +26,6 @@ APPLICATION_ID = 0x54726C6E  # "Trln", in the header of every memory file
 MIN_DATABASE_BYTES = 512  # bytes; SQLite takes anything shorter than a header for a new, empty file
 MAX_FULL_CHECK_BYTES = 256 * 2**20  # bytes: every page of a larger file is not read each time it is opened
 BUSY_TIMEOUT = 60.0  # seconds
-EMBEDDER_NAME: Final = re.compile(rf"{OPENAI_PREFIX}(?P<model>.+?)(@(?P<url>https?://.*))?", re.DOTALL)
 # Migration k takes a file from version k to k + 1.
 MIGRATIONS: tuple[tuple[str, ...], ...] = tuple(
     tuple(re.sub("^--.*\n", "", part, flags=re.MULTILINE) for part in section.partition("\n")[2].strip().split("\n\n"))
@@ -40,12 +39,6 @@ COUNT_SIZES = "INSERT INTO sizes SELECT namespace, SUM(enabled) FROM tips GROUP 
 WORTH_SQL = "gained / (4.0 + compared)"
 NEW_ERA = "INSERT OR REPLACE INTO meta VALUES ('era', lower(hex(randomblob(8))))"
 REPAIR_HINT = "restore the memory.db of the last checkpoint, or move the file away to begin without tips"
-
-
-def normalize_embedder_name(name: str) -> str:
-    """Return the name by which memory files know the embedder `name`: openai:NAME@URL without its address."""
-    named = EMBEDDER_NAME.fullmatch(name)
-    return f"{OPENAI_PREFIX}{named['model']}" if named else name
 
 
 class EmbedderIdentity(NamedTuple):

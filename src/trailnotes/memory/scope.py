@@ -108,10 +108,6 @@ class TaskTable:
         task = self.get_info(namespace) if scope != "task" else None
         return (task and self.get_search_filter(namespace, scope, task.split)) or make_tip_filter(namespace)
 
-    def forget(self) -> None:
-        """Read the tasks again at the next question, since a transaction was undone."""
-        self._state = []
-
     def _load_readable_tasks(self, split: str, shared_split: str) -> dict[str, TaskInfo]:
         """Load the tasks that a split may read: every id of their game is of that split or the shared one."""
         sql = "SELECT name, value FROM meta WHERE name IN ('era', 'met') ORDER BY name"
@@ -136,7 +132,6 @@ class TaskTable:
 
 def _make_task_row(task: Task) -> tuple[str, ...]:
     """Return namespace, split, environment, family and game of a task."""
-    game = json.dumps([task.env, task.seed, dict(task.options)] if task.seed or task.options else task.id,
-                      sort_keys=True, default=str)  # fmt: skip
-    digest = hashlib.blake2b(game.encode(), digest_size=16).hexdigest()
+    game = [task.env, task.seed, dict(task.options)] if task.seed or task.options else task.id
+    digest = hashlib.blake2b(json.dumps(game, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
     return *map(replace_surrogates, (task.id, task.split, task.env, task.family)), digest

@@ -7,7 +7,6 @@ capacity and order; this module only stores rows.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -19,19 +18,11 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import numpy as np
 
 from trailnotes.memory import schema
-from trailnotes.memory.index import (
-    ID_CONDITION,
-    BM25Index,
-    Doubles,
-    ExactIndex,
-    FileIndex,
-    count_enabled,
-    decode_vectors,
-)
+from trailnotes.memory.index import ID_CONDITION, BM25Index, ExactIndex, FileIndex, count_enabled, decode_vectors
 from trailnotes.memory.retrieval import Floats
 from trailnotes.memory.schema import Closeable, EmbedderIdentity, MemoryFile, translate_errors
 from trailnotes.memory.scope import ALL_TIPS, TaskTable, TipFilter, make_tip_filter
-from trailnotes.memory.tip_stats import ReaderStats, TipExposure
+from trailnotes.memory.tip_stats import Doubles, ReaderStats, TipExposure
 from trailnotes.types import StrPath, Tip, replace_surrogates
 
 T = TypeVar("T")
@@ -58,7 +49,7 @@ class TipPage:
     """The searchable enabled tips of a namespace or filter. Row numbers of `index` are positions in `ids`."""
 
     ids: tuple[int, ...]  # best first, in the order of the page
-    columns: dict[str, Floats]  # "score", "support", "recency" and those of `READER_COLUMNS`: float64 (n,)
+    columns: dict[str, Doubles]  # "score", "support", "recency" and those of `READER_COLUMNS`: float64 (n,)
     index: ExactIndex
     words: BM25Index | None = None  # of their keys, once they are searched by words
 
@@ -103,9 +94,9 @@ class TipStore(MemoryFile):
 
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         super().__init__(path, identity)
-        self.tasks, self.index = TaskTable(self), FileIndex(self)
         self._cache: OrderedDict[Any, Any] = OrderedDict()  # sizes and pages
         self._cache_state = (-1, -1)  # of the file, that they belong to
+        self._on_rollback()
 
     def close(self) -> None:
         self.index.close()
@@ -235,6 +226,13 @@ class TipStore(MemoryFile):
         names = ("tips", "enabled", "imported", "namespaces", "support", "retired", "bytes")
         return dict(zip(names, map(float, (*counts, total - counts[0], size)), strict=True))
 
+    def enable_all(self, *, enabled: bool) -> int:
+        """Enable or disable all tips that are not retired, as a change of their owner; return how many changed."""
+        where, fields = "WHERE enabled <> ? AND retired_at = 0", json.dumps({"enabled": enabled})
+        with self.transaction():
+            self.write(f"INSERT INTO owner_changes (tip, fields) SELECT id, ? FROM tips {where}", (fields, enabled))  # noqa: S608
+            return self.write(f"UPDATE tips SET enabled = 1 - enabled {where}", (enabled,)).rowcount  # noqa: S608
+
     # writing, inside `with store.transaction():`
 
     def insert(self, tip: Tip, vector: Floats, tip_id: int | None = None) -> int:
@@ -272,12 +270,6 @@ class TipStore(MemoryFile):
         if retired:
             self._advance_sequence()
         return retired
-
-    def set_all_enabled(self, *, enabled: bool) -> int:
-        """Enable or disable all tips that are not retired, as a change of their owner; return how many changed."""
-        where, fields = "WHERE enabled <> ? AND retired_at = 0", json.dumps({"enabled": enabled})
-        self.write(f"INSERT INTO owner_changes (tip, fields) SELECT id, ? FROM tips {where}", (fields, enabled))  # noqa: S608
-        return self.write(f"UPDATE tips SET enabled = 1 - enabled {where}", (enabled,)).rowcount  # noqa: S608
 
     def record_exposures(self, readings: Iterable[TipExposure]) -> None:
         """Count readers of the tips that still exist, as a numbered write, which a run that rewinds notices."""
@@ -346,9 +338,6 @@ class TipStore(MemoryFile):
         fields = None if change.fields is None else json.dumps(change.fields, ensure_ascii=False)
         self.write("INSERT INTO owner_changes (tip, fields) VALUES (?, ?)", (change.tip_id, fields))
 
-    def replace_rows(self, source: sqlite3.Connection) -> None:
-        schema.copy_rows(source, self.connection)
-
     def set_vectors(self, identity: EmbedderIdentity, tips: Sequence[Tip], vectors: Floats) -> None:
         for tip, vector in zip(tips, vectors, strict=True):
             self.write("UPDATE tips SET vector = ? WHERE id = ?", (_encode_vector(vector), tip.id))
@@ -366,8 +355,8 @@ class TipStore(MemoryFile):
             self._cache.clear()
 
     def _on_rollback(self) -> None:
-        self.tasks.forget()
-        self.index.forget()
+        """Begin without anything read so far: it may be of undone writes, whose numbers the next ones get."""
+        self.tasks, self.index = TaskTable(self), FileIndex(self)
         self._cache.clear()
 
     def _on_transaction_end(self) -> None:

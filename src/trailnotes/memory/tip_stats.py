@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from math import exp
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from trailnotes.types import Trajectory
 
-Numbers = npt.NDArray[Any]
+Doubles = npt.NDArray[np.float64]
 
 
 class TipExposure(NamedTuple):
@@ -85,27 +85,25 @@ def compute_credit(score: float, max_score: float, *, success: bool) -> float:
     return min(1.0, max(0.0, score / max_score)) if max_score > 0 else 0.0
 
 
-def mean_gain(compared: Numbers, gained: Numbers) -> Numbers:
+def mean_gain(compared: Doubles, gained: Doubles) -> Doubles:
     """Compute W_i = gained_i / (1 + compared_i), -1 to 1: the mean gain with one more reader of no gain, (n,).
 
     `compared` counts the readers of each tip that a member of their group can be compared with, `gained` sums their
     gains over such members. So an unread tip ranks between helpful and misleading ones.
     """
-    gains: Numbers = gained / (1.0 + compared)
-    return gains
+    return gained / (1.0 + compared)
 
 
-def compute_gain_bounds(compared: Numbers, gained: Numbers) -> Numbers:
+def compute_gain_bounds(compared: Doubles, gained: Doubles) -> Doubles:
     """Compute W_i + 1 / sqrt(n_i), n_i = 1 + compared_i and W_i as `mean_gain`, (n,): the most that is likely.
 
     A gain varies by about one half, so this is two standard errors above the mean. Below 0 the tip does harm, with a
     probability of about .975.
     """
-    bounds: Numbers = mean_gain(compared, gained) + 1.0 / np.sqrt(1.0 + compared)
-    return bounds
+    return mean_gain(compared, gained) + 1.0 / np.sqrt(1.0 + compared)
 
 
-def compute_ucb_scores(shown: Numbers, earned: Numbers, exploration: float) -> Numbers:
+def compute_ucb_scores(shown: Doubles, earned: Doubles, exploration: float) -> Doubles:
     """Compute U_i = (1/2 + earned_i) / n_i + exploration * sqrt(ln N / n_i), n_i = 1 + shown_i, N the sum of n_i, (n,).
 
     The mean earnings (each 0 to 1) of a tip's readers, and a bonus that falls with their number and grows slowly with
@@ -113,5 +111,5 @@ def compute_ucb_scores(shown: Numbers, earned: Numbers, exploration: float) -> N
     in RetroAgent (arXiv 2603.08561; release 90eb71f).
     """
     counts = 1.0 + shown
-    bounds: Numbers = (0.5 + earned) / counts + exploration * np.sqrt(np.log(max(1.0, counts.sum())) / counts)
+    bounds: Doubles = (0.5 + earned) / counts + exploration * np.sqrt(np.log(max(1.0, counts.sum())) / counts)
     return bounds

@@ -28,7 +28,7 @@ from trailnotes.memory.retrieval import Embedder, Floats
 from trailnotes.memory.schema import EmbedderIdentity, require_identity
 from trailnotes.memory.scope import TipFilter, add_filters
 from trailnotes.memory.store import DISTILLED, StoreBackedMemory, TipPage, TipStore, build_addition
-from trailnotes.memory.tip_stats import Numbers, TipEffect
+from trailnotes.memory.tip_stats import TipEffect
 from trailnotes.types import (
     StrPath,
     Task,
@@ -40,6 +40,7 @@ from trailnotes.types import (
     to_finite_float,
 )
 
+Numbers = npt.NDArray[Any]  # float32 of cosines, else float64
 MAX_TIP_WORDS = 100
 MAX_ACTION_WORDS = 32
 MAX_CHARS = 2000  # of a tip or action: words may be endless
@@ -392,7 +393,9 @@ class TipMemory(StoreBackedMemory):
             kept = self._select_unharmful(page, rows, computed["gain"])
             rows, computed = rows[kept], {name: numbers[kept] for name, numbers in computed.items()}
         if COMPUTED_KEYS & set(order):  # else the store has sorted the page
-            rows = _sort_rows(page, rows, computed, order)
+            columns = {**columns, "oldest": -columns["recency"]}
+            keys = [computed[name] if name in computed else columns[name][rows] for name in (*order, "recency")]
+            rows = rows[np.lexsort([-key for key in reversed(keys)])]
         return self.store.fetch(page, rows[:top_k].tolist())
 
     def _select_unharmful(self, page: TipPage, rows: Ints, bounds: Numbers) -> npt.NDArray[np.bool_]:
@@ -410,13 +413,6 @@ class TipMemory(StoreBackedMemory):
 
 def _truncate_for_embedding(text: str) -> str:
     return replace_surrogates(text[:MAX_KEY_CHARS])
-
-
-def _sort_rows(page: TipPage, rows: Ints, computed: Mapping[str, Numbers], order: Sequence[str]) -> Ints:
-    """Sort `rows` by `order`, all keys descending, then the newest first; `computed` holds one number a row."""
-    columns = {**page.columns, "oldest": -page.columns["recency"]}
-    keys = [computed[name] if name in computed else columns[name][rows] for name in (*order, "recency")]
-    return rows[np.lexsort([-key for key in reversed(keys)])]
 
 
 def open_memory(
@@ -446,9 +442,8 @@ def normalize_tip(tip: Tip, clock: Callable[[], str], max_words: int = MAX_TIP_W
     text = clean_tip(tip.text, max_words)
     if not text:
         return None
-    plain: dict[str, Any] = {
-        name: replace_surrogates(getattr(tip, name)) for name in ("namespace", "model", "run", "created")
-    }
+    names = ("namespace", "model", "run", "created")
+    plain: dict[str, Any] = {name: replace_surrogates(getattr(tip, name)) for name in names}
     plain["created"] = plain["created"] or clock()
     key = replace_surrogates(tip.key[:MAX_KEY_CHARS])
     return replace(tip, text=text, key=key, action=clean_tip(tip.action, MAX_ACTION_WORDS), **plain)

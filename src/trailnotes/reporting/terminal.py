@@ -10,16 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
-from trailnotes.types import MODES
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Progress
     from rich.segment import Segment
-
-    from trailnotes.config.schema import Config
 
 CONSOLE_HEIGHT = 24  # whatever a terminal has: rich takes no width without a height from one that can do little
 
@@ -182,38 +176,6 @@ class ProgressBar:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
             print(escape_unprintable_lines(text), file=self.stream, flush=True)
-
-
-class TrainingProgress(ProgressBar):
-    """Progress bar of a training, fed with the lines of metrics.jsonl."""
-
-    def __init__(self, config: Config, path: Path, *, stream: IO[str] | None = None) -> None:
-        super().__init__(1.0, " ".join(dict.fromkeys((config.algorithm.name, path.name))), stream=stream)
-        self._train, self._metric = config.train, config.eval.metric
-        self._previous: tuple[float, Mapping[str, Any]] | None = None
-
-    def update_metrics(self, line: Mapping[str, Any]) -> None:
-        iterations, steps = self._train.iterations, self._train.max_env_steps
-        done, taken = line["iteration"] + 1, line.get("env_steps", 0)
-        share, count = self._train.compute_progress({**line, "iteration": done}), f"iteration {done}/{iterations}"
-        if steps and taken / steps > done / iterations:  # the steps end the run first
-            count = f"iteration {done}, {min(taken, steps):,}/{steps:,} steps"
-        modes = [mode for mode in MODES if f"rollout/return/{mode}" in line]
-        names = {"return": "rollout/return", "success": "rollout/success"}
-        plain = f"rollout/{self._metric}/plain"
-        if plain in line and modes != ["plain"]:  # the mean mixes those that read tips with those that do not
-            names = {f"{self._metric} without tips": plain, self._metric: names[self._metric]} | names
-        facts: dict[str, float | str] = {name: line[key] for name, key in names.items() if key in line}
-        now = time.monotonic()
-        if self._previous and now > self._previous[0]:
-            before, old = self._previous
-            for name, key in {"steps/s": "env_steps", "tokens/s": "tokens_generated"}.items():
-                if key in line and key in old:
-                    facts[name] = (line[key] - old[key]) / (now - before)
-        self._previous = now, line
-        if modes:
-            facts["mode"] = "+".join(modes)
-        self.update(min(share, 1.0), facts, count)
 
 
 class _BestEffortStream:

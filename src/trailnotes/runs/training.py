@@ -33,13 +33,14 @@ from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.memory.exchange import discard_empty_start, reconcile
 from trailnotes.policies.base import Policy, TrainedPolicy
 from trailnotes.policies.hf.policy import load_model, resolve_device
-from trailnotes.reporting.terminal import Activity, TrainingProgress
+from trailnotes.reporting.terminal import Activity
 from trailnotes.rollout.episode import Pool
 from trailnotes.runs.authors import AuthorRegistry
 from trailnotes.runs.directory import RunDir, has_begun
 from trailnotes.runs.estimate.footprint import fit_microbatch
 from trailnotes.runs.exploration import Archive, RandomNetworkDistillation
 from trailnotes.runs.load_policy import build_model_policy, load_endpoint_author
+from trailnotes.runs.progress import TrainingProgress
 from trailnotes.runs.rehearsal import (
     REHEARSAL_DIR,
     Rehearsal,

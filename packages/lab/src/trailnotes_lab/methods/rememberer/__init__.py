@@ -12,10 +12,10 @@ from dataclasses import replace
 from itertools import islice
 
 from trailnotes.config.methods import Method
+from trailnotes.config.refusals import require_own_tips
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_tasks, panel
 from trailnotes.memory import make_config_embedder
-from trailnotes.memory.controls import require_own_tips
 from trailnotes.rollout import advice as words
 from trailnotes.rollout.advice import Example, Situation, ValuedAction
 from trailnotes.rollout.conversation import Conversation, get_instruction, quoted

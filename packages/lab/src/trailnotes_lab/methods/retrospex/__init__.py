@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailnotes.config.methods import Method
+from trailnotes.config.refusals import require_own_tips
 from trailnotes.errors import ConfigError
-from trailnotes.memory.controls import require_own_tips
 from trailnotes.memory.retrieval import Embedder, make_config_embedder
 from trailnotes.rollout.conversation import Conversation, parse_action
 from trailnotes.rollout.episode import Decision, EpisodeContext, TipsActor, compute_prompt_limit, observe_within_limit
