@@ -14,7 +14,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from trailnotes.config.schema import Config, RolloutConfig
+from trailnotes.config.schema import Config
 from trailnotes.memory.base import FeedbackMemory, Memory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import MakeActor, Pool, run_episode
@@ -100,7 +100,10 @@ class GroupRunner:
             self._report_results(slots)
         full = [slot.played.context_full for slot in left if slot.played is not None]
         if any(full) and 2 * sum(full) >= len(full):
-            _warn_of_full_contexts(self.config.rollout, self.policy.context_length)
+            rollout = self.config.rollout
+            _warn_of_full_contexts(
+                rollout.max_context_tokens, self.policy.context_length, rollout.max_observation_tokens
+            )
         groups = (_build_group(task, row) for task, row in zip(tasks, rows, strict=True))
         return [group for group in groups if group is not None]
 
@@ -210,11 +213,11 @@ def _build_group(task: Task, row: Sequence[EpisodeSlot]) -> TrajectoryGroup | No
 
 
 @cache  # once for each setting, not at each iteration
-def _warn_of_full_contexts(rollout: RolloutConfig, context_length: int) -> None:
+def _warn_of_full_contexts(max_context_tokens: int, context_length: int, max_observation_tokens: int) -> None:
     logger.warning(
         "half of the episodes or more end where the next turn does not fit rollout.max_context_tokens = %d (the model "
         "takes %d): raise it, or lower rollout.max_observation_tokens = %d",
-        rollout.max_context_tokens, context_length, rollout.max_observation_tokens,
+        max_context_tokens, context_length, max_observation_tokens,
     )  # fmt: skip
 
 

@@ -182,10 +182,8 @@ def test_a_config_plays_its_task_by_the_papers_protocol(name: str) -> None:
 def test_configs_of_the_panel_differ_in_nothing_but_the_task() -> None:
     texts = set()
     for name in PAPER_PANEL:
-        text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
-        settings = tomllib.loads(text)
+        settings = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
         assert settings["run"].pop("name") == settings["env"]["options"].pop("task") == name
-        assert f"# {name}, task" in text
         texts.add(str(settings))
     assert len(texts) == 1
 
