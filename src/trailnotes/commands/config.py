@@ -39,7 +39,7 @@ GROUPS = {
     "compare": "Comparisons of methods (trailnotes compare run)",
     "compare/fair": "ScienceWorld with one model a task (docs/results/scienceworld-fair.md)",
     "compare/paper": "Comparisons of the EMPO² paper at 7B (docs/reproduce.md)",
-    "paper": "The EMPO² paper's training runs (docs/reproduce.md)",
+    "paper": "The EMPO² paper's training runs, on GPUs, none of them made here (docs/reproduce.md)",
     "puzzles": "Puzzles",
     "qwen": "Qwen2.5-Coder-0.5B, on two cores of a CPU (make real)",
     "scienceworld": "The environment scienceworld. Those marked paper train Qwen2.5-7B: by estimate on eight GPUs of "
@@ -55,7 +55,7 @@ def _list(args: Namespace) -> None:
 
     width = get_console_width() if sys.stdout.isatty() else sys.maxsize
     print(START)
-    configs = sorted(list_builtin_configs().items(), key=lambda item: ("/" in item[0], item[0]))
+    configs = sorted(list_builtin_configs().items(), key=lambda item: (item[0].rpartition("/")[0], item[0]))
     for folder, group in itertools.groupby(configs, key=lambda item: item[0].rpartition("/")[0]):
         heading = GROUPS.get(folder, f"The environment {folder}")
         print(f"\n{heading}" if folder else heading)
