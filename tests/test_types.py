@@ -44,6 +44,12 @@ def test_what_is_no_number_is_refused_by_field_and_type(value: Any) -> None:
         Tip("n", "go", "k", value)
 
 
+@pytest.mark.parametrize(("given", "score"), [({}, 4.0), ({"score": 3.0}, 3.0), ({"score": -1.0}, -1.0)])
+def test_a_success_without_a_score_has_the_whole_score(given: dict[str, float], score: float) -> None:
+    assert Observation("", success=True, max_score=4.0, **given).score == score
+    assert Observation("", max_score=4.0).score == 0
+
+
 @pytest.mark.parametrize("text", [None, b"a room", 3])
 def test_a_text_that_is_none_is_refused(text: Any) -> None:
     with pytest.raises(TypeError, match=r"^text must be a str"):

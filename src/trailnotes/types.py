@@ -87,7 +87,7 @@ class Observation:
     actions: tuple[str, ...] | None = None  # admissible actions, when the environment offers them
     instruction: str | None = None  # the goal in words; set at reset only
     success: bool = False  # the goal has been reached
-    score: float = 0.0  # so far, in [.., max_score]
+    score: float = 0.0  # so far, in [.., max_score]; of a success that leaves it at 0, max_score
     max_score: float = 1.0
     info: Mapping[str, Any] = field(default_factory=dict)  # JSON-able extras, logged, never part of a prompt
     briefing: Mapping[str, Any] | None = None  # facts worded in the first prompt, see `BRIEFING`; set at reset only
@@ -101,6 +101,8 @@ class Observation:
             raise TypeError(f"text must be a str, is {type(self.text).__name__}")
         _convert(self, to_finite_float, "reward", "score", "max_score")
         _convert(self, lambda _, value: bool(value), "terminated", "truncated", "success")
+        if self.success and not self.score:  # tips and tables go by the score, which a plain environment may not set
+            object.__setattr__(self, "score", self.max_score)
         if self.briefing is not None:
             _validate_briefing(self.briefing)
 

@@ -174,9 +174,9 @@ def test_envs_list_marks_what_is_not_installed_or_cannot_be_used(
     assert main(["envs", "list"]) == 0
     text = capsys.readouterr().out
     for name in ("textworld", "waymarks"):
-        about, _, fix = text.partition(f"\n{name} ")[2].partition("not installed: ")
+        about, _, fix = text.partition(f"\n  {name} ")[2].partition("not installed: ")
         assert fix.startswith(format_install_command("textworld"))
-        assert "\nwaymarks-simulator" not in about
+        assert "\n  waymarks-simulator" not in about
     assert main(["envs", "check", "waymarks"]) == 2
     assert "waymarks needs the package jericho: " in capsys.readouterr().err
     monkeypatch.setattr("trailnotes.envs.ENVS", {"broken": "no_such_module:Env"})

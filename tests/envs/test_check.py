@@ -157,7 +157,7 @@ FAULTS: dict[str, Any] = {  # part of the message -> environment
     "step with a number: raised IndexError": bad(step=raising("step", IndexError, str.isdigit)),
     "max_score must be positive, is 0": bad(step=answering(max_score=0.0)),
     "the score must not exceed max_score, is 3 of 1": bad(step=answering(score=3.0)),
-    "success needs a positive score, is 0 of 1": bad(step=answering(success=True, score=0.0)),
+    "success needs a positive score, is -1 of 1": bad(step=answering(success=True, score=-1.0)),
     "max_score must stay the same": bad(step=growing),
     "info must hold JSON values": bad(step=answering(info={"object": object()})),
     "actions must be a tuple or None, not list": bad(step=answering(actions=["go"])),

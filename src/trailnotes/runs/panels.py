@@ -235,7 +235,8 @@ def describe_intervals(rows: Sequence[PanelResult]) -> list[str]:
 
 
 def build_panel_table(rows: Sequence[PanelResult], figures: Sequence[str] | None = None) -> Table:
-    head = ["algorithm" if figures is None else "figure", "memory", "panel", "metric", "mean", "interval", "env steps"]
+    first, steps = ("algorithm", "env steps") if figures is None else ("figure", "env steps before")
+    head = [first, "memory", "panel", "metric", "mean", "interval", steps]
     head += ["seeds"] if figures is None else []  # a run has one
     names = [row.algorithm for row in rows] if figures is None else figures
     cells = [
