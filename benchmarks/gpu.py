@@ -44,10 +44,16 @@ from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.policies.vllm import make_vllm_policy
 from trailnotes.runs.estimate.footprint import estimate_footprint, estimate_weight_copies, fit_microbatch
-from trailnotes.runs.estimate.model_shape import MAX_TIED_SIZE, QWEN_SHAPES, infer_model_shape
+from trailnotes.runs.estimate.model_shape import infer_model_shape
 from trailnotes.types import Sample
 
-SIZES = (7, 3, 1.5, 0.5)  # billions
+QWEN_SHAPES = {  # billions: layers, width, of the feed-forward layers, heads, of keys and values, vocabulary
+    7: (28, 3584, 18944, 28, 4, 152064),
+    3: (36, 2048, 11008, 16, 2, 151936),
+    1.5: (28, 1536, 8960, 12, 2, 151936),
+    0.5: (24, 896, 4864, 14, 2, 151936),
+}
+MAX_TIED_SIZE = 3  # billions up to which the output embedding is the input's
 PLAYED = (0.5, 3)  # billions
 BATCHES = (1, 8, 32, 128)  # episodes side by side
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12}
@@ -239,8 +245,8 @@ def choose(folder: Path) -> tuple[str, tuple[int, ...], bool]:
     """Name, shape, and whether the embeddings are tied, of the largest model whose update fits the card."""
     if DEVICE == "cpu":
         return "a toy", TOY, True
-    for billions in SIZES:
-        save_shape(QWEN_SHAPES[billions], folder, tied=billions <= MAX_TIED_SIZE)
+    for billions, shape in QWEN_SHAPES.items():
+        save_shape(shape, folder, tied=billions <= MAX_TIED_SIZE)
         config = config_of(folder, 1024, UPDATES["all weights, checkpointing"])
         told = estimate_footprint(config)
         if told is not None and told.fits:
