@@ -14,14 +14,6 @@ from trailnotes.envs.base import (
 from trailnotes.envs.check import check_env
 
 __all__ = [
-    "ENTRY_POINTS",
-    "ENVS",
-    "Env",
-    "check_env",
-    "get_env_identity",
-    "get_extra",
-    "list_env_tasks",
-    "load_env_class",
-    "make_env",
-    "validate_options",
+    "ENTRY_POINTS", "ENVS", "Env", "check_env", "get_env_identity", "get_extra", "list_env_tasks", "load_env_class",
+    "make_env", "validate_options",
 ]  # fmt: skip
