@@ -53,7 +53,11 @@ def _list(store: TipStore, args: Namespace) -> None:
     from trailnotes.memory.exchange import list_tips
 
     few_letters = not (sys.stdout.encoding or "").lower().startswith("utf")
-    for tip in list_tips(store, args.namespace, limit=args.limit, by=args.by, retired=args.retired):
+    tips = list_tips(store, args.namespace, limit=args.limit, by=args.by, retired=args.retired)
+    if tips and not args.json:
+        worth, reason = "worth  " * (args.by == "worth"), "reason  " * args.retired
+        print(f"{'id':>6}  {worth}{reason}score  task and marks  text")
+    for tip in tips:
         mark = store.load_retirements(tip.id).get(tip.id or 0) if args.retired else None
         if args.json:
             why = {"retirement": mark._asdict()} if mark else {}
@@ -62,7 +66,7 @@ def _list(store: TipStore, args: Namespace) -> None:
         measured = f"{mark.rule} ({mark.by})  " if mark else ""
         if args.by == "worth":
             (readers,) = store.load_reader_stats(tip.id).values()
-            measured = f"worth {readers.worth:+.2f}  {measured}"
+            measured = f"{readers.worth:+.2f}  {measured}"
         print(_format_tip(tip, measured))
 
 
