@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pytest
@@ -109,14 +109,18 @@ def test_an_entry_point_names_a_method(
         register(Method("ours", "another", grpo, trains=True))
 
 
-@pytest.fixture
-def no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the methods of trailnotes-lab."""
-    offered = [point for point in entry_points(group=ENTRY_POINTS) if point.name not in LAB_METHODS]
-    monkeypatch.setattr(methods, "entry_points", lambda group: offered if group == ENTRY_POINTS else [])
+def replace_lab(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
+    """Offer `points` instead of the methods of trailnotes-lab."""
+    others = [point for point in entry_points(group=ENTRY_POINTS) if point.name not in LAB_METHODS]
+    monkeypatch.setattr(methods, "entry_points", lambda group: [*others, *points] if group == ENTRY_POINTS else [])
     find_modules.cache_clear()
     for name in LAB_METHODS:
         loaded.pop(name, None)
+
+
+@pytest.fixture
+def no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_lab(monkeypatch)
 
 
 FORMER_SECTIONS = """
@@ -145,6 +149,16 @@ def test_default_sections_of_the_lab_are_dropped_without_it(no_lab: None, tmp_pa
     config = read_config_beside_former_sections(tmp_path)
     assert config == load_config(None, ["--algorithm.name", "grpo", "--optim.lr", "0.5"])
     assert not {*LAB_METHODS} & {*type(config).model_fields}
+
+
+def test_default_sections_are_dropped_where_modules_of_the_lab_are_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    replace_lab(monkeypatch, *(EntryPoint(name, f"no_such_lab.{name}", ENTRY_POINTS) for name in LAB_METHODS))
+    config = read_config_beside_former_sections(tmp_path)
+    assert config == load_config(None, ["--algorithm.name", "grpo", "--optim.lr", "0.5"])
+    with pytest.raises(ConfigError, match=r"retrospex\.epochs is a setting of trailnotes-lab"):
+        load_config(None, ["--retrospex.epochs", "2"])
 
 
 @pytest.mark.parametrize("words", [["--algorithm.name", "rememberer"], ["--retrospex.epochs", "2"]])

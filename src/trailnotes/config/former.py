@@ -1,6 +1,6 @@
 """Former keys (`former.toml`): a renamed one is read with a warning, a removed one only at its former default.
 
-A key of a method of trailnotes-lab counts as removed where the lab is not installed.
+A key of a method of trailnotes-lab counts as removed where that method cannot be imported.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import copy
 import json
 import logging
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trailnotes.config.methods import is_known
+from trailnotes.config.methods import LAB_METHODS, list_sections
 from trailnotes.errors import ConfigError, format_sibling_command
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def rename_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_former_default(name: str, value: Any) -> bool:
     """Tell whether a key was removed, and `value` is what it does without."""
-    removed = _list_removed_keys()
+    removed = _list_removed_keys([name.partition(".")[0]])
     return name in removed and removed[name] == value
 
 
@@ -64,7 +64,7 @@ def drop_removed_keys(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
         ConfigError: a removed key has another value; the text names the origin and what replaces the key.
     """
     kept = copy.deepcopy({**tree})
-    for key, default in _list_removed_keys().items():
+    for key, default in _list_removed_keys(tree).items():
         values, name = _find_section(kept, key)
         if name not in values:
             continue
@@ -79,9 +79,11 @@ def drop_removed_keys(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return kept
 
 
-def _list_removed_keys() -> dict[str, Any]:
-    """Map all keys that this installation has no longer, or not without the lab, to their former defaults."""
-    return {**REMOVED_KEYS} | {key: LAB_KEYS[key] for key in LAB_KEYS if not is_known(key.partition(".")[0])}
+def _list_removed_keys(sections: Iterable[str]) -> dict[str, Any]:
+    """Map the removed keys, and those of `sections` that no installed method brings, to their former defaults."""
+    lab_sections = {*LAB_METHODS} & {*sections}
+    missing = lab_sections and lab_sections - list_sections().keys()  # which imports all methods
+    return {**REMOVED_KEYS} | {key: LAB_KEYS[key] for key in LAB_KEYS if key.partition(".")[0] in missing}
 
 
 def _find_section(tree: Any, key: str) -> tuple[dict[str, Any], str]:
