@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 import trailnotes
 from small import small_config
 from trailnotes.errors import Interrupted
 from trailnotes.runs.loop import run_to_end
-from trailnotes.runs.signals import interrupt_on_signals, request_stop_on_signals
+from trailnotes.runs.signals import interrupt_on_signals, request_stop_on_signals, run_until_signal
 
 WORD = contextvars.ContextVar("WORD", default="")
 
@@ -124,6 +125,38 @@ def test_second_signal_interrupts() -> None:
         with pytest.raises(Interrupted) as caught:
             signal.raise_signal(signal.SIGINT)
     assert (caught.value.number, received) == (signal.SIGINT, [signal.SIGHUP])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_cancels_a_server_outside_its_tasks(number: signal.Signals) -> None:
+    ended = []
+
+    async def work() -> None:
+        signal.raise_signal(number)
+        ended.append("the task it came in")
+
+    async def serve() -> None:
+        try:
+            async with anyio.create_task_group() as group:  # which raises an exception group for its tasks' interrupts
+                group.start_soon(work)
+                await anyio.sleep_forever()
+        finally:
+            ended.append("the server")
+
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted) as caught:
+        run_until_signal(serve())
+    assert (caught.value.number, ended) == (number, ["the task it came in", "the server"])
+    assert signal.getsignal(number) is before
+
+
+def test_a_server_that_ends_by_itself() -> None:
+    async def fail() -> None:
+        raise LookupError("inner")
+
+    run_until_signal(asyncio.sleep(0))
+    with pytest.raises(LookupError, match="inner"):
+        run_until_signal(fail())
 
 
 def test_nohup_is_respected() -> None:

@@ -222,6 +222,7 @@ def _serve(args: Namespace) -> None:
     from trailnotes.memory.schema import EmbedderIdentity
     from trailnotes.memory.tipfile import resolve_memory_file
     from trailnotes.memory.tips import TipMemory
+    from trailnotes.runs.signals import run_until_signal
     from trailnotes.web.serving import format_url, open_listener, serve
 
     run_settings, new = _load_run_settings(args.place), None
@@ -233,13 +234,12 @@ def _serve(args: Namespace) -> None:
             write=args.write, namespace=args.namespace, enabled=not args.off,
             capacity=settings.capacity, scope=settings.scope,
         )  # fmt: skip
-        # A task that is full takes no more by the rules; the memory itself would let the oldest go.
-        unbound = MemoryConfig(threshold=-1, capacity=sys.maxsize)
         embedder = new or load_file_embedder(store.identity.name, args.embedder)
-        toolbox = Toolbox(TipMemory(store, embedder, unbound), rules)
+        # A task that is full takes no more by the rules; the memory itself would let the oldest go.
+        toolbox = Toolbox(TipMemory(store, embedder, MemoryConfig(threshold=-1, capacity=sys.maxsize)), rules)
         if args.port is None:
             try:
-                make_server(toolbox).run()
+                run_until_signal(make_server(toolbox).run_stdio_async())
             except KeyboardInterrupt as stop:  # a thread reads standard input, and would be waited for
                 store.close()
                 os._exit(128 + getattr(stop, "number", signal.SIGINT))

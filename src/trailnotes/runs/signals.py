@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trailnotes.errors import Interrupted
@@ -62,6 +62,25 @@ def wait_for_signal() -> Iterator[asyncio.Future[int]]:
     received: asyncio.Future[int] = loop.create_future()
     with request_stop_on_signals(lambda: loop.call_soon_threadsafe(received.set_result, numbers[0])) as numbers:
         yield received
+
+
+def run_until_signal(server: Coroutine[object, object, None]) -> None:
+    """Run a server in a loop of its own until it ends. No signal interrupts one of its tasks in the middle.
+
+    Raises:
+        Interrupted: a signal came first; it has cancelled the server.
+    """
+    import asyncio
+
+    async def run() -> None:
+        with wait_for_signal() as received:
+            serving = asyncio.ensure_future(server)
+            await asyncio.wait({serving, received}, return_when=asyncio.FIRST_COMPLETED)
+            if received.done():
+                raise Interrupted(received.result())
+            serving.result()
+
+    asyncio.run(run())
 
 
 @contextlib.contextmanager
