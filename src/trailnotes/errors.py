@@ -33,13 +33,13 @@ EXTRAS_GROUP = "trailnotes.extras"
 
 SECRET_NAMES: Final = "api_?key|key|token|secret|password|passwd|credentials"  # noqa: S105 - endings of names
 SECRET_NAME: Final = re.compile(rf"(^|[._-])({SECRET_NAMES})$", re.IGNORECASE)
-_MIN_SECRET_CHARS: Final = 8  # shorter ones are placeholders, and words of ordinary errors
+MIN_SECRET_CHARS: Final = 8  # shorter ones ("EMPTY", "ollama") are placeholders, and words of ordinary texts
 
 
 def redact_environment(text: str) -> str:
     """Replace the keys and passwords of the environment in `text`, the output or error of foreign code, by names."""
     for name, secret in sorted(os.environ.items(), key=lambda item: -len(item[1])):
-        if len(secret) >= _MIN_SECRET_CHARS and SECRET_NAME.search(name):
+        if len(secret) >= MIN_SECRET_CHARS and SECRET_NAME.search(name):
             text = text.replace(secret, f"[{name}]")
     return text
 

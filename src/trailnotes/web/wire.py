@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from trailnotes.errors import ConfigError
+from trailnotes.errors import MIN_SECRET_CHARS, ConfigError
 from trailnotes.web.faults import RetryableError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 NO_KEY: Final = "none"  # what is sent where there is no key: the client insists on one
 MAX_BODY_BYTES: Final = 64 * 2**20  # bytes of an answer; a batch of vectors has a few MB
-MIN_SECRET_CHARS: Final = 12  # shorter keys ("EMPTY", "ollama") are placeholders, and words of ordinary answers
 IDENTITY_HEADERS: Final = {"Accept-Encoding": "identity"}  # header of each request: what is packed has no bound
 
 # At DEBUG these log the bodies of requests (openai 2) and the headers of answers, which may repeat the key.

@@ -15,7 +15,7 @@ from proxy import Fault, Proxy, changed, cut_body, cut_quietly, hang, refusal
 from served import MODEL
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
-from trailnotes.errors import BudgetError, ConfigError, PolicyError
+from trailnotes.errors import MIN_SECRET_CHARS, BudgetError, ConfigError, PolicyError, redact_environment
 from trailnotes.policies import openai
 from trailnotes.policies.openai import AnswerCache, OpenAIPolicy, PaidAnswer, TokenUsage
 from trailnotes.storage.files import read_jsonl
@@ -236,6 +236,17 @@ def test_key_is_redacted_everywhere(
     assert len(shown) == 7
     assert not [text for text in shown if KEY in text]
     assert PROMPT[0].content.splitlines()[0] not in caplog.text  # not even the client's own log has prompts
+
+
+def test_keys_are_redacted_alike_in_answers_and_in_errors(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"A_KEY": "k" * MIN_SECRET_CHARS, "B_KEY": "n" * (MIN_SECRET_CHARS - 1)}
+    proxy.always = changed(lambda answer: with_choice(answer, " ".join(keys.values()), "stop"))
+    texts = []
+    for name, key in keys.items():
+        monkeypatch.setenv(name, key)
+        texts += [each.text for each in ask(policy(proxy.url, api_key_env=name), sampling())]
+    assert texts == [f"[key] {keys['B_KEY']}", " ".join(keys.values())]
+    assert redact_environment(" ".join(keys.values())) == f"[A_KEY] {keys['B_KEY']}"
 
 
 # -- settings
