@@ -9,7 +9,7 @@ import pytest
 
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import to_toml
+from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.intervals import Interval
 from trailnotes.runs.panels import EvaluatedModel, build_panel_result, write_evaluation
@@ -104,6 +104,21 @@ def test_the_published_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert Path("out/table.md").read_text(encoding="utf-8") == (GOLDEN / "published.md").read_text(encoding="utf-8")
     (first, *_) = json.loads(Path("out/table.json").read_text(encoding="utf-8"))["ours"]
     assert (first["average"], first["mean_of_present"]["num_tasks"], first["num_runs"]) == (None, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "label"),
+    [
+        (["--preset", "paper-scienceworld"], "EMPO² as published"),
+        (["--preset", "release-scienceworld"], "EMPO² as published"),
+        (["--preset", "release-scienceworld", "--memory.order", '["score"]'], "EMPO² iteration"),
+        (["--algorithm.name", "empo2", "--empo2.mode_unit", "iteration"], "EMPO² iteration"),
+    ],
+)
+def test_the_label_of_empo2_says_whether_it_is_as_published(tmp_path: Path, words: list[str], label: str) -> None:
+    env = ["--env.name", "scienceworld", "--env.options", '{task = "find-animal"}']
+    evaluated(tmp_path / "run", 1.0, config=load_config(None, [*words, *env]))
+    assert [each.label for each in table(tmp_path / "run").columns if each.cells] == [label]
 
 
 def test_refused_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from trailnotes.config.methods import get_label
 from trailnotes.config.methods_schema import Empo2Config
+from trailnotes.config.presets import PRESETS
 from trailnotes.config.toml import diff_configs
 from trailnotes.envs import load_env_class
 from trailnotes_lab.compare.evaluations import Evaluation, get_panel_row, get_variation
@@ -85,7 +86,8 @@ def make_column_label(evaluation: Evaluation) -> str:
     elif trained.section(Empo2Config).mode_unit == "trajectory":
         method = "EMPO² mixed"
     else:
-        published = trained.memory.duplicates == "reject" and trained.memory.order == ("score",)
+        memories = [(preset["memory"]["duplicates"], tuple(preset["memory"]["order"])) for preset in PRESETS.values()]
+        published = (trained.memory.duplicates, trained.memory.order) in memories
         method = "EMPO² as published" if published else "EMPO² iteration"
     return f"{method}, with tips" if evaluation.memory else method
 
