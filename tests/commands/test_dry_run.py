@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from transformers import Qwen2Config
 from tinyrun import tiny_config
 from trailnotes.commands import main
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, Interrupted
 from trailnotes.runs.dry_run import dry_run
 
 
@@ -43,6 +44,20 @@ def test_the_report_has_time_memory_and_disk_and_nothing_stays(
     with pytest.raises(ConfigError, match="max_context_tokens"):  # what would end the run
         dry_run(tiny_config(start_model, rollout={"max_context_tokens": 1000}), show=pytest.fail)
     assert [file.name for file in files(elsewhere)] == ["config.toml"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_memory_and_what_follows_are_shown_before_the_iteration(
+    start_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr("trailnotes.runs.dry_run.train", interrupt)
+    shown: list[str] = []
+    with pytest.raises(Interrupted):
+        dry_run(tiny_config(start_model), show=shown.append)
+    assert len(shown) == 2
 
 
 # -- the memory of the device

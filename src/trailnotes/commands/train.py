@@ -48,8 +48,8 @@ TRAIN = Command(
         argument("--memory", type=Path, metavar="FILE",
             help="start with these tips: a file of `memory export`, a memory file, or a run directory"),
         argument("--dry-run", action="store_true",
-            help="run all checks, estimate time, disk, and memory of host and device, or tokens and cost at a server, "
-            "then exit"),
+            help="run all checks, estimate the memory of host and device, then train one iteration to estimate time "
+            "and disk; at a server, estimate tokens and cost"),
     ),
     settings=True,
 )  # fmt: skip
