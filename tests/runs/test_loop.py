@@ -145,7 +145,7 @@ def test_signal_cancels_a_server_outside_its_tasks(number: signal.Signals) -> No
 
     before = signal.getsignal(number)
     with pytest.raises(Interrupted) as caught:
-        run_until_signal(serve())
+        run_to_end(run_until_signal(serve()))
     assert (caught.value.number, ended) == (number, ["the task it came in", "the server"])
     assert signal.getsignal(number) is before
 
@@ -154,9 +154,9 @@ def test_a_server_that_ends_by_itself() -> None:
     async def fail() -> None:
         raise LookupError("inner")
 
-    run_until_signal(asyncio.sleep(0))
+    run_to_end(run_until_signal(asyncio.sleep(0)))
     with pytest.raises(LookupError, match="inner"):
-        run_until_signal(fail())
+        run_to_end(run_until_signal(fail()))
 
 
 def test_nohup_is_respected() -> None:

@@ -222,6 +222,7 @@ def _serve(args: Namespace) -> None:
     from trailnotes.memory.schema import EmbedderIdentity
     from trailnotes.memory.tipfile import resolve_memory_file
     from trailnotes.memory.tips import TipMemory
+    from trailnotes.runs.loop import run_to_end
     from trailnotes.runs.signals import run_until_signal
     from trailnotes.web.serving import format_url, open_listener, serve
 
@@ -230,16 +231,14 @@ def _serve(args: Namespace) -> None:
     if args.write and not resolve_memory_file(args.place).exists():
         new = load_file_embedder(run_settings.embedder, settings.embedder)
     with open_store(args.place, EmbedderIdentity(new.name, new.dim) if new else None) as store:
-        rules = AccessRules(
-            write=args.write, namespace=args.namespace, enabled=not args.off,
-            capacity=settings.capacity, scope=settings.scope,
-        )  # fmt: skip
+        rules = AccessRules(write=args.write, namespace=args.namespace, enabled=not args.off,
+                            capacity=settings.capacity, scope=settings.scope)  # fmt: skip
         embedder = new or load_file_embedder(store.identity.name, args.embedder)
         # A task that is full takes no more by the rules; the memory itself would let the oldest go.
         toolbox = Toolbox(TipMemory(store, embedder, MemoryConfig(threshold=-1, capacity=sys.maxsize)), rules)
         if args.port is None:
             try:
-                run_until_signal(make_server(toolbox).run_stdio_async())
+                run_to_end(run_until_signal(make_server(toolbox).run_stdio_async()))
             except KeyboardInterrupt as stop:  # a thread reads standard input, and would be waited for
                 store.close()
                 os._exit(128 + getattr(stop, "number", signal.SIGINT))

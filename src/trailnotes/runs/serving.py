@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trailnotes.config.schema import Config
-from trailnotes.errors import Interrupted, MemoryStoreError, PolicyError
+from trailnotes.errors import MemoryStoreError, PolicyError
 from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Session
@@ -20,7 +20,7 @@ from trailnotes.memory import TipMemory
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import compute_prompt_limit, run_episode
 from trailnotes.rollout.tips import write_tips
-from trailnotes.runs.signals import wait_for_signal
+from trailnotes.runs.signals import run_until_signal
 from trailnotes.storage.files import append_jsonl, trajectory_to_json
 from trailnotes.types import Task, Trajectory, TrajectoryGroup, derive_seed
 
@@ -181,13 +181,16 @@ async def serve_agents(
     """
     opened = gateway()
     server = GatewayServer(opened.find, listener, token=token, public=public, find_default=opened.find_default)
+
+    async def serve() -> None:
+        await server.start()
+        ready(server.url)
+        await asyncio.Event().wait()
+
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        with wait_for_signal() as signal:
-            await server.start()
-            ready(server.url)
-            raise Interrupted(await signal)
+        await run_until_signal(serve())
     finally:
         server.stop()  # first, so that no session begins meanwhile
         await opened.close()

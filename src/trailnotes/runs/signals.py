@@ -6,12 +6,8 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from trailnotes.errors import Interrupted
-
-if TYPE_CHECKING:
-    import asyncio
 
 
 @contextlib.contextmanager
@@ -50,37 +46,26 @@ def request_stop_on_signals(ask: Callable[[], object]) -> Iterator[list[int]]:
         yield received
 
 
-@contextlib.contextmanager
-def wait_for_signal() -> Iterator[asyncio.Future[int]]:
-    """Yield a future of the first signal's number; the loop handles it, so that no code of a request can lose it.
+async def run_until_signal(server: Coroutine[object, object, None]) -> None:
+    """Await a server until it ends. The loop handles a signal, so that no task can lose it or is cut in the middle.
 
     The second interrupts at once. In another thread than the main one no signal is handled.
+
+    Raises:
+        Interrupted: a signal came first.
     """
     import asyncio  # not at every start of the command line
 
     loop = asyncio.get_running_loop()
-    received: asyncio.Future[int] = loop.create_future()
-    with request_stop_on_signals(lambda: loop.call_soon_threadsafe(received.set_result, numbers[0])) as numbers:
-        yield received
-
-
-def run_until_signal(server: Coroutine[object, object, None]) -> None:
-    """Run a server in a loop of its own until it ends. No signal interrupts one of its tasks in the middle.
-
-    Raises:
-        Interrupted: a signal came first; it has cancelled the server.
-    """
-    import asyncio
-
-    async def run() -> None:
-        with wait_for_signal() as received:
-            serving = asyncio.ensure_future(server)
-            await asyncio.wait({serving, received}, return_when=asyncio.FIRST_COMPLETED)
-            if received.done():
-                raise Interrupted(received.result())
-            serving.result()
-
-    asyncio.run(run())
+    serving, stop = loop.create_task(server), loop.create_future()
+    try:
+        with request_stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set_result, None)) as received:
+            await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if received:
+            raise Interrupted(received[0])
+        serving.result()
+    finally:
+        serving.cancel()
 
 
 @contextlib.contextmanager
