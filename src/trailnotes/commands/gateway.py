@@ -39,24 +39,21 @@ def _run(args: Namespace) -> None:
     config = config.model_copy(update={"run": config.run.model_copy(update=live)})
     args.out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
-        listener = opened.enter_context(
-            open_listener(args.host, args.port, refusal="" if args.public else PUBLIC_HOST_WARNING)
-        )
+        refusal = "" if args.public else PUBLIC_HOST_WARNING
+        listener = opened.enter_context(open_listener(args.host, args.port, refusal=refusal))
         subject = opened.enter_context(open_evaluated_model(args.model or config.model.path))
         memory = None
         if config.algorithm.name == TIPS_ONLY_METHOD or resolve_method(config.algorithm.name).shows_tips:
             memory = open_memory(args.out / "memory.db", config.memory, embedder=make_config_embedder(config))
             opened.callback(memory.close)
         policy = opened.enter_context(open_policy(config, subject, args.out))
-
-        def make() -> OpenGateway:
-            return OpenGateway(policy, memory, config, args.out / EPISODES_FILE, args.plain_share)
+        gateway = OpenGateway(policy, memory, config, args.out / EPISODES_FILE, args.plain_share)
 
         def ready(url: str) -> None:
             print(f"ready: {url}\nepisodes{' and tips' if memory else ''} are kept in {args.out}", flush=True)
 
         try:
-            run_to_end(serve_agents(make, listener, ready, token=token, public=args.public))
+            run_to_end(serve_agents(gateway, listener, ready, token=token, public=args.public))
         except Interrupted as stop:
             print("the gateway has ended")
             if stop.number != signal.SIGINT:  # the exit code tells the sender of SIGTERM or SIGHUP
@@ -64,14 +61,12 @@ def _run(args: Namespace) -> None:
 
 
 GATEWAY = Command(
-    name="gateway",
-    summary="serve the model to agents of any make",
+    name="gateway", summary="serve the model to agents of any make",
     about="Serve /v1/chat/completions and /v1/responses in front of the model. An agent begins a session by its task "
     "(trailnotes.session in Python, or the headers x-trailnotes-session and x-trailnotes-task), reads tips without "
     "knowing it, and reports its score. The memory learns from the reports. To train the agent instead, see "
     "`trailnotes train` with --env.name gateway, and docs/guides/train-your-agent.md.",
-    example="trailnotes gateway demo --out runs/gateway",
-    run=_run,
+    example="trailnotes gateway demo --out runs/gateway", run=_run,
     arguments=(
         CONFIG,
         argument("--model", metavar="MODEL_OR_RUN", help="the model that answers; model.path by default"),

@@ -70,8 +70,9 @@ def drop_removed_keys(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
             continue
         if values.pop(name) != default:
             if key in LAB_KEYS:
-                command = format_sibling_command("trailnotes-lab")
-                raise ConfigError(f"{origin}: {key} is a setting of trailnotes-lab: {command}")
+                raise ConfigError(
+                    f"{origin}: {key} is a setting of trailnotes-lab: {format_sibling_command('trailnotes-lab')}"
+                )
             hint = HINTS.get(key, f"it is always {json.dumps(default)}")
             raise ConfigError(f"{origin}: {key} is no longer a setting: {hint}")
         if not kept[key.partition(".")[0]]:

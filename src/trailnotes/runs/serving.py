@@ -168,19 +168,13 @@ class OpenGateway:
 
 
 async def serve_agents(
-    gateway: Callable[[], OpenGateway],
-    listener: socket.socket,
-    ready: Callable[[str], None],
-    *,
-    token: str,
-    public: bool,
+    gateway: OpenGateway, listener: socket.socket, ready: Callable[[str], None], *, token: str, public: bool
 ) -> None:
     """Serve until a signal comes, and raise `Interrupted`; `ready` gets the address.
 
     `token` and `public` as for `GatewayServer`.
     """
-    opened = gateway()
-    server = GatewayServer(opened.find, listener, token=token, public=public, find_default=opened.find_default)
+    server = GatewayServer(gateway.find, listener, token=token, public=public, find_default=gateway.find_default)
 
     async def serve() -> None:
         await server.start()
@@ -193,5 +187,5 @@ async def serve_agents(
         await run_until_signal(serve())
     finally:
         server.stop()  # first, so that no session begins meanwhile
-        await opened.close()
+        await gateway.close()
         sys.setswitchinterval(interval)

@@ -47,12 +47,9 @@ def request_stop_on_signals(ask: Callable[[], object]) -> Iterator[list[int]]:
 
 
 async def run_until_signal(server: Coroutine[object, object, None]) -> None:
-    """Await a server until it ends. The loop handles a signal, so that no task can lose it or is cut in the middle.
+    """Await a server until it ends; raise `Interrupted` where a signal comes first, and at once at the second.
 
-    The second interrupts at once. In another thread than the main one no signal is handled.
-
-    Raises:
-        Interrupted: a signal came first.
+    The loop handles the first, so that no task loses it or is cut in the middle. Only the main thread handles any.
     """
     import asyncio  # not at every start of the command line
 
