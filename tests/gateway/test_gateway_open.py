@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import httpx
 import openai
 import pytest
 from test_gateway_agents import agent_config, echo
@@ -25,6 +26,7 @@ from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.runs.serving import OpenGateway
 from trailnotes.storage.files import read_jsonl
+from trailnotes.types import Task
 from trailnotes.web.serving import open_listener
 
 CALL = parse_chat_call({"messages": [{"role": "user", "content": "a"}]})
@@ -89,7 +91,7 @@ def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path) -> None:
                     assert len(memory.store.load_attempts("tea", 9, without="")) == number + 1
                 path.unlink()
                 path.mkdir()
-                with pytest.raises(ConfigError, match="the report is lost"):
+                with pytest.raises(ConfigError, match="the report is not kept"):
                     await play(gateway, url)
 
     asyncio.run(run())
@@ -153,6 +155,18 @@ def test_a_session_needs_the_token_and_a_task(tmp_path: Path) -> None:
             assert await asyncio.to_thread(session, "tea", gateway=url, token="secret")
 
     asyncio.run(run())
+
+
+def test_a_task_that_json_cannot_hold_is_shown(tmp_path: Path) -> None:
+    async def run() -> dict[str, Any]:
+        async with serve(agent_config(tmp_path), tmp_path / "episodes.jsonl") as (gateway, url):
+            gateway.find("one", "tea").task = Task("tea", "gateway", options={"x": float("nan"), "half": "\ud800"})
+            async with httpx.AsyncClient() as client:
+                answer = await client.get(f"{url}/sessions/one")
+            assert answer.status_code == 200
+            return dict(answer.json()["options"])
+
+    assert asyncio.run(run()) == {"x": None, "half": "\ud800"}
 
 
 def test_a_signal_during_a_request_ends_the_loop() -> None:

@@ -127,6 +127,13 @@ def test_put_refuses_what_cannot_be_read_back(value: dict[str, Any]) -> None:
         assert memory.stats()["tips"] == 0
 
 
+def test_put_refuses_a_namespace_that_is_one_text() -> None:
+    with open_memory(None) as memory:
+        with pytest.raises(ValueError, match="'key' in abc"):
+            TipStore(memory).put("abc", "key", {"text": "knock"})  # type: ignore[arg-type]
+        assert TipStore(memory).search(()) == []
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

@@ -65,6 +65,7 @@ def test_lines_of_a_person_are_read_whole(data: bytes, records: list[tuple[int, 
         ('{"id": "a", "seed": true}', "line 1"),
         ('\n{"id": 1}', "line 2"),
         ('{"id": "a"}\n{"id": ', "line 2"),
+        ('{"id": "a"}\n{"id": "b", "split": "Train"}', "line 2: split 'Train'"),
     ],
 )
 def test_task_lists_are_whole_or_refused_by_line(text: str, refused: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from trailnotes.gateway import requests
 from trailnotes.gateway.requests import MODEL, ModelCall, ModelReply, RequestRefused
 from trailnotes.gateway.session import Session, parse_report
-from trailnotes.storage.files import parse_json, task_to_json
+from trailnotes.storage.files import encode_line, parse_json, task_to_json
 from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
 from trailnotes.web.serving import build_server_config, format_host, format_url
 
@@ -153,14 +153,14 @@ class GatewayServer:
         return JSONResponse({"session": session.key, "path": f"/sessions/{session.key}"})
 
     async def _show(self, request: Request) -> Response:
-        return JSONResponse(task_to_json(self._find(request).task))
+        return Response(encode_line(task_to_json(self._find(request).task)), media_type="application/json")
 
     async def _report(self, request: Request) -> Response:
         report = parse_report(await _read_json(request))
         session = self._find(request)
         session.report(report)
         if report.done and session.kept and (failure := await asyncio.shield(session.kept)):
-            raise RequestRefused(f"the report is lost: {failure}", 500, "not_kept")
+            raise RequestRefused(f"the report is not kept, or not in full: {failure}", 500, "not_kept")
         return JSONResponse({"done": report.done})
 
     async def _list_models(self, _request: Request) -> Response:

@@ -39,10 +39,13 @@ class GatewayEnv:
         if not path.is_file():
             raise ConfigError(f'env.options.tasks: there is no file {path}; give it a task a line, {{"id": ...}}')
         listed: dict[str, Task] = {}
+        splits: dict[str, str] = {}  # as first spelled, by the same in small letters
         for number, record in read_user_lines(path):
             task = _parse_task(record, path, number)
             if task.id in listed:
                 raise ConfigError(f"{path}, line {number}: {task.id!r} is the id of an earlier task, too: name another")
+            if (first := splits.setdefault(task.split.casefold(), task.split)) != task.split:
+                raise ConfigError(f"{path}, line {number}: split {task.split!r} is {first!r} in an earlier line")
             listed[task.id] = task
         return [task for task in listed.values() if task.split == split]
 

@@ -95,6 +95,8 @@ class TipStore(base.BaseStore):
 def _encode(op: base.PutOp) -> str:
     """Encode a value as JSON; raises `ValueError` where it, its namespace or its key cannot be read back."""
     try:
+        if not isinstance(op.namespace, tuple):
+            raise TypeError("a namespace is a tuple of texts")  # noqa: TRY301
         "".join((*op.namespace, op.key)).encode()
         text = json.dumps(op.value, allow_nan=False)
         if _measure_depth(op.value) > MAX_DEPTH or json.dumps(parse_json(text)) != text:
