@@ -24,9 +24,7 @@ def _run(args: Namespace) -> None:
         raise ConfigError(f"--plain-share {args.plain_share:g} must be between 0 and 1")
     token = os.environ.get(TOKEN_VARIABLE, "")
     if args.public and not token:
-        raise ConfigError(
-            f"--public lets other machines in: give them a token, {TOKEN_VARIABLE}=... in the environment"
-        )
+        raise ConfigError(f"--public lets other machines in: give them a token in {TOKEN_VARIABLE} of the environment")
     from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
     from trailnotes.memory import make_config_embedder, open_memory
     from trailnotes.runs.load_policy import open_evaluated_model, open_policy

@@ -55,8 +55,7 @@ def _list(store: TipStore, args: Namespace) -> None:
     few_letters = not (sys.stdout.encoding or "").lower().startswith("utf")
     tips = list_tips(store, args.namespace, limit=args.limit, by=args.by, retired=args.retired)
     if tips and not args.json:
-        worth, reason = "worth  " * (args.by == "worth"), "reason  " * args.retired
-        print(f"{'id':>6}  {worth}{reason}score  task and marks  text")
+        print("    id  " + "worth  " * (args.by == "worth") + "reason  " * args.retired + "score  task and marks  text")
     for tip in tips:
         mark = store.load_retirements(tip.id).get(tip.id or 0) if args.retired else None
         if args.json:

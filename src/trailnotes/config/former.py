@@ -70,9 +70,8 @@ def drop_removed_keys(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
             continue
         if values.pop(name) != default:
             if key in LAB_KEYS:
-                raise ConfigError(
-                    f"{origin}: {key} is a setting of trailnotes-lab: {format_sibling_command('trailnotes-lab')}"
-                )
+                command = format_sibling_command("trailnotes-lab")
+                raise ConfigError(f"{origin}: {key} is a setting of trailnotes-lab: {command}")
             hint = HINTS.get(key, f"it is always {json.dumps(default)}")
             raise ConfigError(f"{origin}: {key} is no longer a setting: {hint}")
         if not kept[key.partition(".")[0]]:
