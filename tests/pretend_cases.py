@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretend_device import DEVICE, NAME, WAITS
+from pretend_graphs import record_graphs
 from sharded_cases import Case, rows_of
 from small import small_config
 from tiny import tiny_model
@@ -29,6 +30,7 @@ from trailnotes.errors import Interrupted
 from trailnotes.learner.learner import Learner
 from trailnotes.policies.hf import decoder
 from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
+from trailnotes.policies.hf.graphs import StaticDecoder
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.storage.demonstrations import Demonstration, write_demonstrations
 from trailnotes.types import Completion, Message, Sampling
@@ -134,10 +136,44 @@ def test_a_policy_samples_the_same_as_on_the_cpu(start_model: Path, cached: bool
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("burst", [1, 8])
+def test_replayed_steps_draw_the_same(start_model: Path, monkeypatch: pytest.MonkeyPatch, burst: int) -> None:
+    """Also with new weights: in their old place a replay finds them, in a new one they are captured again."""
+    graphs = record_graphs(monkeypatch)
+    found = []
+    for engine in (EngineConfig(burst=1), EngineConfig(burst=burst, graphs=True)):
+        model, tokenizer = load_model(ModelConfig(path=str(start_model), device=NAME))
+        policy = HFPolicy(model, tokenizer, engine=engine)
+        said, made = [], [len(graphs)]
+        for change in ("", "in place", "elsewhere"):
+            if change == "in place":
+                with torch.no_grad():
+                    model.model.norm.weight.mul_(1.5)
+            if change == "elsewhere":
+                model.model.norm.weight = torch.nn.Parameter(model.model.norm.weight.detach() * 0.5)
+            policy.bump_version()
+            said += asyncio.run(talk(policy))[0]
+            made.append(len(graphs))
+        found.append([completion for turn in said for completion in turn])
+    assert made[1] > made[0] > 0, "some are made by the probe at the start"
+    assert made[2] == made[1]
+    assert made[3] > made[2]
+    assert all(graph.replays for graph in graphs)
+    for one, other in zip(*found, strict=True):
+        assert one.token_ids == other.token_ids
+        assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
+    assert found[0][:6] != found[0][6:12] != found[0][12:]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize(("burst", "waits"), [(1, 32), (0, 4)])  # 0: as on a GPU, eight at a time
-def test_the_host_waits_once_for_a_burst(start_model: Path, burst: int, waits: int) -> None:
+def test_the_host_waits_once_for_a_burst(
+    start_model: Path, monkeypatch: pytest.MonkeyPatch, burst: int, waits: int, graphs: bool
+) -> None:
+    record_graphs(monkeypatch)
     model, tokenizer = load_model(ModelConfig(path=str(start_model), device=NAME))
-    policy = HFPolicy(model, tokenizer, engine=EngineConfig(burst=burst))
+    policy = HFPolicy(model, tokenizer, engine=EngineConfig(burst=burst, graphs=graphs))
+    assert isinstance(policy.engine.decoder, StaticDecoder) == graphs
     policy.engine.endings.end_ids = frozenset()
 
     async def ask() -> list[Completion]:

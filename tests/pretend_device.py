@@ -110,6 +110,9 @@ class PretendTensor(Tensor):
         WAITS["tolist"] += 1
         return self.held.tolist()
 
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
     def untyped_storage(self) -> Any:
         """transformers finds tied weights by their storage."""
         return self.held.untyped_storage()

@@ -55,6 +55,7 @@ def examine() -> dict[str, Any]:
         "GPU": cards and f"driver: {cards}",
         "Java": _ask(java, "-version"),
         "C compiler": _ask("cc", "--version"),
+        "untested": "engine.graphs = true (experimental): CUDA graphs, which no GPU has run yet",
         "directory": f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB free",
     }
     if "torch" in versions:

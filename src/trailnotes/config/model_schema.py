@@ -149,6 +149,9 @@ class EngineConfig(Section):
     fold_adapters: bool = key(
         False, "hf: act with the adapters added to a copy of the weights, where that fits in memory: faster, and in "
         "bfloat16 with more rounding", needs="engine.name = hf")  # fmt: skip
+    graphs: bool = key(
+        False, "hf, experimental, never run on a GPU: decode over tensors that stay in place, on a GPU by CUDA graphs",
+        needs="engine.name = hf")  # fmt: skip
     replicas: int = key(
         1, "engines, each with all weights; an episode stays with the one it began with", ge=1, needs=VLLM
     )

@@ -139,7 +139,8 @@ class Engine:
         if not rows:
             return
         num = min(self.decoder.burst, max(request.sampling.max_tokens - len(request.token_ids) for request in rows))
-        sample = TokenSampler([(request.sampling, request.uniforms[len(request.token_ids) :]) for request in rows], num)
+        given = [(request.sampling, request.uniforms[len(request.token_ids) :]) for request in rows]
+        sample = TokenSampler(given, num, self.endings.end_ids)
         sampled = self.decoder.decode([(request.slot, request.pending) for request in rows], sample, num)
         for request, tokens, logprobs in zip(rows, *sampled, strict=True):
             self._append(request, tokens, logprobs)

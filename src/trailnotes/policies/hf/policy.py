@@ -34,6 +34,7 @@ try:
     )
     from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
     from trailnotes.policies.hf.engine import Engine, require_room
+    from trailnotes.policies.hf.graphs import make_static
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('train')}") from missing
 
@@ -71,6 +72,7 @@ class HFPolicy(TrainedPolicy):
         decoder = make_decoder(
             acting, self.context_length, shared_prompts=settings.shared_prompts, burst=settings.burst
         )
+        decoder = make_static(decoder) if settings.graphs else decoder
         self.engine = Engine(
             decoder, self.format.decode, end_ids, deterministic=deterministic, opening=self.format.opening
         )

@@ -198,7 +198,7 @@ def _estimate_devices(config: Config, shape: ModelShape, room: float) -> list[De
             if str(first + rank) in of_ranks.intersection(names):
                 static |= _estimate_engine(config, shape, room, len(names))
         phases: dict[str, MemoryParts] = {"acting": acting, "learning": learning}
-        if config.rollout.max_async_iterations:
+        if config.rollout.max_async_iterations or config.engine.graphs:  # its cache stays where it is
             phases = {"acting and learning": {**acting, **learning}}
         ranks.append(DeviceMemory("rank", 1, static, {name: parts for name, parts in phases.items() if parts}))
     separate = [len(names) for names in engines for name in names if name not in of_ranks]
