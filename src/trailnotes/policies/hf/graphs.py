@@ -114,7 +114,7 @@ class StaticDecoder(SlotDecoder):
         uniforms = self._numbers[2:, :rows].index_select(0, self._index)[0]
         drawn, bits = draw_tokens(logits, uniforms, temperature, (top_k, top_p) if is_limited else None)
         draws = left.masked_fill_((token[:, None] == self._end_ids).any(dim=-1), 0) > 0
-        self._output[:, :, :rows].index_copy_(0, self._index, torch.stack((drawn.masked_fill(~draws, -1), bits))[None])
+        self._output[:, :, :rows].index_copy_(0, self._index, torch.stack((torch.where(draws, drawn, -1), bits))[None])
         token.copy_(torch.where(draws, drawn, token))
         position.add_(draws)
         left.sub_(1)
