@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from engines import play
-from shared import finish, make_parser, make_tokenizer, print_table
+from shared import LARGEST_TIED, QWEN_SHAPES, finish, make_parser, make_tokenizer, print_table, save_shape
 from torch.distributed import FileStore
 from transformers.integrations.liger import apply_liger_kernel
 
@@ -41,23 +41,18 @@ from trailnotes.learner.ranks import LOOPBACK, init_process_group
 from trailnotes.learner.sharded import make_learner
 from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
+from trailnotes.policies.hf.graphs import StaticDecoder
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.policies.vllm import make_vllm_policy
 from trailnotes.runs.estimate.footprint import estimate_footprint, estimate_weight_copies, fit_microbatch
 from trailnotes.runs.estimate.model_shape import infer_model_shape
 from trailnotes.types import Sample
 
-QWEN_SHAPES = {  # billions: layers, width, of the feed-forward layers, heads, of keys and values, vocabulary
-    7: (28, 3584, 18944, 28, 4, 152064),
-    3: (36, 2048, 11008, 16, 2, 151936),
-    1.5: (28, 1536, 8960, 12, 2, 151936),
-    0.5: (24, 896, 4864, 14, 2, 151936),
-}
-MAX_TIED_SIZE = 3  # billions up to which the output embedding is the input's
+UPDATED = (7, 3, 1.5, 0.5)  # billions, of which the first that fits is trained
 PLAYED = (0.5, 3)  # billions
 BATCHES = (1, 8, 32, 128)  # episodes side by side
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12}
-TOY = (2, 64, 128, 2, 1, 512)  # in the order of SHAPES
+TOY = (2, 64, 128, 2, 1, 512)  # in the order of QWEN_SHAPES
 LORA, AGAIN, FLASH, FLEX = (
     {"lora": {"enabled": True}},
     {"gradient_checkpointing": True},
@@ -71,6 +66,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "hf, a wait for 8 tokens": {"model": HALF, "engine": {"burst": 8}},
     "hf, adapters apart": {"model": HALF | LORA, "engine": {"burst": 8}},
     "hf, adapters folded": {"model": HALF | LORA, "engine": {"burst": 8, "fold_adapters": True}},
+    "static eager": {"model": HALF, "engine": {"burst": 8, "graphs": True}},
+    "captured": {"model": HALF, "engine": {"burst": 8, "graphs": True}},
     "vllm": {"model": HALF, "engine": {"name": "vllm"}},
 }
 # What is learned how: settings of the model and of the learner; `sharded` is FSDP2 with one rank.
@@ -94,7 +91,7 @@ UPDATES: dict[str, dict[str, Any]] = {
     "all weights, checkpointing, FSDP2 with one rank": {"model": HALF | AGAIN, "sharded": {}},
     "adapters, checkpointing, flex, joined rows": {"model": HALF | AGAIN | LORA | {"attn_implementation": FLEX}},
 }  # fmt: skip
-FOR_GPUS = ("flash", "flex", "Liger", "TF32", "that fit", "vllm")  # words in the names of cases
+FOR_GPUS = ("flash", "flex", "Liger", "TF32", "that fit", "captured", "vllm")  # words in the names of cases
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -110,17 +107,6 @@ def config_of(folder: Path, tokens: int, sections: dict[str, Any]) -> Config:
         rollout={"max_context_tokens": tokens},
         engine=sections.get("engine", {"name": "vllm", "urls": ["http://elsewhere:1"]}),
     )
-
-
-def save_shape(shape: tuple[int, ...], folder: Path, *, tied: bool) -> Path:
-    """The config.json of a model, and no weights."""
-    layers, hidden, intermediate, heads, kv_heads, vocabulary = shape
-    transformers.Qwen2Config(
-        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=tied,
-        max_position_embeddings=1 << 15, bos_token_id=None, eos_token_id=None, pad_token_id=0,
-    ).save_pretrained(folder)  # fmt: skip
-    return folder
 
 
 def build(config: Config, *, learns: bool = True) -> Any:
@@ -233,6 +219,9 @@ def play_case(name: str, folder: Path, load: Workload) -> dict[str, Any]:
         else:
             policy = HFPolicy(build(config, learns=False), tokenizer, deterministic=False, engine=config.engine)
             policy.engine.endings.end_ids = frozenset()
+            if config.engine.graphs:
+                assert isinstance(policy.engine.decoder, StaticDecoder), "the model has no static step"
+                policy.engine.decoder.captures = name == "captured"
         play(policy, texts, load)
         seconds, (speed, _) = timed(lambda: play(policy, texts, load))
     return {"seconds": seconds, "tokens_per_second": speed, "peak_mb": peak_mb()}
@@ -245,13 +234,13 @@ def choose(folder: Path) -> tuple[str, tuple[int, ...], bool]:
     """Name, shape, and whether the embeddings are tied, of the largest model whose update fits the card."""
     if DEVICE == "cpu":
         return "a toy", TOY, True
-    for billions, shape in QWEN_SHAPES.items():
-        save_shape(shape, folder, tied=billions <= MAX_TIED_SIZE)
+    for billions in UPDATED:
+        save_shape(QWEN_SHAPES[billions], folder, tied=billions <= LARGEST_TIED)
         config = config_of(folder, 1024, UPDATES["all weights, checkpointing"])
         told = estimate_footprint(config)
         if told is not None and told.fits:
             break
-    return f"Qwen2.5-{billions:g}B", QWEN_SHAPES[billions], billions <= MAX_TIED_SIZE
+    return f"Qwen2.5-{billions:g}B", QWEN_SHAPES[billions], billions <= LARGEST_TIED
 
 
 def list_plays(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:

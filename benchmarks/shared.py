@@ -22,6 +22,15 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+QWEN_SHAPES = {  # of Qwen2.5, billions: layers, width, of the feed-forward layers, heads, of keys, vocabulary
+    0.5: (24, 896, 4864, 14, 2, 151936),
+    1.5: (28, 1536, 8960, 12, 2, 151936),
+    3: (36, 2048, 11008, 16, 2, 151936),
+    7: (28, 3584, 18944, 28, 4, 152064),
+    14: (48, 5120, 13824, 40, 8, 152064),
+    32: (64, 5120, 27648, 40, 8, 152064),
+}
+LARGEST_TIED = 3  # billions, whose output embedding is the input's
 SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 console = Console()
@@ -43,6 +52,19 @@ def make_tokenizer(vocab_size: int) -> Any:
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+def save_shape(shape: tuple[int, ...], folder: Path, *, tied: bool) -> Path:
+    """The config.json of a model, and no weights."""
+    from transformers import Qwen2Config
+
+    layers, hidden, intermediate, heads, kv_heads, vocabulary = shape
+    Qwen2Config(
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=tied,
+        max_position_embeddings=1 << 15, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
 
 
 def make_model(vocab_size: int, hidden_size: int, num_layers: int, *, heads: int = 4, **options: Any) -> Any:

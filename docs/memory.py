@@ -6,23 +6,17 @@ checkpointing. The shapes are those of the models' own config.json.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Sequence
-
-from transformers import Qwen2Config
+from pathlib import Path
 
 from trailnotes.config.toml import load_config
 from trailnotes.runs.estimate.footprint import DEFAULT_GPU_BYTES, GIB, estimate_footprint
 
-SHAPES = {  # billions: layers, width, of the feed-forward layers, heads, of keys and values, vocabulary
-    0.5: (24, 896, 4864, 14, 2, 151936),
-    1.5: (28, 1536, 8960, 12, 2, 151936),
-    3: (36, 2048, 11008, 16, 2, 151936),
-    7: (28, 3584, 18944, 28, 4, 152064),
-    14: (48, 5120, 13824, 40, 8, 152064),
-    32: (64, 5120, 27648, 40, 8, 152064),
-}
-LARGEST_TIED = 3  # whose embedding is also its head
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from shared import LARGEST_TIED, QWEN_SHAPES, save_shape
+
 SETTINGS = [
     "--preset", "paper-scienceworld", "--env.max_envs", "32", "--model.dtype", "bfloat16",
     "--model.gradient_checkpointing", "true", "--model.device", "auto",
@@ -41,14 +35,8 @@ COLUMNS = {
 
 def cell(billions: float, words: Sequence[str]) -> str:
     """GiB of the fullest card; in brackets what does not fit."""
-    layers, hidden, intermediate, heads, kv_heads, vocabulary = SHAPES[billions]
-    shape = Qwen2Config(
-        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=billions <= LARGEST_TIED,
-        max_position_embeddings=1 << 15,
-    )  # fmt: skip
     with tempfile.TemporaryDirectory() as path:
-        shape.save_pretrained(path)
+        save_shape(QWEN_SHAPES[billions], Path(path), tied=billions <= LARGEST_TIED)
         found = estimate_footprint(load_config(None, [*SETTINGS, "--model.path", path, *words]))
     assert found is not None
     assert found.room == DEFAULT_GPU_BYTES, "this machine has a GPU, for which the table would be made"
@@ -56,7 +44,7 @@ def cell(billions: float, words: Sequence[str]) -> str:
     return size if found.fits else f"({size})"
 
 
-def table(sizes: Sequence[float] = tuple(SHAPES)) -> str:
+def table(sizes: Sequence[float] = tuple(QWEN_SHAPES)) -> str:
     """Lines of Markdown."""
     head = [f"| GiB of the fullest card | {' | '.join(COLUMNS)} |", f"|---{'|---:' * len(COLUMNS)}|"]
     rows = [f"| {size:g}B | {' | '.join(cell(size, words) for words in COLUMNS.values())} |" for size in sizes]
