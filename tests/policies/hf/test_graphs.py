@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_bursts import talk, windowed
@@ -24,6 +25,7 @@ from trailnotes.policies.hf import graphs
 from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
 from trailnotes.policies.hf.graphs import StaticDecoder
 from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.policies.hf.sampling import TokenSampler
 from trailnotes.types import Completion, Sampling
 
 Play = Callable[[HFPolicy], Awaitable[list[list[Completion]]]]
@@ -96,6 +98,20 @@ def test_static_steps_draw_what_the_present_decoder_draws(model_of: Any, tokeniz
         for one, other in zip(found[0], others, strict=True):
             assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
             assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("begun", [1, 2])
+def test_a_row_ends_on_the_device(model: Any, tokenizer: Any, begun: int) -> None:
+    """It draws no token behind an end, whether that comes from the prompt's pass or from a step."""
+    decoder = HFPolicy(model, tokenizer, engine=EngineConfig(graphs=True, burst=8)).engine.decoder
+    found, rows = [], [(Sampling(), np.linspace(0.1, 0.9, 6, dtype=np.float32))]
+    for ends in ((), (0,)):
+        slot = decoder.acquire()
+        sample = TokenSampler(rows, 6, frozenset(found[0][begun - 1] for _ in ends))
+        found += decoder.decode([(slot, (5, 6, 7))], sample, 6)[0]
+        assert decoder.rewind(slot, (5, 6, 7, *found[0][:5])) == (3 + begun if ends else 7)
+        decoder.release(slot)
+    assert found[1] == [*found[0][:begun], *[-1] * (6 - begun)]
 
 
 def test_numbers_of_broken_weights_do_not_stay(model: Any, tokenizer: Any) -> None:
