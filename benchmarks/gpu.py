@@ -217,7 +217,10 @@ def play_case(name: str, folder: Path, load: Workload) -> dict[str, Any]:
             policy = opened.enter_context(contextlib.closing(make_vllm_policy(config)))
             policy.endings.end_ids = frozenset()
         else:
-            policy = HFPolicy(build(config, learns=False), tokenizer, deterministic=False, engine=config.engine)
+            policy = HFPolicy(
+                build(config, learns=False), tokenizer, deterministic=False, engine=config.engine,
+                max_context_tokens=config.rollout.max_context_tokens,
+            )  # fmt: skip
             policy.engine.endings.end_ids = frozenset()
             if config.engine.graphs:
                 assert isinstance(policy.engine.decoder, StaticDecoder), "the model has no static step"

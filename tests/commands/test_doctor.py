@@ -32,6 +32,7 @@ def test_the_report_of_this_installation(tmp_path: Path) -> None:
     assert {extra: report["extras"][extra] for extra in ours} == {each: find_missing_module(each) for each in ours}
     assert report["facts"]["directory"].endswith("GiB free")
     assert report["facts"]["GPU"] == "driver: Some Card, 81559 MiB, 550.54.15"
+    assert "engine.graphs" in report["facts"]["untested"]
     problems = [fails for fails, _ in report["problems"]]
     assert [fails for fails in problems if "does not see the GPU" in fails]
     assert "scienceworld, textworld-express: no Java runs" in problems

@@ -240,6 +240,12 @@ def test_microbatches_are_the_largest_that_fit_a_gpu(monkeypatch: pytest.MonkeyP
     assert fit_microbatch(on_cpu).optim.pass_tokens == 8192
 
 
+def test_the_cache_of_static_steps_is_there_while_the_learner_updates() -> None:
+    plain, graphs = alone(settings(model=FULL)), alone(settings(model=FULL, engine={"graphs": True}))
+    (together,) = graphs.phases.values()
+    assert sum(together.values()) == sum(sum(parts.values()) for parts in plain.phases.values())
+
+
 def test_folded_adapters_take_the_linear_layers_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     lora = FULL | {"lora": {"enabled": True}}
     plain, folded = settings(model=lora), settings(model=lora, engine={"fold_adapters": True})
