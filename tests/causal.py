@@ -27,6 +27,7 @@ from safetensors.numpy import load_file
 Array = NDArray[np.float32]
 FAULTS = Path(os.environ.get("FAKE_ENGINE", "/nowhere"))
 SILENT = {"/v1/unload_lora_adapter", "/pause", "/resume"}
+SHARED_HEADER = 64  # bytes of a shared storage that come before its data
 
 
 def has(fault: str) -> bool:
@@ -49,10 +50,12 @@ class Engine:
         self.config = json.loads((model / "config.json").read_text())
         self.weights = self.base = load_file(model / "model.safetensors")
         self.steps = self.loads = 0
-        self.guard = threading.Lock()
+        self.guard, self.awake = threading.Lock(), threading.Event()
+        self.awake.set()
 
     def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of a completion."""
+        """The events of a completion; while it sleeps, a request waits."""
+        self.awake.wait()
         ids, prompt = list(body["prompt"]), len(body["prompt"])
         news: list[tuple[int, float]] = []
         reason = None
@@ -93,12 +96,16 @@ class Engine:
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """The answer of another route; None: there is no such route."""
+        path, _, query = path.partition("?")
+        if path == "/v1/completions":
+            self.awake.wait()
         with self.guard:
             if path == "/v1/completions":
                 return {"choices": [self.score(prompt, body) for prompt in body["prompt"]]}
             if path == "/collective_rpc":
-                files = sorted(Path(body["args"][0]).glob("*.safetensors"))
-                self.load({name: tensor for file in files for name, tensor in load_file(file).items()})
+                folder, exported = body["args"]
+                files = sorted(Path(folder).glob("*.safetensors"))
+                self.load(read(exported) or {name: each for file in files for name, each in load_file(file).items()})
             elif path == "/v1/load_lora_adapter":
                 folder = Path(body["lora_path"])
                 adapters = json.loads((folder / "adapter_config.json").read_text())
@@ -111,10 +118,18 @@ class Engine:
                         changed[own] = self.base[own] + np.float32(scale) * change
                 self.load(changed)
             elif path in {"/sleep", "/wake_up"}:
-                (FAULTS / "asleep").touch() if path == "/sleep" else (FAULTS / "asleep").unlink(missing_ok=True)
+                self.rest(query) if path == "/sleep" else self.awake.set()
             elif path not in SILENT:
                 return None
         return {}
+
+    def rest(self, query: str) -> None:
+        """Sleep; at level 2 the weights are gone."""
+        self.awake.clear()
+        if query == "level=2":
+            self.weights = {name: np.zeros_like(each) for name, each in self.weights.items()}
+        if has("die-asleep-once"):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
     def score(self, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
         logprobs = self.logprobs(prompt, body["temperature"])[-1]
@@ -174,6 +189,16 @@ class Engine:
         return heads * cosines + np.concatenate([-second, first], axis=-1) * sines
 
 
+def read(exported: list[list[Any]]) -> dict[str, Array]:
+    """Copy tensors from the learner's memory, without torch, which would take seconds to load."""
+    weights: dict[str, Array] = {}
+    for name, dtype, (_, place, _), offset, shape, _ in exported:
+        data = Path("/dev/shm" + bytes.fromhex(place).decode()).read_bytes()
+        begin, size = SHARED_HEADER + offset * np.dtype(dtype).itemsize, math.prod(shape)
+        weights[name] = np.frombuffer(data, dtype, size, begin).reshape(shape)
+    return weights
+
+
 def log_softmax(logits: Array) -> Array:  # over the last axis
     shifted: Array = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -187,6 +212,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
+        if FAULTS.is_dir():
+            with (FAULTS / "calls").open("a") as calls:
+                calls.write(f"{body.get('method', self.path)}\n")
         try:
             if body.get("stream"):
                 events = self.engine.stream(body)

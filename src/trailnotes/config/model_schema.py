@@ -161,6 +161,7 @@ class EngineConfig(Section):
     python: str = key("", "the Python that it is installed in; '' = this one, or what `make vllm` built", needs=VLLM)
     devices: tuple[str, ...] = key((), 'GPUs of each engine, such as ["1", "2,3"]; none = the first', needs=VLLM)
     device_memory: float = key(0.0, "share of the device's memory; 0 = what the learner leaves", ge=0, le=1, needs=VLLM)
+    shared_card: bool = key(False, "sleep during updates, read the learner's memory; never run on a GPU", needs=VLLM)
     max_concurrent: int = key(64, "completions that one engine decodes at a time", ge=1, needs=VLLM)
     start_timeout: float = key(600.0, "seconds that an engine may take to start", gt=0, needs=VLLM)
     max_logprob_mismatch: float = key(

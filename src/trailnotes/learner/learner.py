@@ -125,6 +125,10 @@ class Learner:
     def weights(self) -> dict[str, Tensor]:
         return states.gather_trained_weights(self.model, self.ranks)
 
+    def live_weights(self) -> dict[str, Tensor]:
+        """Return `weights` of a whole model without a copy: the next update changes them."""
+        return {name: each.detach() for name, each in self.model.named_parameters() if each.requires_grad}
+
     def export(self, path: Path, tokenizer: Any = None) -> None:
         states.export_model(self.model, path, tokenizer, self.ranks)
 

@@ -56,6 +56,7 @@ class TrainedPolicy(OwnedPolicy, Protocol):
     tokenizer: Any  # of transformers
     format: ChatFormat
     probes: Sequence[Completion] = ()  # what the learner is to score whenever its weights are handed over
+    reads_learner_memory: bool = False  # whether `load` takes the learner's own tensors, and copies them itself
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:
         return self.format.encode(messages)
@@ -88,9 +89,9 @@ class TrainedPolicy(OwnedPolicy, Protocol):
         """Leave a shared device to the learner."""
         return
 
-    async def wake(self) -> None:
-        """Get ready to sample again after `sleep`."""
-        return
+    async def wake(self) -> bool:
+        """Get ready to sample again after `sleep`; return whether the weights are gone, and `load` must come next."""
+        return False
 
     def report(self) -> dict[str, float]:
         """Return figures about what was sampled since the last call; {} for none."""

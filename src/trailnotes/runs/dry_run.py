@@ -51,7 +51,7 @@ def dry_run(
     if config.is_hosted:
         return report_hosted(config)
     from trailnotes.policies.hf.policy import is_downloaded, require_context_length, require_trainable
-    from trailnotes.runs.estimate.footprint import ADVICE, GIB, estimate_footprint
+    from trailnotes.runs.estimate.footprint import estimate_footprint
 
     is_here = is_downloaded(config.model)
     if is_here:
@@ -59,8 +59,7 @@ def dry_run(
         require_context_length(config.model, config.rollout.max_context_tokens)
     if footprint := estimate_footprint(config):
         show(footprint.report())
-        if not footprint.fits:
-            raise ConfigError(f"about {footprint.peak / GIB:,.1f} GiB do not fit {footprint.device}: {ADVICE}")
+        footprint.require_fit()
     if not is_here:
         missing = "time and disk" if footprint else "memory, time and disk"
         return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: {missing} are "

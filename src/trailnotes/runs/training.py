@@ -90,7 +90,7 @@ class WeightSync:
         self._mismatch = self._seconds = 0.0
 
     def snapshot(self, version: int) -> WeightSnapshot | None:
-        """Copy the learner's weights and its log-probabilities of the policy's probes; None where they are shared."""
+        """Get the learner's weights and its log-probabilities of the policy's probes; None where they are shared."""
         if self._shared:
             return None
         rows = [anchor_sample(probe, "tip", 0.0) for probe in self._policy.probes]
@@ -98,7 +98,8 @@ class WeightSync:
             [logprob for logprob, scored in zip(values, row.loss_mask, strict=True) if scored]
             for row, values in zip(rows, self._learner.logprobs(rows) if rows else (), strict=True)
         ]
-        return WeightSnapshot(self._learner.weights(), version, logprobs)
+        get = self._learner.live_weights if self._policy.reads_learner_memory else self._learner.weights
+        return WeightSnapshot(get(), version, logprobs)
 
     def publish(self, version: int, learned: WeightSnapshot | None) -> None:
         """Make `learned`, of `snapshot`, the weights that the policy samples from at its next turn."""
@@ -112,8 +113,8 @@ class WeightSync:
         await self._turn.acquire()
         began, newest = time.monotonic(), self._newest
         try:
-            await self._policy.wake()
-            if newest is not None and self._loaded is not newest:
+            are_gone = await self._policy.wake()
+            if newest is not None and (are_gone or self._loaded is not newest):
                 self._mismatch = await self._policy.load(*newest)
                 self._loaded = newest
         except BaseException:  # others may wait for the turn, and the failure would wait for them

@@ -61,21 +61,6 @@ def test_tokens_come_with_their_logprobs_of_the_newest_weights(policy_of, learne
             assert list(completion.logprobs) == pytest.approx(wanted, abs=1e-4)
 
 
-def test_engines_sleep_where_they_share_a_device_with_the_learner(policy_of, faults: Path) -> None:
-    policy = policy_of()
-    asyncio.run(policy.sleep())
-    assert not (faults / "asleep").exists()  # there is none on a CPU
-    policy._sleeps = True
-    asyncio.run(policy.sleep())
-    assert (faults / "asleep").exists()
-    asyncio.run(policy.wake())
-    assert not (faults / "asleep").exists()
-    kill(policy)
-    asyncio.run(policy.sleep())  # a new one is started when it is needed
-    asyncio.run(policy.wake())
-    assert ask(policy, Sampling())
-
-
 # -- weights that do not arrive
 
 

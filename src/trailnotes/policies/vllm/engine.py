@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -23,6 +23,7 @@ from trailnotes.config.model_schema import ENGINE_KEY_VARIABLE, EngineConfig
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.engine import StopCondition
 from trailnotes.policies.vllm.server import EngineServer
+from trailnotes.policies.vllm.worker.engine_worker import export_tensor
 from trailnotes.storage.files import parse_json
 from trailnotes.types import Completion, Sampling, TokenIds
 
@@ -42,11 +43,12 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every request
 
 
 class WeightFiles(NamedTuple):
-    """Weights of one version, as files that engines can read."""
+    """Weights of one version, as files that engines can read, or as tensors of this process."""
 
     folder: Path  # its name is that of adapters in the engine, and salt of the prefix cache: no two have the same
     version: int
     is_adapters: bool
+    tensors: Mapping[str, Any] | None = None  # in place of files
 
 
 class EngineLostError(Exception):
@@ -164,14 +166,18 @@ class EngineClient:
         return scores
 
     def load(self, weights: WeightFiles) -> None:
-        """Load weights from their folder. Raises as `call`."""
+        """Load weights from their folder, or from this process's memory. Raises as `call`."""
         if weights.is_adapters:
             self.call("/v1/load_lora_adapter", {"lora_name": weights.folder.name, "lora_path": str(weights.folder)})
             if self.weights:
                 self.call("/v1/unload_lora_adapter", {"lora_name": self.weights.folder.name})
         else:
+            try:
+                exported = [export_tensor(*item) for item in (weights.tensors or {}).items()]
+            except RuntimeError as error:
+                raise PolicyError(f"the learner's weights: {error}; set engine.shared_card = false") from error
             self.call("/pause")  # which also empties the prefix cache
-            self.call("/collective_rpc", {"method": "load_folder", "args": [str(weights.folder)]})
+            self.call("/collective_rpc", {"method": "replace_weights", "args": [str(weights.folder), exported]})
             self.call("/resume")
         self.weights = weights
 

@@ -144,13 +144,14 @@ class VLLMPolicy(TrainedPolicy):
         self.endings = StopCondition(self.format.decode, end_ids, self.format.opening)
         self.probes: Sequence[Completion] = make_probes(self.format, self.context_length)
         self.replicas = [Replica(connect, self.endings, config.engine) for connect in connects]
-        self._sleeps = sleeps
+        self._sleeps, self._asleep, self._loading = sleeps, False, False
         self._reported = [0, 0, 0]
         self._dtype, self._temperature = getattr(torch, config.model.dtype), config.rollout.temperature
         self._folder, self._adapters = folder, _get_adapter_settings(config)
+        copied = self._adapters is not None or config.has_frozen_author  # who goes back to the first weights
+        self.reads_learner_memory = sleeps and config.engine.shared_card and not copied
         self._assigned: dict[str, Replica | None] = {}  # to the open episodes, at their first request
         self._asking: set[str] = set()
-        self._loading = False
         self._weights: WeightFiles | None = None
 
     def open_episode(self, episode: str) -> None:
@@ -166,8 +167,7 @@ class VLLMPolicy(TrainedPolicy):
             raise PolicyError(f"episode {episode!r} is not open: call open_episode first")
         if episode in self._asking:
             raise PolicyError(f"episode {episode!r} has a completion under way: await it first")
-        if self._loading:
-            raise PolicyError("the engines take over new weights: await load before the next completion")
+        self._require_awake()
         self._asking.add(episode)
         try:
             replica = self._assigned[episode]
@@ -184,6 +184,7 @@ class VLLMPolicy(TrainedPolicy):
 
     async def score(self, messages: Sequence[Message], replies: Sequence[str | TokenIds]) -> list[float]:
         """Mean log-probability of the tokens of each reply, at temperature 1; see `HFPolicy.score`."""
+        self._require_awake()
         prompt, rows = encode_replies(self.format, messages, replies, self.context_length)
         replica = min(self.replicas, key=lambda each: each.num_episodes)
         whole = [((*prompt, *row), len(prompt)) for row in rows]
@@ -204,12 +205,22 @@ class VLLMPolicy(TrainedPolicy):
 
     async def sleep(self) -> None:
         if self._sleeps:
-            await asyncio.to_thread(self.map_replicas, lambda replica: replica.call("/sleep"))
+            # Level 2 drops the weights: `load` brings others. Level 1 keeps them in the host's memory, from where
+            # adapters get their base again; with adapters vLLM 0.32 fails at level 2 (its issue 39934).
+            self._asleep, path = True, f"/sleep?level={2 if self.reads_learner_memory else 1}"
+            await asyncio.to_thread(self.map_replicas, lambda replica: replica.call(path))
 
-    async def wake(self) -> None:
+    async def wake(self) -> bool:
         if self._sleeps:
             torch.cuda.empty_cache()  # where there is none, nothing happens
             await asyncio.to_thread(self.map_replicas, lambda replica: replica.call("/wake_up"))
+        are_gone, self._asleep = self._asleep and self.reads_learner_memory, False
+        return are_gone
+
+    def _require_awake(self) -> None:
+        if self._loading or self._asleep:  # vLLM would let a request wait
+            state = "take over new weights: await load" if self._loading else "sleep: await wake"
+            raise PolicyError(f"the engines {state} before the next completion")
 
     def report(self) -> dict[str, float]:
         """Count engines started anew since the last call, and the share of prompt tokens found in their caches."""
@@ -232,7 +243,9 @@ class VLLMPolicy(TrainedPolicy):
         rows = [(probe.prompt_ids + probe.token_ids, len(probe.prompt_ids)) for probe in self.probes]
         record = ProbeRecord(rows, logprobs, temperature) if logprobs else None
         folder = self._folder / f"weights-{secrets.token_hex(8)}"
-        before, files = self._weights, write_weights(weights, folder, version, self._dtype, self._adapters)
+        before, files = self._weights, WeightFiles(folder, version, is_adapters=False, tensors=weights)
+        if not self.reads_learner_memory:
+            files = write_weights(weights, folder, version, self._dtype, self._adapters)
         self._weights = files
         distances = self.map_replicas(lambda replica: replica.load(files, record))
         if before:

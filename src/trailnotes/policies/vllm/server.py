@@ -200,9 +200,9 @@ def build_environment(*, on_cpu: bool, threads: int, offline: bool, devices: str
 
 
 def is_sleeping(config: Config) -> bool:
-    """Tell whether the engines leave their GPU to the learner while it learns."""
-    shared = config.has_shared_gpu and resolve_device(config.model.device).type == "cuda"
-    return shared and not config.rollout.max_async_iterations
+    """Tell whether the engines leave their device to the learner while it learns."""
+    frees = config.engine.shared_card or resolve_device(config.model.device).type == "cuda"
+    return config.has_shared_gpu and frees and not config.rollout.max_async_iterations
 
 
 def compute_cache_bytes(text: Any, config: Config, context: int, num_engines: int | None = None) -> int:

@@ -20,6 +20,7 @@ import torch
 
 from trailnotes.config.schema import Config
 from trailnotes.envs import load_env_class
+from trailnotes.errors import ConfigError
 from trailnotes.policies.hf.cache import SlotCache
 from trailnotes.policies.hf.decoder import MAX_TOKENS
 from trailnotes.policies.hf.policy import resolve_device
@@ -46,8 +47,8 @@ SHARED_REPEATS = 2.0  # tokens of all rows over those that are computed once, as
 GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
 MICROBATCH_TOKENS = tuple(1 << power for power in range(17, 9, -1))  # what is tried on a GPU, 131,072 to 1,024
 ADVICE = (
-    "lower optim.microbatch_tokens or env.max_envs, set model.gradient_checkpointing = true, train adapters "
-    "(model.lora.enabled = true), use more devices (learner.world_size, engine.devices), or take a smaller model"
+    "lower optim.microbatch_tokens, env.max_envs or engine.device_memory, set model.gradient_checkpointing, train "
+    "adapters (model.lora.enabled), use more devices (learner.world_size, engine.devices), or take a smaller model"
 )
 DEFAULT_GPU_BYTES = 80e9  # bytes, where no GPU is here
 OVERHEAD = 0.1  # of the peak: kernels, fragments, an embedder
@@ -100,6 +101,14 @@ class Footprint:
     def fits(self) -> bool:
         return self.peak <= self.room
 
+    def require_fit(self) -> None:
+        """Raise `ConfigError` if it does not fit, which names the largest parts of the fullest device."""
+        if not self.fits:
+            fullest = max(self.devices, key=lambda each: each.peak)
+            parts = sorted(fullest.rows().items(), key=lambda row: -row[1])[:4]
+            named = ", ".join(f"{name} {_format_gib(size)}" for name, size in parts)
+            raise ConfigError(f"about {_format_gib(self.peak)} GiB do not fit {self.device} ({named}): {ADVICE}")
+
     def report(self) -> str:
         columns = [device.rows() for device in self.devices]
         names = list(dict.fromkeys(name for rows in columns for name in rows))
@@ -135,8 +144,10 @@ def estimate_footprint(config: Config) -> Footprint | None:
 
 
 def warn_of_memory(config: Config) -> None:
-    """Warn where the memory of this machine that is free is too small for a training on its CPU."""
+    """Warn of a CPU with too little free memory for a training; raise `ConfigError` for `engine.shared_card`'s GPU."""
     if resolve_device(config.model.device).type == "cuda" or config.is_hosted or config.cluster.address:
+        if config.engine.shared_card and config.has_shared_gpu and (footprint := estimate_footprint(config)):
+            footprint.require_fit()
         return
     on_cpu = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
     footprint, free = estimate_footprint(on_cpu), _read_free_memory()
