@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from small import SETTINGS
 from tinyrun import distance, metrics, tiny_config, train_in_process
 from trailnotes.learner.states import export_model
+from trailnotes.policies.vllm.engine import EngineClient
 from trailnotes.runs.training import TrainingRun, save_checkpoint
 from trailnotes.types import Sample
 from trailnotes.warmstart.small_model import build_model
@@ -39,26 +41,34 @@ def wide_model(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     ("model", "sections"),
     [
         ({}, {"algorithm": {"name": "grpo"}, "learner": {"world_size": 2}}),
+        ({}, {"algorithm": {"name": "grpo"}, "engine": {"shared_card": True}, "train": {"iterations": 2}}),
         (LORA, {"rollout": {"num_tasks": 5, "max_async_iterations": 1}}),
         ({}, {"algorithm": {"author": "start"}}),
         (LORA, {"algorithm": {"author": "start"}, "learner": {"world_size": 2}}),
     ],
-    ids=["grpo-full-two", "empo2-lora-ahead", "empo2-full-start-author", "empo2-lora-two"],
+    ids=["grpo-full-two", "grpo-full-shared", "empo2-lora-ahead", "empo2-full-start-author", "empo2-lora-two"],
 )
 def test_vllm_samples_train_the_same_weights(
     wide_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], sections: dict[str, Any]
 ) -> None:
     learned: list[tuple[list[Sample], int]] = []
-    learn = TrainingRun.learn
+    calls: list[str] = []
+    learn, call = TrainingRun.learn, EngineClient.call
+
+    def note(client: EngineClient, path: str, body: Any = None) -> Any:
+        calls.append((body or {}).get("method", path))
+        return call(client, path, body)
 
     async def noted(run: TrainingRun, samples: Any, seed: int, activity: Any) -> dict[str, float]:
         learned.append((list(samples), seed))
         return await learn(run, samples, seed, activity)
 
     monkeypatch.setattr(TrainingRun, "learn", noted)
+    monkeypatch.setattr(EngineClient, "call", note)
     settings: dict[str, Any] = {"model": {"path": str(wide_model), **model}, "optim": {"lr": 1e-4, "epochs": 2}}
     settings |= {"run": {"deterministic": False}, "train": {"iterations": 3}} | sections
-    train_in_process(tiny_config(wide_model, **settings, engine=ENGINE), tmp_path / "played")
+    settings["engine"] = ENGINE | settings.get("engine", {})
+    train_in_process(tiny_config(wide_model, **settings), tmp_path / "played")
     monkeypatch.setattr(TrainingRun, "learn", learn)
     lines = metrics(tmp_path / "played")
     print([{name: line.get(f"engine/{name}") for name in ("sync", "difference", "ratio", "cached")} for line in lines])
@@ -68,13 +78,18 @@ def test_vllm_samples_train_the_same_weights(
     assert all(line["engine/ratio"] == pytest.approx(1, abs=1e-4) for line in fresh)
     assert any(line["engine/cached"] > 0.2 for line in lines)
 
+    if settings["engine"].get("shared_card"):  # a worker on a CPU keeps its memory, but no request is served asleep
+        load = ["/pause", "replace_weights", "/resume", "/v1/completions"]
+        order = ["/wake_up", *load, "/sleep?level=2"]
+        assert [name for name, _ in groupby(calls)] == ["/v1/completions", *order, *order]
+
     async def again(run: TrainingRun) -> None:
         for samples, seed in learned[: len(lines)]:
             await run.learn(samples, seed)
             run.count.iteration += 1
         save_checkpoint(run)
 
-    alone = {name: section for name, section in settings.items() if name not in {"learner", "rollout"}}
+    alone = {name: section for name, section in settings.items() if name not in {"learner", "rollout", "engine"}}
     monkeypatch.setattr("tinyrun.run_method", lambda _, run: again(run))
     train_in_process(tiny_config(wide_model, **alone), tmp_path / "alone")
     apart = distance(tmp_path / "played", tmp_path / "alone")

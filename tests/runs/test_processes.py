@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,24 @@ def test_engine_processes_equal_the_embedded_engine(
             assert two["engine/difference"] < 1e-5
             assert two["engine/ratio"] == pytest.approx(1, abs=1e-5)
         assert two["engine/rebuilds"] == 0
+
+
+@pytest.mark.long
+def test_engine_sleeps_on_the_learners_device_while_it_updates(
+    start_model: Path, tmp_path: Path, faults: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_of(start_model, {}, algorithm={"name": "grpo"}, train={"iterations": 2})
+    (faults / "die-asleep-once").touch()  # in the first update
+    train(tiny_config(start_model, **settings, engine=ENGINE | {"shared_card": True}), tmp_path / "two")
+    (faults / "calls").rename(tmp_path / "calls")
+    train(tiny_config(start_model, **settings), tmp_path / "one")
+    assert list_actions(tmp_path / "two") == list_actions(tmp_path / "one")
+    assert distance(tmp_path / "one", tmp_path / "two") < 1e-5
+    assert all(line["engine/sync"] < 1e-5 for line in metrics(tmp_path / "two"))
+    assert caplog.text.count("engine 0 died of SIGKILL: it is started anew") == 1
+    order = [call for call, _ in groupby((tmp_path / "calls").read_text().splitlines())]
+    start, load = ["/v1/completions"], ["/pause", "replace_weights", "/resume", "/v1/completions"]
+    assert order == [*start, "/wake_up", *load, "/sleep?level=2", *load, "/sleep?level=2"]
 
 
 # -- what goes wrong

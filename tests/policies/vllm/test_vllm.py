@@ -17,11 +17,12 @@ from children import alive
 from puppet import ask
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.config.schema import Config
+from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.adapters import save_adapters
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy, server
 from trailnotes.policies.vllm.server import EngineServer
-from trailnotes.types import Sampling
+from trailnotes.types import Message, Sampling
 
 pytestmark = pytest.mark.vllm
 
@@ -89,6 +90,38 @@ def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, learner, 
     assert not alive(pid)
     assert learner.score(again) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in again]
     assert [each.token_ids for each in ask(policy, *samplings())] == [each.token_ids for each in expected]
+
+
+def test_an_engine_asleep_beside_the_learner(saved, learner) -> None:
+    """vLLM for CPUs keeps its memory when it sleeps; it serves nobody meanwhile."""
+    path = saved()
+    policy = make_vllm_policy(config_of(path, shared_card=True), trains=True)
+    learner.model = load_model(ModelConfig(path=str(path), device="cpu"))[0]
+    weights = dict(learner.model.named_parameters())
+
+    async def hand_over(version: int, *, kill: bool) -> None:
+        policy.open_episode("e")
+        await policy.sleep()
+        assert policy.replicas[0].client._http.get("/is_sleeping").json() == {"is_sleeping": True}
+        with pytest.raises(PolicyError, match="await wake"):
+            await policy.generate([Message("user", "Go.")], Sampling(), "e")
+        policy.close_episode("e")
+        if kill:
+            os.kill(policy.replicas[0].client.server.process.pid, signal.SIGKILL)
+        learner.update(version)
+        assert await policy.wake()
+        assert await policy.load(weights, version, learner.score(policy.probes)) < CLOSE
+
+    try:
+        for version in (1, 2):
+            asyncio.run(hand_over(version, kill=version == 2))
+            found = ask(policy, *samplings())
+            assert learner.score(found) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in found]
+        assert policy.replicas[0].num_rebuilds == 1
+        learner.update(3)  # in place
+        assert [each.logprobs for each in ask(policy, *samplings())] == [each.logprobs for each in found]
+    finally:
+        policy.close()
 
 
 def test_adapters_arrive_saved_and_trained(policy_of, saved, learner, tmp_path: Path) -> None:
