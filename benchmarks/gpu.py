@@ -15,6 +15,7 @@ would begin after --seconds is listed as never run, with the reason.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import random
@@ -25,6 +26,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -43,9 +45,10 @@ from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.graphs import StaticDecoder
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.policies.vllm import make_vllm_policy
+from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy
 from trailnotes.runs.estimate.footprint import estimate_footprint, estimate_weight_copies, fit_microbatch
 from trailnotes.runs.estimate.model_shape import infer_model_shape
+from trailnotes.runs.training import WeightSync
 from trailnotes.types import Sample
 
 UPDATED = (7, 3, 1.5, 0.5)  # billions, of which the first that fits is trained
@@ -205,6 +208,12 @@ def update_case(name: str, folder: Path, rows: list[Sample], tokens: int) -> dic
     return found | {"tokens_per_second": speed}
 
 
+def start_vllm(config: Config, tokenizer: Any, *, trains: bool = False) -> contextlib.closing[VLLMPolicy]:
+    """An engine with this tokenizer: from a file of Qwen2's kind transformers would make another."""
+    with mock.patch("trailnotes.policies.hf.policy.load_tokenizer", return_value=tokenizer):
+        return contextlib.closing(make_vllm_policy(config, trains=trains))
+
+
 def play_case(name: str, folder: Path, load: Workload) -> dict[str, Any]:
     """Episodes side by side by one engine; twice, of which the second counts."""
     config = config_of(folder, 1 << 13, ENGINES[name])
@@ -213,8 +222,7 @@ def play_case(name: str, folder: Path, load: Workload) -> dict[str, Any]:
         policy: Any
         if config.engine.name == "vllm":
             build(config, learns=False).save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-            policy = opened.enter_context(contextlib.closing(make_vllm_policy(config)))
+            policy = opened.enter_context(start_vllm(config, tokenizer))
             policy.endings.end_ids = frozenset()
         else:
             policy = HFPolicy(
@@ -227,6 +235,31 @@ def play_case(name: str, folder: Path, load: Workload) -> dict[str, Any]:
                 policy.engine.decoder.captures = name == "captured"
         play(policy, texts, load)
         seconds, (speed, _) = timed(lambda: play(policy, texts, load))
+    return {"seconds": seconds, "tokens_per_second": speed, "peak_mb": peak_mb()}
+
+
+def turns_case(folder: Path, tokens: int) -> dict[str, Any]:
+    """Updates of a learner that takes turns with vLLM on its card: with sleep, wake, and the new weights."""
+    config = config_of(folder, tokens, {"model": HALF, "engine": {"name": "vllm", "shared_card": True}})
+    model = build(config, learns=False)
+    rows, tokenizer = make_rows(16, tokens, model.config.vocab_size), make_tokenizer(model.config.vocab_size)
+    model.save_pretrained(folder)
+    del model
+    fresh()
+
+    async def turn(sync: WeightSync, version: int) -> None:
+        await sync.acquire()
+        await policy.sleep()
+        sync.release()
+        learner.update(rows)
+        sync.publish(version, sync.snapshot(version))
+
+    engine = start_vllm(config, tokenizer, trains=True)
+    with engine as policy, learner_of(config, sharded=False) as learner:
+        sync = WeightSync(config, policy, learner, None)
+        asyncio.run(turn(sync, 1))
+        seconds, _ = timed(lambda: asyncio.run(turn(sync, 2)))
+    speed = sum(len(row.token_ids) for row in rows) / seconds
     return {"seconds": seconds, "tokens_per_second": speed, "peak_mb": peak_mb()}
 
 
@@ -272,6 +305,7 @@ def measure(seconds: float) -> dict[str, Any]:
             f"learn, {case}": partial(update_case, case, folder, rows, tokens) for case in UPDATES
         }
         cases |= list_plays(folder)
+        cases["learn, 0.5B, all weights, vllm asleep on the card"] = partial(turns_case, folder / "0.5", tokens)
         for case, run in cases.items():
             if DEVICE == "cpu" and any(word in case for word in FOR_GPUS):
                 found.append({"case": case, "not": "for GPUs"})

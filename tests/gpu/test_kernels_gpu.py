@@ -149,13 +149,17 @@ def test_an_update_takes_the_memory_that_was_foretold(dtype: str, lora: bool, ag
 
 @pytest.mark.vllm
 @pytest.mark.skipif(not VLLM, reason="TRAILNOTES_TEST_VLLM names no Python with vLLM")
-def test_an_engine_that_sleeps_leaves_the_card_and_wakes_as_it_was(start_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["files", "ipc"])
+def test_an_engine_that_sleeps_leaves_the_card_and_wakes_as_it_was(
+    start_model: Path, tmp_path: Path, shared: bool
+) -> None:
     from trailnotes.policies.vllm import make_vllm_policy
 
     tokenizer = AutoTokenizer.from_pretrained(start_model)
-    Qwen2ForCausalLM(shape(256, 2, len(tokenizer) + 64)).save_pretrained(tmp_path)
+    model = Qwen2ForCausalLM(shape(256, 2, len(tokenizer) + 64)).to("cuda")
+    model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    engine = {"name": "vllm", "python": VLLM, "device_memory": 0.3}
+    engine = {"name": "vllm", "python": VLLM, "device_memory": 0.3, "shared_card": shared}
     config = Config(model={"path": str(tmp_path), "device": "cuda"}, engine=engine)
 
     async def said(policy: Any) -> tuple[int, ...]:
@@ -170,7 +174,8 @@ def test_an_engine_that_sleeps_leaves_the_card_and_wakes_as_it_was(start_model: 
         await policy.sleep()
         asleep, _ = torch.cuda.mem_get_info()
         assert asleep - awake > 0.15 * whole, "most of its share"
-        await policy.wake()
+        if await policy.wake():
+            await policy.load(dict(model.named_parameters()), 1)
         assert await said(policy) == before
 
     policy = make_vllm_policy(config, trains=True)

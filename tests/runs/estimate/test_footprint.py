@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from small import small_config
 from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError
 from trailnotes.runs.estimate import footprint
 from trailnotes.runs.estimate.footprint import (
     GIB,
@@ -214,6 +215,33 @@ def test_warning_of_too_little_free_memory(monkeypatch: pytest.MonkeyPatch, capl
     caplog.clear()
     footprint.warn_of_memory(config)
     assert not caplog.records
+
+
+def test_a_shared_card_without_room_is_refused_by_what_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "resolve_device", lambda _name: torch.device("cuda"))
+    monkeypatch.setattr(footprint, "_detect_device", lambda _config: ("a card", 80e9))
+    fits, fails = (settings(p, model=FULL, engine={"name": "vllm", "shared_card": True}) for p in (HALF, SEVEN))
+    footprint.warn_of_memory(fits)
+    with pytest.raises(ConfigError, match=r"fit a card \(moments, float32 56\.7, .*lower .*engine\.device_memory"):
+        footprint.warn_of_memory(fails)
+    footprint.warn_of_memory(settings(model=FULL, engine={"name": "vllm"}))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"engine": {"urls": ["http://elsewhere:1"]}},
+        {"engine": {"devices": ["1"]}},
+        {"learner": {"world_size": 2}},
+        {"rollout": {"max_async_iterations": 1}},
+        {"cluster": {"address": "auto"}},
+    ],
+)
+def test_a_shared_card_has_one_learner_that_waits(sections: dict[str, Any]) -> None:
+    engine = {"name": "vllm", "shared_card": True} | sections.pop("engine", {})
+    with pytest.raises(ValueError, match=r"engine\.shared_card is for engines that take turns"):
+        settings(engine=engine, **sections)
+    settings(engine=engine | {"name": "hf", "devices": [], "urls": []}, **sections)
 
 
 # -- what the estimate decides

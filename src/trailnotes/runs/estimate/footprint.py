@@ -47,8 +47,8 @@ SHARED_REPEATS = 2.0  # tokens of all rows over those that are computed once, as
 GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
 MICROBATCH_TOKENS = tuple(1 << power for power in range(17, 9, -1))  # what is tried on a GPU, 131,072 to 1,024
 ADVICE = (
-    "lower optim.microbatch_tokens, env.max_envs or engine.device_memory, set model.gradient_checkpointing, train "
-    "adapters (model.lora.enabled), use more devices (learner.world_size, engine.devices), or take a smaller model"
+    "lower optim.microbatch_tokens, env.max_envs or engine.device_memory, turn on model.gradient_checkpointing, train "
+    "adapters (model.lora.enabled = true), use more devices (learner.world_size, engine.devices) or a smaller model"
 )
 DEFAULT_GPU_BYTES = 80e9  # bytes, where no GPU is here
 OVERHEAD = 0.1  # of the peak: kernels, fragments, an embedder
