@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from puppet import WORDS, ask, forward, play_at_random
-from trailnotes.config.model_schema import ModelConfig
+from trailnotes.config.model_schema import EngineConfig, ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.learner.logprobs import TokenScorer
+from trailnotes.policies.hf.cache import MIN_SLOTS
 from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder, split_model
 from trailnotes.policies.hf.policy import (
     HFPolicy,
@@ -37,6 +38,47 @@ def test_later_turns_compute_only_what_is_new(model, tokenizer, monkeypatch):
     monkeypatch.setattr(policy.engine.decoder, "extend", lambda rows: fed.append(len(rows[0][1])) or extend(rows))
     last = play_at_random(policy, 4)[0][-1]
     assert sum(fed) == len(last.prompt_ids) + len(last.token_ids) - 1  # each token once; the last is never fed
+
+
+@pytest.mark.parametrize("burst", [1, 8])
+def test_request_for_a_tip_continues_the_ended_episode(model, tokenizer, monkeypatch, burst):
+    policy = HFPolicy(model, tokenizer, engine=EngineConfig(burst=burst))
+    decoder = policy.engine.decoder
+    fed: list[list[int]] = []
+    extend = decoder.extend
+    monkeypatch.setattr(decoder, "extend", lambda rows: fed.append([len(new) for _, new in rows]) or extend(rows))
+    texts = ["north hall " * 9 + end for end in ("key", "door", "dark")]
+
+    async def answer(name: str, messages: list[Message], seed: int) -> Completion:
+        completion = await policy.generate(messages, Sampling(max_tokens=3, seed=seed), name)
+        policy.close_episode(name)
+        return completion
+
+    async def answer_all(kind: str, conversations: list[list[Message]]) -> list[Completion]:
+        names = [f"{kind}{index}" for index in range(len(conversations))]
+        for name in names:
+            policy.open_episode(name)
+        return await asyncio.gather(*map(answer, names, conversations, range(3)))
+
+    async def run() -> tuple[list[Completion], list[Completion]]:
+        starts = [[Message("user", text)] for text in texts]
+        firsts = await answer_all("episode", starts)
+        fed.clear()
+        answers = [Message("assistant", first.text, first.token_ids) for first in firsts]
+        talks = [[*start, turn, Message("user", "A note?")] for start, turn in zip(starts, answers, strict=True)]
+        tips = await answer_all("tip", [[Message("user", "dark " * 40)], *reversed(talks)])  # the first continues none
+        assert decoder.cache.num_slots  # kept for others
+        return list(reversed(firsts)), tips
+
+    firsts, tips = asyncio.run(run())
+    held = [0, *(len(first.prompt_ids) + len(first.token_ids) - 1 for first in firsts)]  # the last was never fed
+    assert fed[0] == [len(tip.prompt_ids) - num for tip, num in zip(tips, held, strict=True)]
+    for tip in tips:
+        assert list(tip.logprobs) == pytest.approx(forward(model, tip), abs=1e-5)
+    one(policy)  # continues none
+    assert decoder.cache.num_slots == MIN_SLOTS
+    asyncio.run(policy.sleep())
+    assert decoder.cache.num_slots == 0
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
@@ -127,6 +169,7 @@ def test_whatever_happens_to_a_slot_logprobs_are_those_of_a_fresh_forward(model_
                 policy.bump_version()
         policy.close_episode("e20")
         policy.close_episode("keeper")
+        await policy.sleep()
 
     asyncio.run(run())
     assert policy.version == 5

@@ -137,16 +137,38 @@ class Decoder:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self._ids: dict[Slot, list[int]] = {}
+        self._ids: dict[Slot, list[int]] = {}  # of idle slots, too
+        self._idle: set[Slot] = set()  # released, with what a prompt may continue
 
-    def acquire(self) -> Slot:
-        slot = next(slot for slot in range(len(self._ids) + 1) if slot not in self._ids)
-        self._ids[slot] = []
+    def find_idle(self, prompt: Sequence[int]) -> Slot | None:
+        """Find an idle slot whose whole conversation this prompt continues."""
+
+        def continues(ids: Sequence[int]) -> bool:  # up to the tokens behind the end of its last completion
+            return count_common_prefix(ids, prompt, len(prompt) - 1) > max(0, len(ids) - self.burst)
+
+        return next((slot for slot in sorted(self._idle) if continues(self._ids[slot])), None)
+
+    def acquire(self, prompt: Sequence[int] = ()) -> Slot:
+        """Take the slot of `find_idle`, or else the lowest one that is not taken; if all are idle, they are freed."""
+        slot = self.find_idle(prompt)
+        if slot is None:
+            if len(self._idle) == len(self._ids):
+                self.free_idle()
+            taken = self._ids.keys() - self._idle
+            slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+            self._ids[slot] = []
+        self._idle.discard(slot)
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Forget a slot; with the last one all memory goes."""
-        self._ids.pop(slot, None)
+        """Leave a slot idle, for a prompt that continues its conversation, until another takes it."""
+        self._idle.add(slot)
+
+    def free_idle(self) -> None:
+        """Forget the idle slots; with the last slot all memory goes."""
+        for slot in self._idle:
+            del self._ids[slot]
+        self._idle.clear()
         if not self._ids:
             self.free_memory()
 
@@ -158,6 +180,7 @@ class Decoder:
 
     def reset_cache(self) -> None:
         """Empty all slots after the weights have changed, and give their memory back."""
+        self.free_idle()
         for ids in self._ids.values():
             ids.clear()
         self.free_memory()
@@ -401,6 +424,7 @@ def _validate_decoder(decoder: SlotDecoder) -> None:
     logits = decoder.extend([(first, ids[2:6]), (second, ids[6:])])
     for slot in (first, second):
         decoder.release(slot)
+    decoder.free_idle()
     network.model.eval()
     for got, expected in zip(logits, (ids[:6], ids[1:]), strict=True):
         with torch.inference_mode():  # by the plainest call there is

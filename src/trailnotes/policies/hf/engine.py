@@ -126,12 +126,15 @@ class Engine:
 
     def _admit(self) -> None:
         """Let all waiting requests join, in the order of their names, which no timing changes."""
-        for episode in sorted(self._waiting):
-            request = self._running[episode] = self._waiting.pop(episode)
-            slot = self._slots[episode]
-            if slot is None:
-                slot = self._slots[episode] = self.decoder.acquire()
-            request.slot = slot
+        names = sorted(self._waiting)
+        begun = [name for name in names if self._slots[name] is None]
+        # Those first that continue an ended episode, as a request for a tip does: the others take what is left.
+        for name in sorted(begun, key=lambda name: self.decoder.find_idle(self._waiting[name].prompt_ids) is None):
+            self._slots[name] = self.decoder.acquire(self._waiting[name].prompt_ids)
+        for episode in names:
+            request, slot = self._waiting.pop(episode), self._slots[episode]
+            assert slot is not None
+            self._running[episode], request.slot = request, slot
             request.pending = request.prompt_ids[self.decoder.rewind(slot, request.prompt_ids) :]
 
     def _step(self) -> None:

@@ -104,6 +104,9 @@ class HFPolicy(TrainedPolicy):
     def close_episode(self, episode: str) -> None:
         self.engine.close(episode)
 
+    async def sleep(self) -> None:
+        self.engine.decoder.free_idle()
+
     def bump_version(self) -> None:
         """Count a new version of the weights and clear the cache. Raises `PolicyError` as `reset_cache`."""
         self.reset_cache()
