@@ -58,7 +58,7 @@ def test_request_for_a_tip_continues_the_ended_episode(model, tokenizer, monkeyp
         names = [f"{kind}{index}" for index in range(len(conversations))]
         for name in names:
             policy.open_episode(name)
-        return await asyncio.gather(*map(answer, names, conversations, range(3)))
+        return await asyncio.gather(*map(answer, names, conversations, range(len(names))))
 
     async def run() -> tuple[list[Completion], list[Completion]]:
         starts = [[Message("user", text)] for text in texts]
