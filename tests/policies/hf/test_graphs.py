@@ -111,6 +111,7 @@ def test_a_row_ends_on_the_device(model: Any, tokenizer: Any, begun: int) -> Non
         found += decoder.decode([(slot, (5, 6, 7))], sample, 6)[0]
         assert decoder.rewind(slot, (5, 6, 7, *found[0][:5])) == (3 + begun if ends else 7)
         decoder.release(slot)
+        decoder.free_idle()
     assert found[1] == [*found[0][:begun], *[-1] * (6 - begun)]
 
 
