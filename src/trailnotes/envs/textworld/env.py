@@ -239,6 +239,14 @@ class TextWorldEnv:
             score=float(self._score), max_score=self._max_score, info={"action_refused": True} if refused else {},
         )  # fmt: skip
 
+    def solution(self, task: Task) -> tuple[str, ...]:
+        """Return the actions of the game's walkthrough, which win `task`; () where the file has none."""
+        require_textworld()
+        from textworld import Game
+
+        game: Any = Game.load(str(self._resolve_path(task).with_suffix(".json")))
+        return tuple(step for step in game.metadata.get("walkthrough") or () if step != "inventory")
+
     def close(self) -> None:
         if self._game:
             self._game.close()

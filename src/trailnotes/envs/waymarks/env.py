@@ -175,6 +175,11 @@ class _WaymarksBase:
 
     tasks = staticmethod(make_tasks)
 
+    @staticmethod
+    def solution(task: Task) -> tuple[str, ...]:
+        """Return actions that win `task`."""
+        return ws.gold_actions(parse_spec(task))
+
     def close(self) -> None:
         self._scene = None
         self._steps_left = 0
