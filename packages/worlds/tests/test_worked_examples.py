@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from small_shop import ListCatalogue, product
 
+from small_shop import ListCatalogue, product
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.envs import list_env_tasks, make_env
