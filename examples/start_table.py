@@ -40,11 +40,11 @@ from trailnotes_worlds.demonstrations.wikihow import Reader
 LABELS = (
     "tasks",
     "answers that are actions of the world",
-    "score without tips",
-    "score with the right tip",
+    "score, and share solved, without tips",
+    "with the right tip",
     "does all that it says",
     "names what scored, of a solved task",
-    "score with its own tip",
+    "with its own tip",
 )
 REFUSALS = (  # beginnings of what worlds answer to what is no action of theirs
     "Nothing happens.", "that makes no sense.", "That's not a verb", "You can't see any such thing", "What do you want",
@@ -148,8 +148,11 @@ def names(tips: Sequence[Tip], episode: Trajectory) -> bool:
 
 
 def score(episodes: Sequence[Trajectory]) -> str:
-    """Mean share of the full score."""
-    return f"{fmean(max(0.0, episode.score) / episode.max_score for episode in episodes):.2f}" if episodes else "-"
+    """Mean share of the full score, and share of the episodes that succeeded."""
+    if not episodes:
+        return "-"
+    mean = fmean(max(0.0, episode.score) / episode.max_score for episode in episodes)
+    return f"{mean:.2f}, {share([episode.success for episode in episodes])}"
 
 
 def main(path: str, settings: str, num: str = "6", *options: str) -> None:
