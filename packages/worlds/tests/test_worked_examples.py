@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -86,12 +86,13 @@ def test_the_worked_example_has_the_form_of_a_turn(world: str, monkeypatch: pyte
         pytest.skip("needs the extra alfworld")
     config = load_config(f"qwen/{world}")
     bare = config.model_copy(update={"rollout": config.rollout.model_copy(update={"example_turns": ()})})
-    task = {
+    made_up: dict[str, Callable[[], Task]] = {
         "webshop": partial(feeder_task, monkeypatch),
         "waymarks": poplar_task,
         "textworld": partial(unlisted_task, config, 0),
         "alfworld": partial(unlisted_task, config, 3),
-    }[world]()
+    }
+    task = made_up[world]()
     env: Any = make_env("waymarks-simulator" if world == "waymarks" else world, **config.env.options)
     for turns in split_episodes(list(config.rollout.example_turns)):
         asks = "Do not act any more" in turns[-1][0]
