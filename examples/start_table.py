@@ -42,7 +42,7 @@ LABELS = (
     "answers that are actions of the world",
     "score, and share solved, without tips",
     "with the right tip",
-    "does all that it says",
+    "plays the solution to the end, as it is",
     "names what scored, of a solved task",
     "with its own tip",
 )
