@@ -1,9 +1,11 @@
 """Pack the record of a comparison: what ``trailnotes compare table`` reads of its runs, and nothing else.
 
     python docs/results/records.py runs/compare/scope docs/results/records/scope.tar.xz
+    python docs/results/records.py runs/compare/qwen-adapt docs/results/records/qwen-adapt.tar.xz steps
 
-Settings, costs, curves and the score of every episode stay; weights, tips, prompts and steps go. Unpacked, ``trailnotes
-compare table DIR/runs/*`` computes the table again, and ``DIR/runs/*/panels/NAME`` that of a further panel.
+Settings, costs, curves and the score of every episode stay; weights, tips, prompts and steps go. With `steps` the
+actions stay, with the tips that were shown. Unpacked, ``trailnotes compare table DIR/runs/*`` computes the table again,
+and ``DIR/runs/*/panels/NAME`` that of a further panel.
 """
 
 from __future__ import annotations
@@ -26,14 +28,17 @@ WHOLE = {
     "run.json",
 }
 EPISODE = ("iteration", "task", "outcome", "success", "score", "return", "mode")
-LINE = ("iteration", "phase", "env_steps", "tokens", "seconds", "validation/", "rollout/success", "rollout/return")
+LINE = (
+    "iteration", "phase", "env_steps", "tokens", "seconds", "validation/", "rollout/success", "rollout/return",
+    "notebook/", "tips/unusable", "tips/written",
+)  # fmt: skip
 KEPT = {"episodes.jsonl": EPISODE, "trajectories.jsonl": EPISODE, "metrics.jsonl": LINE}  # beginnings of names
 
 
-def main(source: Path, target: Path) -> None:
+def main(source: Path, target: Path, *, steps: bool = False) -> None:
     """Write the record of the comparison or run at `source` to `target`, the same bytes for the same runs."""
     with tarfile.open(target, "w:xz", preset=9) as archive:
-        for path, content in sorted(_files(source)):
+        for path, content in sorted(_files(source, steps)):
             entry = tarfile.TarInfo(f"{source.name}/{path.relative_to(source)}")
             entry.size = len(content)
             if path.is_dir():
@@ -42,13 +47,13 @@ def main(source: Path, target: Path) -> None:
     print(f"{target}: {target.stat().st_size:,} bytes")
 
 
-def _files(source: Path) -> Iterator[tuple[Path, bytes]]:
+def _files(source: Path, steps: bool) -> Iterator[tuple[Path, bytes]]:
     for path in source.rglob("*"):
         trained = path.name == "trajectories.jsonl" and _checkpoints(path.parent)  # episodes that no table counts
         if path.name in WHOLE:
             yield path, path.read_bytes()
         elif path.name in KEPT and not trained:
-            yield path, _lines(path, KEPT[path.name])
+            yield path, _lines(path, KEPT[path.name], steps=steps and path.name == "trajectories.jsonl")
         elif path in _checkpoints(path.parent.parent):
             yield path, b""  # by it a run is known to have trained
 
@@ -57,11 +62,18 @@ def _checkpoints(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step-*"))[-1:]
 
 
-def _lines(path: Path, names: tuple[str, ...]) -> bytes:
-    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    kept = ({key: value for key, value in record.items() if key.startswith(names)} for record in records)
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept).encode()
+def _lines(path: Path, names: tuple[str, ...], *, steps: bool) -> bytes:
+    lines = []
+    for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        kept = {key: value for key, value in record.items() if key.startswith(names)}
+        if steps:
+            tips = [[{"text": tip["text"]} for tip in step["tips"]] for step in record["steps"]]
+            kept["steps"] = [
+                {"action": step["action"], "tips": own} for step, own in zip(record["steps"], tips, strict=True)
+            ]
+        lines.append(json.dumps(kept, ensure_ascii=False) + "\n")
+    return "".join(lines).encode()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), steps=sys.argv[3:] == ["steps"])

@@ -179,6 +179,30 @@ def test_the_playbook_loses_what_harmed_most() -> None:
     assert [(e.number, e.text, e.helpful, e.harmful) for e in notebook.entries] == [(1, "a", 1, 0), (3, "c", 0, 0)]
 
 
+@pytest.mark.parametrize(
+    ("method", "shown"), [("reasoningbank", "say w1"), ("ace", "(1) helpful 0, harmful 0: say w1")]
+)
+def test_free_form_keeps_answers_without_labels(tmp_path: Path, method: str, shown: str) -> None:
+    def write(request: str, word: int) -> str:
+        return "say w1" if request.startswith("You keep a playbook") else f"**say** w{word + 1}"
+
+    for free_form in (False, True):
+        policy = Author(write)
+        section = {"free_form": free_form}
+        adapt_by(policy, method, tmp_path / str(free_form), **ONE_GATE, eval={"trials": 2}, notebook=section)
+        assert (f'- "{shown}"' in actor_prompts(policy)[2]) == free_form
+
+
+def test_free_form_still_reads_labels() -> None:
+    assert parse_items("Well:\nTitle: t\nContent: c", free_form=True) == ("t: c",)
+    assert parse_items("- \n", free_form=True) == ()
+    notebook = Playbook(3, free_form=True)
+    groups = [TrajectoryGroup(Task("gate/1", "gates"), (trajectory(0.0),))]
+    assert update(notebook, groups, ["helpful: 1"]) == 1
+    update(notebook, groups, ["lesson: c helps", "I add this:\nadd: c"])
+    assert [entry.text for entry in notebook.entries] == ["c"]
+
+
 @pytest.mark.parametrize("answer", ["delete 2", "delete: 2", "**delete** experience 2", "delete #2"])
 def test_operations_are_read_as_models_write_them(answer: str) -> None:
     notebook = Experiences(3)

@@ -43,6 +43,7 @@ class NotebookConfig(Section):
     max_entry_tokens: int = key(96, "a shown entry is cut here", ge=4)
     max_write_tokens: int = key(512, "decoding limit of an answer", ge=1)
     temperature: float = key(1.0, "sampling temperature of answers", "ReasoningBank release ed80611", ge=0)
+    free_form: bool = key(False, "reasoningbank, ace: an answer without any of the labels asked for is one entry")
 
 
 CAPACITY: Final = 100  # entries that ace and training-free-grpo keep

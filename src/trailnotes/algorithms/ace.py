@@ -33,7 +33,8 @@ _CURATE: Final = (
 
 
 async def ace(run: AdaptationRun) -> None:
-    await notebook.adapt_by_notebook(run, Playbook(notebook.CAPACITY))
+    options = run.config.section(notebook.NotebookConfig)
+    await notebook.adapt_by_notebook(run, Playbook(notebook.CAPACITY, free_form=options.free_form))
 
 
 @dataclass(slots=True)
@@ -58,8 +59,8 @@ class Playbook:
 
     header = "Your playbook (quoted; with how often each entry helped and harmed):"
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, *, free_form: bool = False) -> None:
+        self.capacity, self.free_form = capacity, free_form  # free_form: lines without labels are lessons and entries
         self.entries: list[Entry] = []
         self._added = 0
 
@@ -89,8 +90,9 @@ class Playbook:
         )
         (answer,) = await ask("curation", [notebook.Question("curator", text)])
         known = {entry.text for entry in self.entries}
-        matches = filter(None, map(_ADD.match, notebook.read_lines(answer)))
-        added = [match[1] for match in matches if match[1] not in known]
+        lines = notebook.read_lines(answer)
+        labelled = [match[1] for match in map(_ADD.match, lines) if match]
+        added = [line for line in labelled or lines if line not in known] if labelled or self.free_form else []
         added = list(dict.fromkeys(added))[: min(len(lessons), self.capacity)]
         while len(self.entries) + len(added) > self.capacity:  # what is new has not had its turn
             self.entries.remove(min(self.entries, key=lambda entry: entry.balance))
@@ -104,7 +106,10 @@ class Playbook:
 
     def _read_reflection(self, answer: str) -> str:
         lesson, by_number = "", {entry.number: entry for entry in self.entries}
-        for line in notebook.read_lines(answer):
+        lines = notebook.read_lines(answer)
+        if self.free_form and not any(_TAG.match(line) or _LESSON.match(line) for line in lines):
+            return " ".join(lines)
+        for line in lines:
             if tag := _TAG.match(line):
                 for number in {int(digits) for digits in re.findall(r"\d{1,6}", tag[2])} & by_number.keys():
                     entry = by_number[number]

@@ -37,7 +37,8 @@ _WHY: Final = {
 
 
 async def reasoningbank(run: AdaptationRun) -> None:
-    await notebook.adapt_by_notebook(run, Bank(make_config_embedder(run.config)))
+    options = run.config.section(notebook.NotebookConfig)
+    await notebook.adapt_by_notebook(run, Bank(make_config_embedder(run.config), free_form=options.free_form))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class Bank:
 
     header = "Insights from earlier attempts at similar tasks (quoted; they may be wrong):"
 
-    def __init__(self, embedder: Embedder) -> None:
-        self.embedder, self.records = embedder, list[Record]()
+    def __init__(self, embedder: Embedder, *, free_form: bool = False) -> None:
+        self.embedder, self.records, self.free_form = embedder, list[Record](), free_form
 
     def __len__(self) -> int:
         return sum(len(record.items) for record in self.records)
@@ -77,20 +78,23 @@ class Bank:
             )
             for t in episodes
         ]  # fmt: skip
-        answers = [parse_items(answer) for answer in await ask("insights", questions)]
+        answers = [parse_items(answer, free_form=self.free_form) for answer in await ask("insights", questions)]
         words = [get_instruction(t) or t.task.id for t in episodes]
         vectors: Iterable[NDArray[np.float32]] = self.embedder.embed(words) if words else ()
         self.records += [Record(v, items) for v, items in zip(vectors, answers, strict=True) if items]
         return sum(not items for items in answers)
 
 
-def parse_items(answer: str) -> tuple[str, ...]:
+def parse_items(answer: str, *, free_form: bool = False) -> tuple[str, ...]:
     """Parse an answer as "title: content (description)" of each item; one without content is none.
 
-    A part begins with its label, on a line of its own or before the words, and goes on over the lines that follow.
+    A part begins with its label, on a line of its own or before the words, and goes on over the lines that follow. With
+    `free_form` an answer without labels is one item.
     """
-    items, part = [dict[str, str]()], ""
-    for line in notebook.read_lines(answer):
+    items, part, lines = [dict[str, str]()], "", notebook.read_lines(answer)
+    if free_form and lines and not any(map(_PART.match, lines)):
+        return (" ".join(lines),)
+    for line in lines:
         if match := _PART.match(line):
             part = match[1].lower()
             if part == "title":
