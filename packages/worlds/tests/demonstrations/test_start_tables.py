@@ -81,11 +81,5 @@ def test_webshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examined = example["Examined"](ScriptedPolicy(shop), config, 8)
     column = fill_column(example, examined)
     assert int(column.pop("tasks")) == len(examined.solved) > 4
-    assert list(column.values()) == [
-        "0.00",
-        "0.00, 0.00",
-        "1.00, 1.00",
-        "0.88",
-        "1.00",
-        "0.00, 0.00",
-    ]  # one tip leaves a detour out
+    assert list(column.values())[:3] == ["0.00", "0.00, 0.00", "1.00, 1.00"]
+    assert list(column.values())[3:] == ["0.88", "0.88", "0.00, 0.00"]  # one right tip leaves a detour out
