@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ def _files(source: Path, steps: bool) -> Iterator[tuple[Path, bytes]]:
     for path in source.rglob("*"):
         trained = path.name == "trajectories.jsonl" and _checkpoints(path.parent)  # episodes that no table counts
         if path.name in WHOLE:
-            yield path, path.read_bytes()
+            yield path, re.sub(rb'"/[^"]*/', b'"', path.read_bytes())  # nobody else has these folders
         elif path.name in KEPT and not trained:
             yield path, _lines(path, KEPT[path.name], steps=steps and path.name == "trajectories.jsonl")
         elif path in _checkpoints(path.parent.parent):
