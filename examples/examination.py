@@ -70,9 +70,9 @@ def answers(episode: Trajectory) -> list[Observation]:
     return [*(step.observation for step in episode.steps[1:]), episode.final_observation]
 
 
-def refusals(episode: Trajectory) -> list[bool]:
-    """For each action, whether the environment refused it."""
-    return [bool(answer.info.get("action_refused")) for answer in answers(episode)]
+def count_to_last_raise(episode: Trajectory) -> int:
+    """How many actions the episode took up to the last that raised the score."""
+    return max((number for number, step in enumerate(episode.steps, 1) if step.reward > 0), default=0)
 
 
 def share(hits: Sequence[bool]) -> str:

@@ -21,7 +21,7 @@ from contextlib import closing
 from pathlib import Path
 from statistics import fmean
 
-from examination import Examination, answers, print_table, share
+from examination import Examination, answers, count_to_last_raise, print_table, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -123,11 +123,6 @@ class Examined(Examination):
             return tuple(tip.action for tip in told)
         text = told[0].text if told else ""
         return tuple(text.split(" ; ")) if self.config.rollout.style == "terse" else parse_listed_actions(text)
-
-
-def count_to_last_raise(episode: Trajectory) -> int:
-    """How many actions the episode took up to the last that raised the score."""
-    return max((number for number, step in enumerate(episode.steps, 1) if step.reward > 0), default=0)
 
 
 def does(episode: Trajectory, told: dict[str, tuple[str, ...]]) -> bool:

@@ -22,7 +22,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from examination import Examination, answers, print_table, share
+from examination import Examination, answers, count_to_last_raise, print_table, share
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -137,7 +137,7 @@ def words(texts: Sequence[str]) -> str:
 
 def names(tips: Sequence[Tip], episode: Trajectory) -> bool:
     """Whether a tip names, in their order, the actions of an episode up to the last that raised the score."""
-    last = max((number for number, step in enumerate(episode.steps, 1) if step.reward > 0), default=0)
+    last = count_to_last_raise(episode)
     told = words([tip.text for tip in tips]) + " "
     for action in get_actions(episode)[:last]:
         _, found, told = told.partition(words([action]) + " ")

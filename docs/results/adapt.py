@@ -5,8 +5,8 @@
 Prints, trial by trial, the mean return of each method; its success and its difference to the baseline in the last
 trial, with the 95 % interval over games and seeds crossed (each game counts as a family of its own); tokens and
 processor minutes of a run. Then the links: answers of the author that could be used, and games that were lost by an
-action that had lost them before, or that the agent had read about. A method of which no run has ended is read as far
-as it has come. Further directories add rows, with differences to the baseline of the first.
+action that had lost them before, or that the agent had read about. Runs that have not ended, and methods without any
+that has, are left out. Further directories add rows, with differences to the baseline of the first.
 """
 
 from __future__ import annotations
@@ -53,19 +53,13 @@ def has_ended(place: RunLocation) -> bool:
 
 def build_row(spec: ComparisonSpec, method: str, places: list[RunLocation], last: Mapping[int, Games]) -> list[str]:
     """Build the line of a method; `last` are the returns of the baseline's last trial, by seed."""
-    trials = spec.budget.trials + 1
     attempts = {place.seed: read_attempts(place.directory, "return") for place in places}
-    ended = [place for place in places if has_ended(place)]
-    shown = [attempts[place.seed] for place in ended or places]
-    length = min(map(len, shown), default=0)
-    means = [f"{fmean(fmean(own[trial].values()) for own in shown):.0f}" for trial in range(length)]
-    wins = [fmean(read_attempts(place.directory, "success")[-1].values()) for place in ended]
-    success = f"{fmean(wins):.2f}" if wins else ""
-    by_task = format_by_task([attempts[place.seed][-1] for place in ended])
-    gap = format_gap({place.seed: attempts[place.seed][-1] for place in ended}, last)
-    costs = average_costs(ended) if ended else [""] * 3
-    cells = [*means, *[""] * (trials - length), by_task, success, gap if method != spec.compare.baseline else ""]
-    return [spec.labels()[method], str(len(ended)), *cells, *costs]
+    means = [f"{fmean(fmean(own.values()) for own in trial):.0f}" for trial in zip(*attempts.values(), strict=True)]
+    success = fmean(fmean(read_attempts(place.directory, "success")[-1].values()) for place in places)
+    ends = {seed: own[-1] for seed, own in attempts.items()}
+    gap = format_gap(ends, last) if method != spec.compare.baseline else ""
+    cells = [*means, format_by_task(list(ends.values())), f"{success:.2f}", gap, *average_costs(places)]
+    return [spec.labels()[method], str(len(places)), *cells]
 
 
 def format_by_task(seeds: list[Games]) -> str:
@@ -86,7 +80,7 @@ def format_gap(values: Mapping[int, Games], baseline: Mapping[int, Games]) -> st
 
 
 def average_costs(places: list[RunLocation]) -> list[str]:
-    """Average thousands of tokens written and read, and processor minutes, over ended runs."""
+    """Average thousands of tokens written and read, and processor minutes, over runs."""
     lines = [list(read_jsonl(place.directory / "metrics.jsonl"))[-1] for place in places]
     written, read = (fmean(line[name] for line in lines) / 1000 for name in ("tokens_generated", "tokens_read"))
     costs = [parse_json((place.directory / "cost.json").read_bytes())["total"] for place in places]
@@ -121,15 +115,13 @@ def main(folders: list[Path]) -> None:
     for folder, spec in specs.items():
         runs: dict[str, list[RunLocation]] = defaultdict(list)
         for place in spec.list_run_locations(folder):
-            if (place.directory / "metrics.jsonl").is_file():
+            if has_ended(place):
                 runs[place.method].append(place)
-        ended = [place for place in runs[spec.compare.baseline] if has_ended(place)]
-        last |= {place.seed: read_attempts(place.directory, "return")[-1] for place in ended}
-        rows += [build_row(spec, method, runs[method], last) for method in spec.methods]
-        links += [
-            [spec.labels()[method], *iter_links(list(filter(has_ended, runs[method])) or runs[method])]
-            for method in spec.methods
-        ]
+        last |= {
+            place.seed: read_attempts(place.directory, "return")[-1] for place in runs.get(spec.compare.baseline, ())
+        }
+        rows += [build_row(spec, method, places, last) for method, places in runs.items()]
+        links += [[spec.labels()[method], *iter_links(places)] for method, places in runs.items()]
     trials = [f"trial {trial}" for trial in range(first.budget.trials + 1)]
     print_table(
         ["", "seeds", *trials, "by task", "success", "less no memory", "written, k", "read, k", "minutes"], rows
