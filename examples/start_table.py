@@ -42,7 +42,7 @@ LABELS = (
     "answers that are actions of the world",
     "score, and share solved, without tips",
     "with the right tip",
-    "plays the solution to the end, as it is",
+    "plays exactly the actions of the solution",
     "names what scored, of a solved task",
     "with its own tip",
 )

@@ -65,7 +65,7 @@ def dry_run(
         return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: {missing} are "
                 "unknown; `trailnotes train` downloads it, and `hf download NAME config.json` what the memory "
                 "is estimated from\n")  # fmt: skip
-    show("training one iteration to measure time and disk, as long as one of the run takes; Ctrl-C twice stops it\n")
+    show("training one iteration of the run to measure time and disk; press Ctrl-C twice to stop it\n")
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         return _extrapolate(config, Path(name), memory)
 

@@ -128,7 +128,7 @@ class Engine:
         """Let all waiting requests join, in the order of their names, which no timing changes."""
         names = sorted(self._waiting)
         begun = [name for name in names if self._slots[name] is None]
-        # Those first that continue an ended episode, as a request for a tip does: the others take what is left.
+        # Requests that continue an ended episode, such as requests for tips, choose their slots before the others.
         for name in sorted(begun, key=lambda name: self.decoder.find_idle(self._waiting[name].prompt_ids) is None):
             self._slots[name] = self.decoder.acquire(self._waiting[name].prompt_ids)
         for episode in names:

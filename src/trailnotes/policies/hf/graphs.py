@@ -122,7 +122,7 @@ class StaticDecoder(SlotDecoder):
 
 
 def make_static(plain: Decoder) -> Decoder:
-    """Make a decoder by static steps of one that keeps a cache; give back `plain` where the model has no such step."""
+    """Wrap a decoder that keeps a cache in one that runs static steps; return `plain` if the model has no such step."""
     if not isinstance(plain, SlotDecoder):
         return plain
     try:
