@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import re
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
     from trailnotes.envs import Env
-    from trailnotes.types import Observation
+    from trailnotes.types import Observation, Tip
     from trailnotes.warmstart.demonstrations.episodes import Script
 
 logger = logging.getLogger(__name__)
 VERSION = 1  # of the scripts and their recordings
+LOST = -100.0  # the score that ends an attempt
 ROOMS = (
     "kitchen", "bathroom", "living room", "bedroom", "workshop", "art studio", "hallway", "greenhouse", "outside",
     "foundry",
@@ -62,6 +64,17 @@ class ScienceWorldDemonstrator(ExpertDemonstrator):
     @cached_property
     def recordings(self) -> list[RecordedGame]:
         return load_recordings(self.config)
+
+    def build_near_misses(self, trajectory: Trajectory) -> tuple[Tip, ...]:
+        """Build tips of attempts that were the same up to its focus, and failed by focusing on something else there."""
+        steps = trajectory.steps
+        at = next((i for i, step in enumerate(steps) if i and step.action.startswith("focus on ")), 0)
+        listings = (parse_things(step.observation.text) for step in reversed(steps[1 : at + 1]))
+        things = [f"focus on {thing}" for thing in next(filter(None, listings), ())]
+        others = [action for action in things if action != steps[at].action]
+        chosen = self.rng.sample(others, min(len(others), self.rng.randint(1, self.config.memory.top_k)))
+        failed = [replace(trajectory, steps=(*steps[:at], replace(steps[at], action=action))) for action in chosen]
+        return tuple(self.build_tip(attempt, LOST) for attempt in failed)
 
 
 def load_recordings(config: Config, folder: Path | None = None) -> list[RecordedGame]:
