@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 import warnings
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -173,18 +172,3 @@ def difference(one: Any, other: Any) -> float:
     mine, theirs = one.weights(), other.weights()
     assert list(mine) == list(theirs)
     return max(float((tensor - theirs[name]).abs().max()) for name, tensor in mine.items())
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has asked after yet has, too."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def wait_until_gone(pid: int, seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not is_gone(pid):
-        assert time.monotonic() < until, f"{pid} is an orphan"
-        time.sleep(0.05)
