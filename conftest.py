@@ -71,6 +71,12 @@ def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_start_model(tmp_path_factory.mktemp("start") / "model")
 
 
+@pytest.fixture(scope="module")
+def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of compiled games that the tests of a file share."""
+    return tmp_path_factory.mktemp("games")
+
+
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real server's API; it starts with the first test that asks for it."""

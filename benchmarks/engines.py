@@ -20,10 +20,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -150,21 +151,26 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
+def start_vllm(config: Config, tokenizer: Any, *, trains: bool = False) -> closing[VLLMPolicy]:
+    """An engine with this tokenizer: from a file of Qwen2's kind transformers would make another."""
+    with mock.patch("trailnotes.policies.hf.policy.load_tokenizer", return_value=tokenizer):
+        return closing(make_vllm_policy(config, trains=trains))
+
+
 def measure_vllm(
-    path: Path, model: Any, texts: Any, load: Workload, python: str, context: int, *, faults: bool = True
+    path: Path, model: Any, tokenizer: Any, texts: Any, load: Workload, python: str, context: int
 ) -> dict[str, float]:
-    """What the engine gives; with `faults` also what it takes to feed it, and to start anew after a kill."""
+    """What the engine gives, and what it takes to start it, to feed it, and to start anew after a kill."""
     config = Config(
         run={"deterministic": False, "threads": 1},
         model={"path": str(path), "device": "cpu", "dtype": str(model.dtype).removeprefix("torch.")},
         engine={"name": "vllm", "python": python, "max_concurrent": load.batch},
         rollout={"max_context_tokens": context},
     )
-    start, policy = timed(lambda: make_vllm_policy(config))
-    assert isinstance(policy, VLLMPolicy)
-    policy.endings.end_ids = frozenset()
     score = scorer(model)
-    try:
+    start, engine = timed(lambda: start_vllm(config, tokenizer))
+    with engine as policy:
+        policy.endings.end_ids = frozenset()
         play(policy, texts[:1], load)  # whatever is made at the first request
         served = policy.replicas[0].server
         assert served is not None
@@ -173,8 +179,6 @@ def measure_vllm(
         children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
         pids = [pid, *map(int, itertools.chain.from_iterable(children))]
         speeds = [play(policy, texts, load, *pids) for _ in range(load.repeats)]
-        if not faults:
-            return medians(speeds) | {"start_seconds": start}
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.01)
@@ -188,8 +192,6 @@ def measure_vllm(
             "rebuild_seconds": rebuild,
             "nats": max(nats for _, nats in loads),
         }
-    finally:
-        policy.close()
 
 
 def loaded(load: Workload, path: str, dtype: str) -> tuple[Any, Any]:
@@ -226,7 +228,7 @@ def measure(load: Workload, python: str, path: str = "", dtype: str = "float32")
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         try:
-            result["vllm"] = measure_vllm(Path(folder), model, texts, load, python, context)
+            result["vllm"] = measure_vllm(Path(folder), model, tokenizer, texts, load, python, context)
         except MissingExtraError as error:
             result["vllm_missing"] = str(error)
     result["ratios"] = {

@@ -26,12 +26,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 import transformers
-from engines import play
+from engines import play, start_vllm
 from shared import LARGEST_TIED, QWEN_SHAPES, finish, make_parser, make_tokenizer, print_table, save_shape
 from torch.distributed import FileStore
 from transformers.integrations.liger import apply_liger_kernel
@@ -45,7 +44,6 @@ from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.graphs import StaticDecoder
 from trailnotes.policies.hf.policy import HFPolicy
-from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy
 from trailnotes.runs.estimate.footprint import estimate_footprint, estimate_weight_copies, fit_microbatch
 from trailnotes.runs.estimate.model_shape import infer_model_shape
 from trailnotes.runs.training import WeightSync
@@ -206,12 +204,6 @@ def update_case(name: str, folder: Path, rows: list[Sample], tokens: int) -> dic
     if peak and config.model.dtype == "bfloat16":
         found["mfu"] = speed * (4 if config.model.lora.enabled else 6) * shape.whole / peak
     return found | {"tokens_per_second": speed}
-
-
-def start_vllm(config: Config, tokenizer: Any, *, trains: bool = False) -> contextlib.closing[VLLMPolicy]:
-    """An engine with this tokenizer: from a file of Qwen2's kind transformers would make another."""
-    with mock.patch("trailnotes.policies.hf.policy.load_tokenizer", return_value=tokenizer):
-        return contextlib.closing(make_vllm_policy(config, trains=trains))
 
 
 def play_case(name: str, folder: Path, load: Workload) -> dict[str, Any]:

@@ -1,13 +1,15 @@
-"""A server of embeddings on the loopback, which answers with real vectors, or as it is told to."""
+"""A server of embeddings on the loopback, which answers with real vectors, or as it is told to; and angles as texts."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import numpy as np
 
 from trailnotes.memory.retrieval import HashingEmbedder
 
@@ -84,3 +86,13 @@ def embedding_server() -> Iterator[EmbeddingServer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class Compass:
+    """Two dimensions: the text is an angle in degrees, so similarities are cosines that one can look up."""
+
+    name, dim = "compass", 2
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        angles = np.radians([float(text) for text in texts])
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)

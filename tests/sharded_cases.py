@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 import warnings
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,13 +15,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from small import small_config
-from tiny import VOCABULARY, episode, group, tiny_model, with_logprobs
+from tiny import episode, group, tiny_model, told, with_logprobs
 from trailnotes.config.schema import Config, LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import PackingMode, Ranks, build_samples
 from trailnotes.learner.sharded import make_learner
 from trailnotes.policies.hf.policy import load_model
-from trailnotes.types import RowRole, Sample
+from trailnotes.types import Sample
 
 UPDATES = 3
 LIMIT = 300.0  # seconds; no test waits for it, however busy the machine is
@@ -82,14 +81,6 @@ def rows_of(case: Case) -> list[Sample]:
         ]
         * case.others
     )
-
-
-def told(role: RowRole, seed: int, tokens: int, advantage: float = 0.0, **weights: float) -> Sample:
-    """A row of another role: three tokens of context, then `tokens` that are trained."""
-    rng = random.Random(seed)
-    ids = tuple(rng.randrange(VOCABULARY) for _ in range(3 + tokens))
-    behavior, advantages = ((0.0,) * 3 + (value,) * tokens for value in (-3.0, advantage))
-    return Sample(ids, (0,) * 3 + (1,) * tokens, behavior, advantages, role=role, **weights)
 
 
 def model_of(case: Case, seed: int = 0) -> Any:
@@ -173,18 +164,3 @@ def difference(one: Any, other: Any) -> float:
     mine, theirs = one.weights(), other.weights()
     assert list(mine) == list(theirs)
     return max(float((tensor - theirs[name]).abs().max()) for name, tensor in mine.items())
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has asked after yet has, too."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def wait_until_gone(pid: int, seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not is_gone(pid):
-        assert time.monotonic() < until, f"{pid} is an orphan"
-        time.sleep(0.05)

@@ -9,6 +9,7 @@ from typing import Any
 
 from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
+from trailnotes.storage.files import read_jsonl
 from trailnotes.warmstart.demonstrations.waymarks import WaymarksDemonstrator
 
 FAMILIES = ["route/amber", "keys/granite"]
@@ -84,3 +85,7 @@ def save_start_model(path: Path, max_tokens: int = SETTINGS["rollout"]["max_cont
     tokenizer = train_tokenizer(texts, config.warmstart.vocab_size)
     export_model(build_model(tokenizer, config.warmstart, max_tokens), path, tokenizer)
     return path
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return list(read_jsonl(path))

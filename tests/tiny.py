@@ -14,7 +14,18 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
-from trailnotes.types import Completion, Mode, Observation, Sample, Step, Task, TokenIds, Trajectory, TrajectoryGroup
+from trailnotes.types import (
+    Completion,
+    Mode,
+    Observation,
+    RowRole,
+    Sample,
+    Step,
+    Task,
+    TokenIds,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 VOCABULARY = 48
 TASK = Task("task", "numbers")
@@ -85,3 +96,11 @@ def with_logprobs(samples: Sequence[Sample], seed: int, spread: float = 0.3) -> 
     """The same rows with behaviour near -3, so that ratios differ from 1."""
     rng = random.Random(seed)
     return [replace(s, behavior_logprobs=tuple(m * (-3 + rng.gauss(0, spread)) for m in s.loss_mask)) for s in samples]
+
+
+def told(role: RowRole, seed: int, tokens: int, advantage: float = 0.0, **weights: float) -> Sample:
+    """A row of another role: three tokens of context, then `tokens` that are trained."""
+    rng = random.Random(seed)
+    ids = tuple(rng.randrange(VOCABULARY) for _ in range(3 + tokens))
+    behavior, advantages = ((0.0,) * 3 + (value,) * tokens for value in (-3.0, advantage))
+    return Sample(ids, (0,) * 3 + (1,) * tokens, behavior, advantages, role=role, **weights)

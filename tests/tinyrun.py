@@ -129,6 +129,11 @@ def episodes(path: Path) -> list[dict[str, Any]]:
     return list(read_jsonl(path / "trajectories.jsonl"))
 
 
+def list_actions(path: Path) -> list[list[str]]:
+    """The actions of every episode."""
+    return [[step["action"] for step in episode["steps"]] for episode in episodes(path)]
+
+
 def tip_rows(path: Path) -> list[tuple[Any, ...]]:
     """All columns of all tips, vectors included, but for the time of writing."""
     with closing(sqlite3.connect(path / "memory.db")) as connection:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptrun import NEVER, Guesser, adapt_by
+from small import lines
 from trailnotes.algorithms.reflexion import ReflectionMemory
-from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Message, Tip
 
 HEADER = "Your plans for this task, each made after a failed trial, oldest first (quoted; they may be wrong):"
@@ -26,10 +25,6 @@ def plans_in(directory: Path) -> list[tuple[str, str, int]]:
 def of_gate(gate: int, prompts: list[list[Message]]) -> list[list[Message]]:
     """The prompts of one gate, in the order in which they were asked."""
     return [prompt for prompt in prompts if f"open gate {gate}" in "".join(message.content for message in prompt)]
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return list(read_jsonl(path))
 
 
 @pytest.mark.parametrize("style", ["full", "terse"])

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from proxy import Proxy
 from served import MODEL
 from small import small_config
+from tinyrun import episodes
 from trailnotes.config.toml import to_toml
 from trailnotes.memory.tipfile import read_tips
 from trailnotes.storage.files import read_jsonl
@@ -58,10 +58,6 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     said, _ = process.communicate(timeout=120)
     assert process.returncode == code, said
     return said
-
-
-def episodes(out: Path) -> list[dict[str, Any]]:
-    return list(read_jsonl(out / "trajectories.jsonl"))
 
 
 def kept(out: Path) -> int:

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from small import small_config
+from small import lines, small_config
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_tasks
 from trailnotes.runs import evaluate as evaluation
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.panels import JOURNAL_FILE
 from trailnotes.runs.train import train
-from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Trajectory
 
 
@@ -36,10 +35,6 @@ def a_config(start: Path, **sections: Any) -> Config:
 def fingerprint(directory: Path) -> dict[str, str]:
     files = (file for file in sorted(directory.rglob("*")) if file.is_file())
     return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return list(read_jsonl(path))
 
 
 # -- the panel

@@ -253,15 +253,6 @@ def test_gmpo_by_hand() -> None:
     assert (found.low.any().item(), found.high.tolist()) == (False, [[True, False]])
 
 
-def test_cispo_by_hand() -> None:
-    """A ratio of 2 counts as 1.3, and has a gradient all the same."""
-    logprobs = row64(math.log(0.8)).requires_grad_()
-    found = surrogate(LossConfig(objective="cispo"), logprobs, batch_of(row64(math.log(0.4)), row64(2.0)))
-    torch.testing.assert_close(found, row64(-2.6 * math.log(0.8)))
-    found.sum().backward()
-    torch.testing.assert_close(logprobs.grad, row64(-2.6))
-
-
 @pytest.mark.parametrize(
     ("old", "now", "advantage", "kept"),
     [(0.1, 0.35, 1.0, True), (0.1, 0.45, 1.0, False), (0.1, 0.45, -1.0, True), (0.5, 0.25, -1.0, False),

@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from tiny import VOCABULARY, episode, gradients, group, tiny_model, with_logprobs
+from tiny import episode, gradients, group, tiny_model, told, with_logprobs
 from tiny import learner as make_learner
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
@@ -23,7 +23,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer
 from trailnotes.learner.losses import compute_token_weights
 from trailnotes.learner.samples import build_anchor_samples, build_samples, iter_minibatches
-from trailnotes.types import Completion, Mode, RowRole, Sample, Tip, TrajectoryGroup
+from trailnotes.types import Completion, Mode, Sample, Tip, TrajectoryGroup
 
 Settings = dict[str, Any]
 
@@ -35,15 +35,6 @@ def acted(num: int = 4) -> list[Sample]:
     """Rows of episodes, some off policy."""
     episodes = [episode(random.Random(i), 1 + i % 3, ("plain", "off_policy")[i % 2]) for i in range(num)]
     return with_logprobs(build_samples([group(*episodes)], [[(-1) ** i * (1 + i / 4) for i in range(num)]]), 1)
-
-
-def told(role: RowRole, seed: int, tokens: int, advantage: float = 0.0, **weights: float) -> Sample:
-    """A row of another role: three tokens of context, then `tokens` that are trained."""
-    rng = random.Random(seed)
-    ids = tuple(rng.randrange(VOCABULARY) for _ in range(3 + tokens))
-    mask = (0,) * 3 + (1,) * tokens
-    behavior, advantages = ((0.0,) * 3 + (value,) * tokens for value in (-3.0, advantage))
-    return Sample(ids, mask, behavior, advantages, role=role, **weights)
 
 
 OTHERS = [

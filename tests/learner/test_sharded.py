@@ -16,7 +16,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from sharded_cases import Case, config_of, difference, one_process, rows_of, wait_until_gone
+from children import alive, wait_for
+from sharded_cases import Case, config_of, difference, one_process, rows_of
 from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
 from trailnotes.learner.learner import Learner
@@ -146,7 +147,7 @@ def test_no_rank_outlives_rank_0(start_model: Path, tmp_path: Path, stopped: boo
                 os.kill(int(pid), signal.SIGSTOP)
         finally:
             parent.kill()
-    wait_until_gone(int(pid))
+    wait_for(lambda: not alive(int(pid)), 120)
     assert not Path(directory).exists()
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embeddings import Compass
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import clean_tip, open_memory
 from trailnotes.memory.schema import EmbedderIdentity
@@ -18,16 +18,6 @@ from trailnotes.memory.tips import MARKUP, MAX_KEY_CHARS, TipMemory
 from trailnotes.types import Tip
 
 # --- fakes --------------------------------------------------------------------------------------------------------
-
-
-class Compass:
-    """Two dimensions: the text is an angle in degrees, so similarities are cosines that one can look up."""
-
-    name, dim = "compass", 2
-
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        angles = np.radians([float(text) for text in texts])
-        return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
 def compass_memory(**settings: object) -> TipMemory:

@@ -15,7 +15,7 @@ import pytest
 
 import trailnotes
 from adaptrun import NEVER, Gate, Guesser, adapt_by, gate_config, run_process, seeds_asked, seeds_on_disk
-from small import small_config
+from small import lines, small_config
 from trailnotes.commands import main
 from trailnotes.config.toml import load_config, to_toml
 from trailnotes.envs.workers.pool import EnvPool
@@ -32,10 +32,6 @@ from trailnotes.storage.files import read_jsonl, trajectory_from_json
 from trailnotes.types import Message, Sampling
 
 METHODS = ("naive", "reflexion", "empo2-tips")
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return list(read_jsonl(path))
 
 
 def without_clock(record: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from children import alive, children_of, wait_for
-from tinyrun import distance, episodes, metrics, tiny_config
+from tinyrun import distance, list_actions, metrics, tiny_config
 from trailnotes.config.toml import to_toml
 from trailnotes.errors import RunError
 from trailnotes.policies.vllm import server
@@ -40,11 +40,6 @@ def settings_of(start: Path, model: dict[str, Any], **sections: dict[str, Any]) 
     """Such that rounding cannot change a token."""
     own = {"model": {"path": str(start), **model}, "optim": {"lr": 1e-4, "epochs": 2}, "run": {"deterministic": False}}
     return own | {name: own.get(name, {}) | section for name, section in sections.items()}
-
-
-def list_actions(path: Path) -> list[list[str]]:
-    """The actions of every episode."""
-    return [[step["action"] for step in episode["steps"]] for episode in episodes(path)]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +154,6 @@ def test_killed_run_ends_its_engine_and_resumes(start_model: Path, tmp_path: Pat
 
 
 TWO = {"world_size": 2}
-LORA = {"lora": {"enabled": True, "rank": 4}}
 
 
 @pytest.mark.long

@@ -11,9 +11,11 @@ from trailnotes.config.methods import TIPS_ONLY_METHOD
 
 
 def _run(args: Namespace) -> None:
+    from trailnotes.reporting.tables import print_table, print_text
     from trailnotes.reporting.terminal import ProgressBar
     from trailnotes.runs.adapt import adapt
     from trailnotes.runs.directory import TRAJECTORIES
+    from trailnotes.runs.panels import build_panel_table, describe_intervals, read_table
 
     config = load_command_config(args.subject, args.config, args.settings)
     episodes = args.out / TRAJECTORIES
@@ -25,17 +27,10 @@ def _run(args: Namespace) -> None:
         )  # fmt: skip
     if before and episodes.stat().st_size == before:
         print("this adaptation had ended already: nothing was played again\n")
-    _print_result(args.out)
-
-
-def _print_result(out: Path) -> None:
-    from trailnotes.reporting.tables import print_table, print_text
-    from trailnotes.runs.panels import build_panel_table, describe_intervals, read_table
-
-    rows, figures = read_table(out)
+    rows, figures = read_table(args.out)
     print_table("", build_panel_table(rows, figures))
     print_text(describe_intervals(rows))
-    print(f"written to {out}")
+    print(f"written to {args.out}")
 
 
 ADAPT = Command(

@@ -86,15 +86,10 @@ def normalize_embedder_name(name: str) -> str:
     return f"{OPENAI_PREFIX}{named['model']}" if named else name
 
 
-def is_missing_directory(path: str) -> bool:
-    """Tell whether a `model.path` can only be a directory, and does not exist."""
-    is_local = path.startswith(LOCAL_PREFIXES) or path.count("/") > 1
-    return is_local and not path.startswith(OPENAI_PREFIX) and not Path(path).expanduser().exists()
-
-
 def require_model_directory(path: str) -> None:
     """Refuse a `model.path` whose directory is missing."""
-    if is_missing_directory(path):
+    is_local = path.startswith(LOCAL_PREFIXES) or path.count("/") > 1  # no name on the hub
+    if is_local and not path.startswith(OPENAI_PREFIX) and not Path(path).expanduser().exists():
         is_start = path.startswith(RUNS_PREFIX)
         fix = f"; a start model is made first: trailnotes warmstart CONFIG --out {path}" if is_start else ""
         raise ConfigError(f"model.path = {path!r}: there is no such directory{fix}")

@@ -52,7 +52,6 @@ class Env(Protocol):
     def close(self) -> None: ...
 
 
-_HERE: Final = Path(__file__).parent
 _CALLERS: Final = tuple(str(Path(__file__).with_name(name)) for name in ("base.py", "check.py", "workers"))
 _MAX_FRAMES, _MAX_TRACEBACK = 20, 8000  # frames, and characters
 

@@ -96,17 +96,13 @@ class AgentProcess:
             self._tail = (self._tail + piece)[-4 * MAX_OUTPUT :]
         os.close(self._output)
 
-    def _kill_strays(self) -> None:
-        """Kill processes that left the group with the agent's environment, on Linux."""
+    def _wait(self) -> None:
+        failure, code = "", wait_for_group(self._process)
         mark = f"TRAILNOTES_SESSION={self._url}\0".encode()
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        for path in Path("/proc").glob("[0-9]*/environ"):  # on Linux; processes that left the group still have it
             with contextlib.suppress(OSError):  # another user's, or gone
                 if mark in path.read_bytes():
                     os.kill(int(path.parent.name), signal.SIGKILL)
-
-    def _wait(self) -> None:
-        failure, code = "", wait_for_group(self._process)
-        self._kill_strays()
         if code:
             self._reader.join(1.0)  # a process that left the group may write on
             output = sanitize_text(self._tail.decode(errors="replace"), 10 * MAX_OUTPUT)[-MAX_OUTPUT:]

@@ -202,7 +202,11 @@ def build_rank(group: ranks.LearnerGroup, config: Config, dump_dir: Path | None)
     on_host = config.model.model_copy(update={"device": "cpu", "attn_implementation": ""})
     torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
     model = load_model(on_host)[0]
-    _require_plain_head(config, model)
+    # While it is gathered once, a head cannot be needed with its adapters and without them.
+    head = model.get_output_embeddings() if config.model.lora.enabled and config.has_anchor_rows else None
+    if head is not None and any(parameter.requires_grad for parameter in head.parameters()):
+        raise ConfigError("several processes cannot anchor rows where the output embedding has adapters: leave it out "
+                          "of model.lora.target_modules, or set learner.world_size = 1")  # fmt: skip
     packing = choose_packing(config, model)
     whole = not config.model.lora.enabled
     dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
@@ -229,14 +233,6 @@ def _build_learner(
         base = base.get_base_model() if hasattr(base, "get_base_model") else base
         base.set_attn_implementation(attention)
     return learner
-
-
-def _require_plain_head(config: Config, model: Any) -> None:
-    """Refuse a head that would be needed with its adapters and without them while it is gathered once."""
-    head = model.get_output_embeddings() if config.model.lora.enabled and config.has_anchor_rows else None
-    if head is not None and any(parameter.requires_grad for parameter in head.parameters()):
-        raise ConfigError("several processes cannot anchor rows where the output embedding has adapters: leave it out "
-                          "of model.lora.target_modules, or set learner.world_size = 1")  # fmt: skip
 
 
 if __name__ == "__main__":

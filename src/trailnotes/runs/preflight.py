@@ -61,11 +61,8 @@ def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine:
             require_context_length(config.model, config.rollout.max_context_tokens)
         warn_unused(config)
         warn_of_memory(config)
-    if tips is not None:
-        _validate_tips(config, tips)
-
-
-def _validate_tips(config: Config, tips: Sequence[Tip]) -> None:
+    if tips is None:
+        return
     if not resolve_method(config.algorithm.name).memory:
         raise ConfigError(f"{config.algorithm.name} trains without a memory: leave out --memory")
     played = [task.id for task in load_training_tasks(config)]

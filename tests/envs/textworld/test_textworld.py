@@ -21,12 +21,6 @@ ODD_ACTIONS = ("", "\n", "é ☃", "x" * 100_000, "\x1b[31m", "go north\nquit", 
 
 
 @pytest.fixture(scope="module")
-def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache of the one game of this module."""
-    return tmp_path_factory.mktemp("games")
-
-
-@pytest.fixture(scope="module")
 def game(games: Path) -> Path:
     """The compiled game itself."""
     TextWorldEnv(cache_dir=games).reset(TextWorldEnv.tasks("train", **TREASURE)[0])

@@ -31,12 +31,6 @@ EVERY_SIZE = [(kind, size) for kind, sizes in ws.SIZES.items() for size in sizes
 KEYS_SEED, ROUTE_SEED = 7, 4  # chosen so that the start of both holds furniture, and one junction is without
 
 
-@pytest.fixture(scope="module")
-def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that the tests of this module share."""
-    return tmp_path_factory.mktemp("games")
-
-
 def tiny_tasks() -> list[Task]:
     """One route and one keys game: all that this module compiles, besides one twin of each."""
     route = ws.make_spec("route", "amber", ("north", "east", "north", "west", "south", "south", "west"), ROUTE_SEED)

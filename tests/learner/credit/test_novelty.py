@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from embeddings import Compass
 from tiny import step, trajectory
 from trailnotes.config.schema import Config
 from trailnotes.learner.credit.steps import Novelty, StateCounter, VisitCounter
@@ -26,16 +27,6 @@ from trailnotes.runs.training import make_novelty
 from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup
 
 KINDS = ("none", "tips", "states", "counts", "rnd")
-
-
-class Compass:
-    """Two dimensions: the text is an angle in degrees."""
-
-    name, dim = "compass", 2
-
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        angles = np.radians([float(text) for text in texts])
-        return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
 def episode(*texts: str, task: str = "task") -> Trajectory:

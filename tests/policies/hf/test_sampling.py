@@ -33,11 +33,6 @@ def test_the_cumulative_distribution_is_inverted(uniform, token):
     assert draw(PROBS, uniform) == (token, pytest.approx(math.log(PROBS[0, token]), abs=1e-6))
 
 
-def test_temperature_zero_is_greedy_with_the_logprob_of_temperature_one():
-    assert draw(PROBS, 0.99, temperature=0) == (1, pytest.approx(math.log(0.4), abs=1e-6))
-    assert draw(PROBS, 0.0, temperature=0, top_p=0.1, top_k=1) == (1, pytest.approx(math.log(0.4), abs=1e-6))
-
-
 @pytest.mark.parametrize(
     ("options", "kept"),
     [

@@ -13,9 +13,10 @@ import pytest
 import ray
 import torch
 
+from children import alive, wait_for
 from idle import occupied
 from nodes import get_pid
-from sharded_cases import UPDATES, Case, config_of, difference, rows_of, wait_until_gone
+from sharded_cases import UPDATES, Case, config_of, difference, rows_of
 from trailnotes.config.schema import Config, LearnerConfig
 from trailnotes.errors import ClusterError, LearnerError
 from trailnotes.learner.sharded import ShardedLearner, make_learner
@@ -69,7 +70,7 @@ def test_two_nodes_learn_what_one_process_does(cluster_at: Any, two_nodes: TwoNo
     learner.save(tmp_path / "saved")
     kept, pid = learner.weights(), get_pid(rank_1(learner).actor)
     learner.close()
-    wait_until_gone(pid)
+    wait_for(lambda: not alive(pid), 120)
 
     learner = ShardedLearner(config, tmp_path / "dumps", cluster.start_ranks())
     learner.load(tmp_path / "saved")

@@ -15,7 +15,7 @@ import pytest
 from idle import occupied
 from nodes import TwoNodes, get_pid
 from small import small_config
-from tinyrun import distance, episodes, metrics, tiny_config
+from tinyrun import distance, list_actions, metrics, tiny_config
 from trailnotes.config.schema import Config
 from trailnotes.errors import LearnerError
 from trailnotes.learner.sharded import ShardedLearner
@@ -63,11 +63,6 @@ def spread(nodes: TwoNodes, config: Config, world: int = 2, **engine: Any) -> Co
     sections["engine"] |= engine
     sections["cluster"]["address"] = nodes.address
     return Config(**sections)
-
-
-def list_actions(path: Path) -> list[list[str]]:
-    """The actions of every episode."""
-    return [[step["action"] for step in episode["steps"]] for episode in episodes(path)]
 
 
 def at_update(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[RankActorHandle], object]) -> None:

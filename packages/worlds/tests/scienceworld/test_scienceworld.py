@@ -5,13 +5,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import trailnotes
-from tinyrun import metrics
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.toml import load_config
 from trailnotes.envs import check_env
@@ -186,19 +183,3 @@ def test_configs_of_the_panel_differ_in_nothing_but_the_task() -> None:
         assert settings["run"].pop("name") == settings["env"]["options"].pop("task") == name
         texts.add(str(settings))
     assert len(texts) == 1
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("same_threads")
-def test_a_tiny_model_can_be_trained(tmp_path: Path) -> None:
-    settings = (
-        "--env.name scienceworld --env.num_workers 1 --env.max_envs 2 --env.options.num_train 2 "
-        "--model.path builtin:waymarks-start --model.device cpu --rollout.style terse "
-        "--rollout.num_tasks 2 --rollout.group_size 4 --rollout.max_steps 3 --rollout.max_action_tokens 8 "
-        "--rollout.max_observation_tokens 48 --rollout.max_context_tokens 512 --memory.max_write_tokens 8 "
-        "--train.iterations 1"
-    )
-    trailnotes.train(load_config(None, settings.split()), tmp_path / "run")
-    (line,) = metrics(tmp_path / "run")
-    assert (line["rollout/errors"], line["episodes"], line["rollout/env_steps"]) == (0.0, 8, 24.0)
-    assert line["tips/written"]

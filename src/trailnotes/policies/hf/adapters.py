@@ -204,7 +204,13 @@ def merge_adapters(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Any,
     Returns the model, and the norm of the rounding error divided by the norm of the change, over all adapted weights.
     (A base that is no number of `dtype` loses more than that.)
     """
-    _untie_adapted_embedding(model.get_base_model())
+    base = model.get_base_model()
+    layers = base.get_input_embeddings(), base.get_output_embeddings()
+    embedding, head = (getattr(layer, "base_layer", layer) for layer in layers)
+    if head is not None and head.weight is embedding.weight and (embedding, head) != layers:
+        # Adapters change one of two that share their weights: each gets weights of its own.
+        head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        base.config.tie_word_embeddings = base.config.get_text_config().tie_word_embeddings = False
     error = change = 0.0
     for module in model.modules():
         if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer"):
@@ -214,12 +220,3 @@ def merge_adapters(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Any,
                 error += float((total.to(dtype).float() - total).square().sum(dtype=torch.float64))
                 change += float(delta.square().sum(dtype=torch.float64))
     return model.merge_and_unload().to(dtype), math.sqrt(error / change) if change else 0.0
-
-
-def _untie_adapted_embedding(base: Any) -> None:
-    """Give head and embedding weights of their own where adapters change one of two that share them."""
-    layers = base.get_input_embeddings(), base.get_output_embeddings()
-    embedding, head = (getattr(layer, "base_layer", layer) for layer in layers)
-    if head is not None and head.weight is embedding.weight and (embedding, head) != layers:
-        head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
-        base.config.tie_word_embeddings = base.config.get_text_config().tie_word_embeddings = False

@@ -140,23 +140,24 @@ class Decoder:
         self._ids: dict[Slot, list[int]] = {}  # of idle slots, too
         self._idle: set[Slot] = set()  # released, with what a prompt may continue
 
-    def find_idle(self, prompt: Sequence[int]) -> Slot | None:
-        """Find an idle slot whose whole conversation this prompt continues."""
+    def resume(self, prompt: Sequence[int]) -> Slot | None:
+        """Take an idle slot whose whole conversation this prompt continues."""
 
         def continues(ids: Sequence[int]) -> bool:  # up to the tokens behind the end of its last completion
             return count_common_prefix(ids, prompt, len(prompt) - 1) > max(0, len(ids) - self.burst)
 
-        return next((slot for slot in sorted(self._idle) if continues(self._ids[slot])), None)
+        slot = next((slot for slot in sorted(self._idle) if continues(self._ids[slot])), None)
+        if slot is not None:
+            self._idle.remove(slot)
+        return slot
 
-    def acquire(self, prompt: Sequence[int] = ()) -> Slot:
-        """Take the slot of `find_idle`, or else the lowest one that is not taken; if all are idle, they are freed."""
-        slot = self.find_idle(prompt)
-        if slot is None:
-            if len(self._idle) == len(self._ids):
-                self.free_idle()
-            taken = self._ids.keys() - self._idle
-            slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-            self._ids[slot] = []
+    def acquire(self) -> Slot:
+        """Take the lowest slot that is not taken; if all are idle, they are freed first."""
+        if len(self._idle) == len(self._ids):
+            self.free_idle()
+        taken = self._ids.keys() - self._idle
+        slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+        self._ids[slot] = []
         self._idle.discard(slot)
         return slot
 

@@ -129,8 +129,11 @@ class Engine:
         names = sorted(self._waiting)
         begun = [name for name in names if self._slots[name] is None]
         # Requests that continue an ended episode, such as requests for tips, choose their slots before the others.
-        for name in sorted(begun, key=lambda name: self.decoder.find_idle(self._waiting[name].prompt_ids) is None):
-            self._slots[name] = self.decoder.acquire(self._waiting[name].prompt_ids)
+        for name in begun:
+            self._slots[name] = self.decoder.resume(self._waiting[name].prompt_ids)
+        for name in begun:
+            if self._slots[name] is None:
+                self._slots[name] = self.decoder.acquire()
         for episode in names:
             request, slot = self._waiting.pop(episode), self._slots[episode]
             assert slot is not None

@@ -71,7 +71,12 @@ def expand_runs(spec: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]
     """
     beside = path.parent / spec.compare.config
     base = (beside if beside.exists() else find_config(spec.compare.config)) if spec.compare.config else None
-    _validate_shared_settings(spec, path)
+    for name in flatten_settings(spec.settings):
+        if name in _RESERVED_KEYS:
+            raise ConfigError(f"{path}: settings sets {name}, which is the comparison's to set: leave it out")
+    trained = [name for name in spec.methods if resolve_method(spec.get_algorithm(name)).trains]
+    if trained and not (spec.budget.env_steps or spec.budget.tokens):
+        raise ConfigError(f"{path}: {', '.join(trained)} train without a budget: set budget.env_steps or budget.tokens")
     runs = [_expand_run(spec, name, seed, base, path, out) for seed in spec.compare.seeds for name in spec.methods]
     panels = {run.method: {name: flatten_config(run.config)[name] for name in _PANEL_KEYS} for run in runs}
     for method, own in panels.items():
@@ -171,15 +176,6 @@ def _load_layered_config(
         message = str(error).replace("command line", f"{source[0]}", 1)
         raise ConfigError(message if str(base) in message else f"{message} ({source[1]})") from None
     return config
-
-
-def _validate_shared_settings(spec: ComparisonSpec, path: Path) -> None:
-    for name in flatten_settings(spec.settings):
-        if name in _RESERVED_KEYS:
-            raise ConfigError(f"{path}: settings sets {name}, which is the comparison's to set: leave it out")
-    trained = [name for name in spec.methods if resolve_method(spec.get_algorithm(name)).trains]
-    if trained and not (spec.budget.env_steps or spec.budget.tokens):
-        raise ConfigError(f"{path}: {', '.join(trained)} train without a budget: set budget.env_steps or budget.tokens")
 
 
 def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -51,10 +51,6 @@ class LineReader(Generic[Row]):
         return self._rows
 
 
-def parse_metrics(_number: int, _offset: int, line: bytes) -> MetricsLine | None:
-    return parse_record(line)
-
-
 def extract_series(lines: Sequence[MetricsLine], name: str) -> list[tuple[float, float]]:
     """Extract (environment steps, value) of one metric; by iterations where steps were not counted."""
     points = []

@@ -18,7 +18,8 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import flatten_config
 from trailnotes.errors import RunError, TrailnotesError
 from trailnotes.runs.directory import load_run_config
-from trailnotes_lab.view.lines import EpisodeRow, LineReader, MetricsLine, is_number, parse_episode_row, parse_metrics
+from trailnotes.storage.files import parse_record
+from trailnotes_lab.view.lines import EpisodeRow, LineReader, MetricsLine, is_number, parse_episode_row
 
 MAX_DEPTH: Final = 4  # folders below the one that is viewed
 MAX_FOLDERS: Final = 5_000  # folders that are looked into
@@ -76,14 +77,6 @@ def find_running_process(run: Path) -> str:
     except PermissionError:  # of another user: it lives
         pass
     return f"process {match[1]}"
-
-
-def load_settings(run: Path) -> tuple[Config | None, str]:
-    """Load the settings of a run, or None and why they cannot be read."""
-    try:
-        return load_run_config(run), ""
-    except (TrailnotesError, OSError, UnicodeDecodeError) as error:
-        return None, str(error)
 
 
 def find_differing_settings(runs: Sequence[tuple[Path, Config | None]]) -> list[dict[str, str]]:
@@ -169,18 +162,24 @@ class Window:
         return entry
 
     def get_settings(self, place: ViewEntry) -> tuple[Config | None, str]:
-        """Load settings as `load_settings` does, again where config.toml has changed."""
+        """Load the settings of a run, or None and why they cannot be read; again where config.toml has changed."""
         try:
             stat = (place.path / "config.toml").stat()
         except OSError as error:
             return None, f"{place.path / 'config.toml'}: {error.strerror}"
         state = (stat.st_mtime_ns, stat.st_size)
         if place.path not in self._settings or self._settings[place.path][0] != state:
-            self._settings[place.path] = state, load_settings(place.path)
+            try:
+                loaded: tuple[Config | None, str] = load_run_config(place.path), ""
+            except (TrailnotesError, OSError, UnicodeDecodeError) as error:
+                loaded = None, str(error)
+            self._settings[place.path] = state, loaded
         return self._settings[place.path][1]
 
     def read_metrics(self, run: Path) -> tuple[list[MetricsLine], int]:
-        reader = self._metrics.setdefault(run, LineReader(run / "metrics.jsonl", parse_metrics))
+        reader = self._metrics.setdefault(
+            run, LineReader(run / "metrics.jsonl", lambda _number, _offset, line: parse_record(line))
+        )
         lines = reader.read()
         whole = [line for line in lines if line is not None]
         return whole, len(lines) - len(whole)

@@ -42,7 +42,9 @@ class ActionForm:
         only = next((names[0] for names in (required, [*properties]) if len(names) == 1), "")
         name = only if wish == "auto" else wish
         described = properties.get(name, {})
-        return cls(name, _get_json_type(described), rest, _parse_actions(described.get("enum")))
+        kinds = [part.get("type") for part in (described, *described.get("anyOf", ()))]
+        kind = next((kind for kind in kinds if kind in _TYPES), "string")
+        return cls(name, kind, rest, _parse_actions(described.get("enum")))
 
     def build_action(self, text: str) -> dict[str, Any] | None:
         """Build the object for one action; None if its text does not fit."""
@@ -52,12 +54,6 @@ class ActionForm:
         if value is _MISSING:
             return None
         return {**self.rest, **({self.name: value} if self.name else value)}
-
-
-def _get_json_type(described: Mapping[str, Any]) -> str:
-    """Return the first known JSON type that a schema gives a value; "string" if there is none."""
-    kinds = [part.get("type") for part in (described, *described.get("anyOf", ()))]
-    return next((kind for kind in kinds if kind in _TYPES), "string")
 
 
 def _parse_value(text: str, kind: str) -> Any:

@@ -45,7 +45,10 @@ def make_pages(count: int = NUM_ARTICLES, seed: int = 0) -> list[LibraryPage]:
     """Generate about `count` articles, evenly over the categories, with the pages of categories and authors."""
     rng = random.Random(derive_seed("wikihow synthetic", GENERATOR_VERSION, seed))
     subjects = [(broad, name) for broad, within in _SUBJECTS.items() for name in within]
-    authors = _make_authors(rng)
+    firsts, lasts, number = _WORDS["first_names"], _WORDS["last_names"], len(_SUBJECTS) * _AUTHORS_PER_SUBJECT
+    pairs = rng.sample([(first, last) for first in firsts for last in lasts], number)
+    names = [f"{first} {last}{rng.choice(_WORDS['credentials'])}" for first, last in pairs]
+    authors = {broad: names[place :: len(_SUBJECTS)] for place, broad in enumerate(_SUBJECTS)}
     articles: list[Article] = []
     for place, (broad, name) in enumerate(subjects):
         share = count * (place + 1) // len(subjects) - count * place // len(subjects)
@@ -57,13 +60,6 @@ def make_pages(count: int = NUM_ARTICLES, seed: int = 0) -> list[LibraryPage]:
             articles.append(replace(article, related=tuple(rng.sample(others, min(3, len(others))))))
     rng.shuffle(articles)
     return [*articles, *_make_author_pages(authors, articles, rng), *_make_category_pages(articles)]
-
-
-def _make_authors(rng: random.Random) -> Mapping[str, Sequence[str]]:
-    firsts, lasts, number = _WORDS["first_names"], _WORDS["last_names"], len(_SUBJECTS) * _AUTHORS_PER_SUBJECT
-    pairs = rng.sample([(first, last) for first in firsts for last in lasts], number)
-    names = [f"{first} {last}{rng.choice(_WORDS['credentials'])}" for first, last in pairs]
-    return {broad: names[place :: len(_SUBJECTS)] for place, broad in enumerate(_SUBJECTS)}
 
 
 def _make_article(

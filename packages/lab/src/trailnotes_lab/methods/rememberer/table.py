@@ -138,7 +138,7 @@ class SituationIndex:
         self._measures = tuple(zip(weights, kinds, strict=True))
         self.needs = tuple(weight > 0 and kind == "embedding" for weight, kind in self._measures)
         self._features: list[list[Any]] = []  # of each record's task and observation, see `prepare_text`
-        self._pairs: Floats | None = None  # (records, records), once the table is full
+        self._pairs: Floats | None = None  # (records, records), once the table is full; -inf on the diagonal
 
     def compare_to_all(self, situation: SituationKey, vectors: Floats) -> Floats:
         """Compare a situation, with the embeddings (2, dim) of its texts, to every record: float32 (records,)."""
@@ -172,20 +172,16 @@ class SituationIndex:
         """
         if len(self.records) < self._capacity:
             return len(self.records)
-        pairs = self._get_pairwise()
+        if self._pairs is None:
+            self._pairs = np.stack([self._compare(features) for features in self._features])
+            np.fill_diagonal(self._pairs, -np.inf)
+        pairs = self._pairs
         if len(pairs) > 1 and self.compare_to_all(situation, vectors).max() > pairs.max():
             return None
         first, second = np.nonzero(pairs == pairs.max())
         samples = np.array([record.samples for record in self.records])
         candidates = np.unique(np.where(samples[first] >= samples[second], first, second))
         return int(min(candidates, key=lambda row: self.records[row].age))
-
-    def _get_pairwise(self) -> Floats:
-        """Similarities of all pairs, float32 (records, records), -inf on the diagonal."""
-        if self._pairs is None:
-            self._pairs = np.stack([self._compare(features) for features in self._features])
-            np.fill_diagonal(self._pairs, -np.inf)
-        return self._pairs
 
     def _prepare(self, situation: SituationKey, vectors: Floats) -> list[Any]:
         parts = zip(self._measures, situation, vectors, strict=True)
