@@ -94,7 +94,7 @@ def _resolve_config(config: Config, subject: EvaluatedModel, method: str | None,
         )
     if trials is not None and trials < 0:
         raise ConfigError(f"--trials must be 0 or more, not {trials}")
-    own = {"algorithm": {"name": name}, "model": {"path": subject.model}}
+    own: dict[str, dict[str, object]] = {"algorithm": {"name": name}, "model": {"path": subject.model}}
     own |= {} if trials is None else {"eval": {"trials": trials}}
     return config.model_copy(update={key: getattr(config, key).model_copy(update=own[key]) for key in own})
 
