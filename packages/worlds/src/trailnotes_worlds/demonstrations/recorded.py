@@ -49,9 +49,10 @@ class RecordedDemonstrator(Demonstrator):
         else:
             plays_gold = recorded.gold and self.rng.random() >= warm.p_explore
             trajectory = recorded.gold if recorded.gold and plays_gold else self.rng.choice(recorded.wandered)
-            tips = self.build_near_misses(trajectory) if warm.p_avoid and self.rng.random() < warm.p_avoid else ()
-            if not tips and self.rng.random() < 0.3:
-                tips = self.build_failure_tips(recorded, trajectory)
+            if warm.p_avoid and self.rng.random() < warm.p_avoid:
+                if avoided := self.demonstrate_avoidance(trajectory, recorded):
+                    return avoided
+            tips = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.3 else ()
         return self.build_rows(trajectory, tips)
 
     def build_failure_tips(self, recorded: RecordedGame, trajectory: Trajectory) -> tuple[Tip, ...]:
@@ -65,9 +66,8 @@ class RecordedDemonstrator(Demonstrator):
         chosen = sorted(others[: self.rng.randint(1, 2)], key=lambda t: -t.score)
         return tuple(self.build_tip(t, t.score) for t in chosen)[: self.config.memory.top_k]
 
-    def build_near_misses(self, trajectory: Trajectory) -> tuple[Tip, ...]:  # noqa: ARG002 (subclasses use it)
-        """Build tips of failures that begin like `trajectory` and end by another action; () where none is known."""
-        return ()
+    def demonstrate_avoidance(self, trajectory: Trajectory, recorded=None) -> list[Demonstration]:
+        return []
 
     def build_tip(self, trajectory: Trajectory, score: float) -> Tip:
         return Tip(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from trailnotes.envs import make_env
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
+from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script, replay_actions
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator, spread_by_family
 from trailnotes_worlds.demonstrations.recorded import NUM_WANDERINGS, RecordedGame, load_or_record
 from trailnotes_worlds.scienceworld.client import GOLD_PATH_FINDER
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
     from trailnotes.envs import Env
-    from trailnotes.types import Observation, Tip
+    from trailnotes.storage.demonstrations import Demonstration
+    from trailnotes.types import Observation
     from trailnotes.warmstart.demonstrations.episodes import Script
 
 logger = logging.getLogger(__name__)
@@ -65,16 +66,26 @@ class ScienceWorldDemonstrator(ExpertDemonstrator):
     def recordings(self) -> list[RecordedGame]:
         return load_recordings(self.config)
 
-    def build_near_misses(self, trajectory: Trajectory) -> tuple[Tip, ...]:
-        """Build tips of attempts that were the same up to its focus, and failed by focusing on something else there."""
+    def demonstrate_avoidance(self, trajectory: Trajectory, recorded=None) -> list[Demonstration]:
         steps = trajectory.steps
+        if self.rng.random() < 0.5:
+            lost = [each for each in recorded.wandered if each.score < 0 and get_actions(each)[0] != steps[0].action]
+            if lost:
+                lost = self.rng.sample(lost, min(len(lost), self.rng.randint(1, self.config.memory.top_k)))
+                tips = tuple(self.build_tip(attempt, LOST) for attempt in lost)
+                row, *_ = self.build_rows(replace(trajectory, steps=steps[:1]), tips)
+                return [replace(row, taught=frozenset({len(row.messages) - 1}))]
         at = next((i for i, step in enumerate(steps) if i and step.action.startswith("focus on ")), 0)
         listings = (parse_things(step.observation.text) for step in reversed(steps[1 : at + 1]))
         things = [f"focus on {thing}" for thing in next(filter(None, listings), ())]
         others = [action for action in things if action != steps[at].action]
+        if not others:
+            return []
         chosen = self.rng.sample(others, min(len(others), self.rng.randint(1, self.config.memory.top_k)))
         failed = [replace(trajectory, steps=(*steps[:at], replace(steps[at], action=action))) for action in chosen]
-        return tuple(self.build_tip(attempt, LOST) for attempt in failed)
+        tips = tuple(self.build_tip(attempt, LOST) for attempt in failed)
+        row, *_ = self.build_rows(replace(trajectory, steps=steps[: at + 1]), tips)
+        return [replace(row, taught=frozenset({len(row.messages) - 1}))]
 
 
 def load_recordings(config: Config, folder: Path | None = None) -> list[RecordedGame]:
