@@ -299,9 +299,6 @@ class WarmstartConfig(Section):
     p_explore: float = key(
         0.5, "share of the others that explore: read the archive (waymarks), wander (scienceworld, textworld-express), "
         "or act carelessly (webshop, wikihow)", ge=0, le=1)  # fmt: skip
-    p_avoid: float = key(
-        0.0, "scienceworld: share of those without a right tip that read failures which began as they do", ge=0, le=1
-    )  # fmt: skip
     sizes: float = key(0.0, "waymarks: share of the games whose number of moves or boxes is drawn too", ge=0, le=1)
     scores: float = key(1.0, "waymarks: share of the episodes whose tips show a score (memory.show_score)", ge=0, le=1)
     plans: float = key(0.0, "waymarks: share of requests and of tips that are of plans (reflexion)", ge=0, le=1)

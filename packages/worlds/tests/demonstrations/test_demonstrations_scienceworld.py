@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -15,8 +12,8 @@ from trailnotes.config.schema import Config, EnvConfig, RolloutConfig, Warmstart
 from trailnotes.config.toml import load_config
 from trailnotes.envs.tasks import load_tasks, select_unused
 from trailnotes.rollout.conversation import quoted
-from trailnotes.types import Observation, Task
-from trailnotes.warmstart.demonstrations.episodes import Script, get_actions, play_script, replay_actions
+from trailnotes.types import Observation
+from trailnotes.warmstart.demonstrations.episodes import Script, get_actions
 from trailnotes_worlds.demonstrations.scienceworld import (
     NUM_WANDERINGS,
     ROOMS,
@@ -31,9 +28,6 @@ from trailnotes_worlds.demonstrations.scienceworld_english import (
     parse_listed_actions,
 )
 from trailnotes_worlds.scienceworld.tasks import get_simulator_split, resolve_tasks
-
-if TYPE_CHECKING:
-    from trailnotes.envs import Env
 
 SMOLLM2 = BUILTIN / "configs/smollm2"
 
@@ -102,30 +96,6 @@ def test_wanderings_look_and_then_deal_with_what_they_saw(seed: int) -> None:
         [f"move {thing} to red box"],
         [f"pick up {thing}", "teleport to kitchen", f"move {thing} to red box"],
     )
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_near_misses_are_the_same_but_for_what_they_focus_on(seed: int) -> None:
-    class Kitchen:
-        def reset(self, _task: Task) -> Observation:
-            return Observation("You are in the hallway.", instruction="Find a bowl.")
-
-        def step(self, action: str) -> Observation:
-            return Observation(KITCHEN if action == "look around" else action, success=False, score=0.0)
-
-    played = ["teleport to kitchen", "look around", "focus on bowl", "move bowl to red box"]
-    episode = play_script(cast("Env", Kitchen()), Task("t", "scienceworld"), partial(replay_actions, played))
-    config = load_config(BUILTIN / "configs/qwen/scienceworld-warmstart.toml")
-    script = EnglishScienceWorld(config, lambda text: len(text.split()), seed)
-    tips = script.build_near_misses(episode)
-    told = [parse_listed_actions(tip.text) for tip in tips]
-    assert 1 <= len(tips) <= config.memory.top_k
-    assert {tip.score for tip in tips} == {-100.0}
-    assert all(actions[:2] == tuple(played[:2]) for actions in told)
-    things = [actions[2].removeprefix("focus on ") for actions in told]
-    assert len(set(things)) == len(things)
-    assert set(things) <= {*parse_things(KITCHEN)} - {"bowl"}
-    assert script.build_near_misses(replace(episode, steps=episode.steps[:2])) == (), "no focus"
 
 
 @pytest.mark.parametrize("actions", PATHS)

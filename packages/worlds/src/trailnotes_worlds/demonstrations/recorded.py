@@ -49,9 +49,6 @@ class RecordedDemonstrator(Demonstrator):
         else:
             plays_gold = recorded.gold and self.rng.random() >= warm.p_explore
             trajectory = recorded.gold if recorded.gold and plays_gold else self.rng.choice(recorded.wandered)
-            if warm.p_avoid and self.rng.random() < warm.p_avoid:
-                if avoided := self.demonstrate_avoidance(trajectory, recorded):
-                    return avoided
             tips = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.3 else ()
         return self.build_rows(trajectory, tips)
 
@@ -65,9 +62,6 @@ class RecordedDemonstrator(Demonstrator):
         self.rng.shuffle(others)
         chosen = sorted(others[: self.rng.randint(1, 2)], key=lambda t: -t.score)
         return tuple(self.build_tip(t, t.score) for t in chosen)[: self.config.memory.top_k]
-
-    def demonstrate_avoidance(self, trajectory: Trajectory, recorded=None) -> list[Demonstration]:
-        return []
 
     def build_tip(self, trajectory: Trajectory, score: float) -> Tip:
         return Tip(

@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 import random
 import re
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from trailnotes.envs import make_env
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script, replay_actions
+from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator, spread_by_family
 from trailnotes_worlds.demonstrations.recorded import NUM_WANDERINGS, RecordedGame, load_or_record
 from trailnotes_worlds.scienceworld.client import GOLD_PATH_FINDER
@@ -29,13 +28,11 @@ if TYPE_CHECKING:
 
     from trailnotes.config.schema import Config
     from trailnotes.envs import Env
-    from trailnotes.storage.demonstrations import Demonstration
     from trailnotes.types import Observation
     from trailnotes.warmstart.demonstrations.episodes import Script
 
 logger = logging.getLogger(__name__)
 VERSION = 1  # of the scripts and their recordings
-LOST = -100.0  # the score that ends an attempt
 ROOMS = (
     "kitchen", "bathroom", "living room", "bedroom", "workshop", "art studio", "hallway", "greenhouse", "outside",
     "foundry",
@@ -65,27 +62,6 @@ class ScienceWorldDemonstrator(ExpertDemonstrator):
     @cached_property
     def recordings(self) -> list[RecordedGame]:
         return load_recordings(self.config)
-
-    def demonstrate_avoidance(self, trajectory: Trajectory, recorded=None) -> list[Demonstration]:
-        steps = trajectory.steps
-        if self.rng.random() < 0.5:
-            lost = [each for each in recorded.wandered if each.score < 0 and get_actions(each)[0] != steps[0].action]
-            if lost:
-                lost = self.rng.sample(lost, min(len(lost), self.rng.randint(1, self.config.memory.top_k)))
-                tips = tuple(self.build_tip(attempt, LOST) for attempt in lost)
-                row, *_ = self.build_rows(replace(trajectory, steps=steps[:1]), tips)
-                return [replace(row, taught=frozenset({len(row.messages) - 1}))]
-        at = next((i for i, step in enumerate(steps) if i and step.action.startswith("focus on ")), 0)
-        listings = (parse_things(step.observation.text) for step in reversed(steps[1 : at + 1]))
-        things = [f"focus on {thing}" for thing in next(filter(None, listings), ())]
-        others = [action for action in things if action != steps[at].action]
-        if not others:
-            return []
-        chosen = self.rng.sample(others, min(len(others), self.rng.randint(1, self.config.memory.top_k)))
-        failed = [replace(trajectory, steps=(*steps[:at], replace(steps[at], action=action))) for action in chosen]
-        tips = tuple(self.build_tip(attempt, LOST) for attempt in failed)
-        row, *_ = self.build_rows(replace(trajectory, steps=steps[: at + 1]), tips)
-        return [replace(row, taught=frozenset({len(row.messages) - 1}))]
 
 
 def load_recordings(config: Config, folder: Path | None = None) -> list[RecordedGame]:
