@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from trailnotes.config.toml import load_config
-from trailnotes.envs.tasks import tasks_of
+from trailnotes.envs.tasks import load_tasks
 from trailnotes.reporting.intervals import estimate_difference
 from trailnotes.storage.files import read_jsonl
 
@@ -57,7 +57,7 @@ def list_games(folder: Path) -> list[str]:
     config = load_config(min(folder.glob("runs/*/config.toml")))
     lines = []
     for split in (config.train.split, config.eval.split):
-        variations = (task.id.rpartition("/")[2] for task in tasks_of(config, split))
+        variations = (task.id.rpartition("/")[2] for task in load_tasks(config, split))
         lines.append(f"{folder.name}, {split}: {' '.join(variations)}")
     return lines
 
