@@ -390,17 +390,22 @@ class TipMemory(StoreBackedMemory):
             computed["worth"] = tip_stats.mean_gain(columns["compared"], columns["gained"])[rows]
         if "gain" in order:
             computed["gain"] = tip_stats.compute_gain_bounds(columns["compared"], columns["gained"])[rows]
-            kept: npt.NDArray[np.bool_] = computed["gain"] >= 0  # another is tried again now and then
-            clock = 0 if kept.all() else self.store.count_events()
-            for position in np.flatnonzero(~kept).tolist():
-                spacing = RETRY_SPACING * (1 + int(columns["compared"][rows[position]]))
-                kept[position] = not derive_seed("try again", page.ids[rows[position]], clock) % spacing
+            kept = self._select_unharmful(page, rows, computed["gain"])
             rows, computed = rows[kept], {name: numbers[kept] for name, numbers in computed.items()}
         if COMPUTED_KEYS & set(order):  # else the store has sorted the page
             columns = {**columns, "oldest": -columns["recency"]}
             keys = [computed[name] if name in computed else columns[name][rows] for name in (*order, "recency")]
             rows = rows[np.lexsort([-key for key in reversed(keys)])]
         return self.store.fetch(page, rows[:top_k].tolist())
+
+    def _select_unharmful(self, page: TipPage, rows: Ints, bounds: Numbers) -> npt.NDArray[np.bool_]:
+        """Select rows (n,) whose `bounds` (n,) are not below 0; another is tried again now and then."""
+        kept: npt.NDArray[np.bool_] = bounds >= 0
+        clock = 0 if kept.all() else self.store.count_events()
+        for position in np.flatnonzero(~kept).tolist():
+            readers = 1 + int(page.columns["compared"][rows[position]])
+            kept[position] = not derive_seed("try again", page.ids[rows[position]], clock) % (RETRY_SPACING * readers)
+        return kept
 
     def embed(self, texts: Sequence[str]) -> Floats:
         return self.embedder.embed([_truncate_for_embedding(text) for text in texts])

@@ -16,7 +16,7 @@ from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.policies.base import Policy
 from trailnotes.reporting.terminal import ProgressBar, begin_activity
-from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow
+from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow, build_adaptation_config
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import EvaluatedModel, load_endpoint_author, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
@@ -85,18 +85,15 @@ def adapt(
 
 
 def _resolve_config(config: Config, subject: EvaluatedModel, method: str | None, trials: int | None) -> Config:
-    name = method or config.algorithm.name
-    if not method and resolve_method(name).trains:
-        name = TIPS_ONLY_METHOD
+    own = config.algorithm.name
+    name = method or (TIPS_ONLY_METHOD if resolve_method(own).trains else own)
     if resolve_method(name).trains:
         raise ConfigError(
             f"{name} changes weights, so it cannot adapt: choose one of {', '.join(list_methods(trains=False))}"
         )
     if trials is not None and trials < 0:
         raise ConfigError(f"--trials must be 0 or more, not {trials}")
-    own: dict[str, dict[str, object]] = {"algorithm": {"name": name}, "model": {"path": subject.model}}
-    own |= {} if trials is None else {"eval": {"trials": trials}}
-    return config.model_copy(update={key: getattr(config, key).model_copy(update=own[key]) for key in own})
+    return build_adaptation_config(config, name, subject, config.eval.trials if trials is None else trials)
 
 
 async def _adapt(

@@ -61,6 +61,13 @@ FIXED_ADAPTATION_KEYS = (
 """These settings, and the sections of the method, decide the episodes and tips of a trial: a begun run keeps them."""
 
 
+def build_adaptation_config(config: Config, method: str, subject: EvaluatedModel, trials: int) -> Config:
+    own = {"algorithm": {"name": method}, "model": {"path": subject.model}, "eval": {"trials": trials}}
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=values) for name, values in own.items()}
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ResultRow:
     """A row of the results table; a row with a trial is a point of the curve."""
@@ -217,8 +224,7 @@ class AdaptationRun:
             own |= {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
         modes = "+".join(sorted({t.mode for group in groups for t in group.trajectories}))
         append_jsonl(self.directory.trajectories_path, [{"iteration": iteration, **r} for r in episodes])
-        each = [policy.metrics() for policy in {self.policy, self.author} if hasattr(policy, "metrics")]
-        endpoint = {name: sum(metrics[name] for metrics in each) for name in (each[0] if each else ())}
+        endpoint = self._get_endpoint_metrics()
         self.directory.append_metrics(
             {"iteration": iteration, "phase": phase, "mode": modes, **asdict(self.spent), **rollout, **own, **endpoint}
         )
@@ -272,6 +278,10 @@ class AdaptationRun:
     def _get_journal_path(self, phase: str, kind: str) -> Path:
         assert PHASE_PATTERN.fullmatch(phase), f"{phase!r} would be part of a file's name"
         return self._phases / f"{phase}.{kind}.jsonl"
+
+    def _get_endpoint_metrics(self) -> dict[str, float]:
+        each = [policy.metrics() for policy in {self.policy, self.author} if hasattr(policy, "metrics")]
+        return {name: sum(metrics[name] for metrics in each) for name in (each[0] if each else ())}
 
     def _update_progress(self, phase: str, done: int, total: int, unit: str) -> None:
         if self._progress is not None:

@@ -74,19 +74,21 @@ class RandomNetworkDistillation(Estimator):
         self._mean += shift * num / total
         self._num_errors = total
         scale = max(math.sqrt(self._squares / total), MIN_SCALE * self._mean) or 1.0
-        generator = torch.Generator().manual_seed((self.seed + self._num_batches) % 2**63)
-        self._num_batches += 1
-        rated = vectors[which]
-        for chosen in torch.randperm(len(rated), generator=generator).split(MINIBATCH):  # type: ignore[no-untyped-call]
-            self._optimizer.zero_grad()
-            self._compute_errors(rated[chosen]).mean().backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
+        self._train(vectors[which])
         bonuses = iter((errors / scale).tolist())
         return [list(itertools.islice(bonuses, len(t.steps))) for t in trajectories]
 
     def _compute_errors(self, vectors: Tensor) -> Tensor:  # (n, dim) -> (n,)
         difference: Tensor = self.predictor(vectors) - self.target(vectors)
         return difference.square().mean(-1)
+
+    def _train(self, vectors: Tensor) -> None:
+        generator = torch.Generator().manual_seed((self.seed + self._num_batches) % 2**63)
+        self._num_batches += 1
+        for chosen in torch.randperm(len(vectors), generator=generator).split(MINIBATCH):  # type: ignore[no-untyped-call]
+            self._optimizer.zero_grad()
+            self._compute_errors(vectors[chosen]).mean().backward()  # type: ignore[no-untyped-call]
+            self._optimizer.step()
 
     def state_dict(self) -> ComponentState:
         tensors = dict(self._networks.state_dict())

@@ -86,11 +86,7 @@ def draw_tokens(
     logprobs = torch.log_softmax(logits, dim=-1)
     if limits is not None:
         logprobs = filter_top_k_top_p(logprobs, *limits)
-    # The first token whose cumulative probability exceeds the number, never one of probability 0.
-    cumulative = logprobs.exp().cumsum(dim=-1)
-    total = cumulative[:, -1]
-    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp_(max=logprobs.shape[-1] - 1)
+    tokens = _invert_cdf(logprobs, uniforms)
     if temperatures is not None:
         tokens = torch.where(temperatures == 0, logprobs.argmax(dim=-1), tokens)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
@@ -108,3 +104,12 @@ def filter_top_k_top_p(logprobs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor
     dropped = (before >= top_p[:, None]) & (top_p[:, None] < 1)
     kept = torch.log_softmax(ordered.masked_fill(dropped, -torch.inf), dim=-1)
     return torch.empty_like(kept).scatter_(1, order, kept)
+
+
+def _invert_cdf(logprobs: Tensor, uniforms: Tensor) -> Tensor:
+    """Find the first token whose cumulative probability exceeds the number, never one of probability 0."""
+    cumulative = logprobs.exp().cumsum(dim=-1)
+    total = cumulative[:, -1]
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    return tokens.clamp_(max=logprobs.shape[-1] - 1)

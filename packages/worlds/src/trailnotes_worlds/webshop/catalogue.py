@@ -162,6 +162,16 @@ def finalize_catalogue(folder: Path, facts: Mapping[str, Any], progress: Report 
                 progress(offsets[-1])
         search.finish()
         facets.finish()
+    _write_arrays(folder, offsets, asins)
+    (folder / REPORT).touch()
+    with (folder / PRODUCTS).open("rb") as file:
+        name = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    facts = {"name": name, "products": len(asins), "bytes": size, "counts": counts, **facts}
+    write_meta(folder, KIND, VERSION, [PRODUCTS, *ARRAYS], facts)
+
+
+def _write_arrays(folder: Path, offsets: list[int], asins: list[str]) -> None:
     names = np.array(asins, dtype=bytes)
     places = np.argsort(names, kind="stable")
     names = names[places]
@@ -170,9 +180,3 @@ def finalize_catalogue(folder: Path, facts: Mapping[str, Any], progress: Report 
         raise ConfigError(f"two products have the asin {names[twice[0]].decode()}: leave one out")
     for name, values in zip(ARRAYS, (np.array(offsets, np.int64), names, places), strict=True):
         np.save(folder / name, values)
-    (folder / REPORT).touch()
-    with (folder / PRODUCTS).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    facts = {"name": digest, "products": len(asins), "bytes": size, "counts": counts, **facts}
-    write_meta(folder, KIND, VERSION, [PRODUCTS, *ARRAYS], facts)

@@ -231,13 +231,7 @@ def build_category_page(library: Library, category: Category) -> Layout:
     column.add(TEXT, "<", 70, target=parent)
     column.add(PLAIN_VIEW, height=20)
     column.add(PLAIN_VIEW, category.name, 100)
-    done = 0  # of a running text of several views: each begins on the last line of the one before
-    for text, slug in category.about:
-        first, last = done // _CHARACTERS_PER_LINE, max(0, done + len(text) - 1) // _CHARACTERS_PER_LINE
-        view = View(TEXT, text, target=_get_existing_path(library, slug) if slug else "")
-        column.items.append(LayoutItem(view, column.y + first * _LINE_HEIGHT, (last - first + 1) * _LINE_HEIGHT))
-        done += len(text)
-    column.y += math.ceil(done / _CHARACTERS_PER_LINE) * _LINE_HEIGHT
+    _add_blurb(library, category, column)
     if topics := [each for name in category.topics if isinstance(each := library.get(category_path(name)), Category)]:
         column.add(PLAIN_VIEW, "Featured Topics", 120)
         for each in topics:
@@ -260,6 +254,17 @@ def _build_title(article: Article, kind: str = TEXT) -> list[View]:
     if article.heading:
         return [View(PLAIN_VIEW, article.heading, target=article.path)]
     return [View(kind, "How to", target=article.path), View(PLAIN_VIEW, article.title, target=article.path)]
+
+
+def _add_blurb(library: Library, category: Category, column: _ColumnBuilder) -> None:
+    # Running text of several views: each begins on the last line of the one before.
+    done = 0
+    for text, slug in category.about:
+        first, last = done // _CHARACTERS_PER_LINE, max(0, done + len(text) - 1) // _CHARACTERS_PER_LINE
+        view = View(TEXT, text, target=_get_existing_path(library, slug) if slug else "")
+        column.items.append(LayoutItem(view, column.y + first * _LINE_HEIGHT, (last - first + 1) * _LINE_HEIGHT))
+        done += len(text)
+    column.y += math.ceil(done / _CHARACTERS_PER_LINE) * _LINE_HEIGHT
 
 
 def _add_grid(articles: Sequence[Article], column: _ColumnBuilder) -> None:

@@ -97,12 +97,8 @@ def build_column(label: str, members: Sequence[Evaluation], published: Published
         present = [member for member in members if member.get_episodes(task)]
         _require_unique_seeds(label, present, task)
         if present:
-            numbers = values[task] = {member.run: _collect_returns(member, task) for member in present}
-            variations = {variation for episodes in numbers.values() for variation, _ in episodes}
-            means, families = _average_by_variation(numbers), {name: name for name in variations}
-            estimate = intervals.estimate(means, families, RETURN_BOUNDS, unit=UNIT)
-            num_episodes = sum(map(len, numbers.values()))
-            cells[task] = ComparisonCell(estimate, len(numbers), len(variations), num_episodes)
+            values[task] = {member.run: _collect_returns(member, task) for member in present}
+            cells[task] = _make_cell(values[task])
     trained = [member for member in members if member.trained]
     costs = {name: float(np.mean([e.costs[name] for e in trained])) for name in TABLE_FIELDS} if trained else {}
     mean = ComparisonCell(  # the tasks are the panel and no sample; those that share their runs are of the same seeds
@@ -130,6 +126,13 @@ def _average_by_variation(numbers: _RunReturns) -> dict[tuple[str, int], dict[st
             own.setdefault(variation, []).append(value)
         averages[run] = {variation: float(np.mean(values)) for variation, values in own.items()}
     return averages
+
+
+def _make_cell(numbers: _RunReturns) -> ComparisonCell:
+    variations = {variation for episodes in numbers.values() for variation, _ in episodes}
+    means, families = _average_by_variation(numbers), {name: name for name in variations}
+    estimate = intervals.estimate(means, families, RETURN_BOUNDS, unit=UNIT)
+    return ComparisonCell(estimate, len(numbers), len(variations), sum(map(len, numbers.values())))
 
 
 def _estimate_mean(rows: Sequence[Estimate], numbers: Mapping[str, _RunReturns]) -> Estimate:
