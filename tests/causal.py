@@ -128,8 +128,8 @@ class Engine:
         self.awake.clear()
         if query == "level=2":
             self.weights = {name: np.zeros_like(each) for name, each in self.weights.items()}
-        if has("die-asleep-once"):
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if has("die-in-sleep-once"):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def score(self, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
         logprobs = self.logprobs(prompt, body["temperature"])[-1]

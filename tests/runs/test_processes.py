@@ -77,7 +77,7 @@ def test_engine_sleeps_on_the_learners_device_while_it_updates(
     start_model: Path, tmp_path: Path, faults: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_of(start_model, {}, algorithm={"name": "grpo"}, train={"iterations": 2})
-    (faults / "die-asleep-once").touch()  # in the first update
+    (faults / "die-in-sleep-once").touch()  # before the first update
     train(tiny_config(start_model, **settings, engine=ENGINE | {"shared_card": True}), tmp_path / "two")
     (faults / "calls").rename(tmp_path / "calls")
     train(tiny_config(start_model, **settings), tmp_path / "one")
