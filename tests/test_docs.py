@@ -78,6 +78,14 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
+def test_blank_lines_part_tables_and_lists_from_text(page: Path) -> None:
+    """Without one, the text after a table is its last row, and a sentence that wraps at "2." begins a list."""
+    text = re.sub(r"^```.*?^```", "", words(page), flags=re.DOTALL | re.MULTILINE)
+    assert not re.findall(r"^\|.*\n(?=[^|\n]).*", text, re.MULTILINE)
+    assert not re.findall(r"^[A-Za-z`*].*\n\d+\.(?= |\n).*", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_keys_named_in_pages_exist(page: Path) -> None:
     known = {*collect_fields(full_config_type())} | ({*REMOVED_KEYS} if page.name == "CHANGELOG.md" else set())
     sections = {name.rpartition(".")[0] for name in known}
