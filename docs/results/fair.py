@@ -36,7 +36,7 @@ def read_values(folders: list[Path], method: str, file: str, name: str) -> tuple
             seed = int(path.relative_to(folder).parts[1].rpartition("-")[2])
             for episode in read_jsonl(path):
                 task = episode["task"]
-                if episode.get("phase", "trial-0") == "trial-0" and episode["outcome"] != "error":
+                if episode.get("iteration", 0) == 0 and episode["outcome"] != "error":
                     values[seed][task["id"]] = float(episode[name])
                     families[task["id"]] = task["family"]
     return values, families
