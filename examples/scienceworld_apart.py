@@ -22,7 +22,7 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, stdev
@@ -80,9 +80,12 @@ def average_by_task(path: Path, last: int = 0, *, fail_at_0: bool = False) -> di
     return {task: fmean(values) for task, values in returns.items()}
 
 
-def print_table(title: str, found: dict[tuple[str, str], list[float]]) -> None:
-    """Print the means of the seeds by task and method, and their mean difference with its interval over tasks."""
-    tasks = [task for group in GROUPS for task in group if all((task, method) in found for method in METHODS)]
+def print_table(title: str, found: dict[tuple[str, str], list[float]], num_seeds: int) -> None:
+    """Print the means of the seeds by task and method, and their mean difference with its interval over tasks.
+
+    Only tasks that every seed has played by both methods are in the table.
+    """
+    tasks = [t for group in GROUPS for t in group if all(len(found[t, method]) == num_seeds for method in METHODS)]
     if not tasks:
         return
     print(f"\n| {title} | {' | '.join(METHODS)} |\n|---|---:|---:|")
@@ -96,7 +99,7 @@ def print_table(title: str, found: dict[tuple[str, str], list[float]]) -> None:
     print(f"EMPO² less GRPO: {fmean(gaps):.1f} [{fmean(gaps) - width:.1f}, {fmean(gaps) + width:.1f}] over {len(gaps)}")
 
 
-def report(out: Path, seeds: Iterable[int], iterations: int) -> None:
+def report(out: Path, seeds: Sequence[int], iterations: int) -> None:
     """Print a table of each measure, of the runs that have ended."""
     last = iterations // 4
     measures: dict[str, tuple[str, dict[str, Any]]] = {
@@ -114,7 +117,7 @@ def report(out: Path, seeds: Iterable[int], iterations: int) -> None:
             if (out / name / file).is_file() and (out / name / "eval" / "table.json").is_file():
                 for task, mean in average_by_task(out / name / file, **options).items():
                     found[task, method].append(mean)
-        print_table(title, found)
+        print_table(title, found, len(seeds))
 
 
 def main() -> None:

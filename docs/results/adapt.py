@@ -117,9 +117,10 @@ def main(folders: list[Path]) -> None:
         for place in spec.list_run_locations(folder):
             if has_ended(place):
                 runs[place.method].append(place)
-        last |= {
+        ends = {
             place.seed: read_attempts(place.directory, "return")[-1] for place in runs.get(spec.compare.baseline, ())
         }
+        last = ends | last
         rows += [build_row(spec, method, places, last) for method, places in runs.items()]
         links += [[spec.labels()[method], *iter_links(places)] for method, places in runs.items()]
     trials = [f"trial {trial}" for trial in range(first.budget.trials + 1)]

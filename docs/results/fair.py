@@ -3,7 +3,8 @@
     python docs/results/fair.py runs/compare/fair-find-animal runs/compare/fair-find-living-thing ...
 
 Each is the directory of a `trailnotes compare run compare/fair/TASK`, or its unpacked record. Prints means by task,
-then EMPO² less GRPO with the tasks fixed (over seeds; the registered interval) and with tasks and seeds crossed.
+of the seeds that played every game, then EMPO² less GRPO with the tasks fixed (over seeds; the registered interval) and
+with tasks and seeds crossed.
 """
 
 from __future__ import annotations
@@ -67,8 +68,11 @@ def main(folders: list[Path]) -> None:
     print("\n".join(line for folder in folders for line in list_games(folder)))
     for title, (file, name) in MEASURES.items():
         (first, families), (second, _) = (read_values(folders, method, file, name) for method in METHODS)
-        if not first or not second:
+        games = families.keys()
+        whole = [seed for seed in sorted(first) if first[seed].keys() == games == second.get(seed, {}).keys()]
+        if not whole:
             continue
+        first, second = ({seed: own[seed] for seed in whole} for own in (first, second))
         means = [average_by_task(values, families) for values in (first, second)]
         print(f"\n| {title} | {' | '.join(METHODS)} | seeds |\n|---|---:|---:|---:|")
         for family in means[0]:

@@ -1,6 +1,7 @@
 """Play test games with tips of their task's training games, verbatim and rebound: question 4 of scienceworld-fair.md.
 
-    python docs/results/family_tips.py play runs/family-tips runs/compare/fair-*/runs/empo2-[0-3]
+    python docs/results/family_tips.py play runs/family-tips \
+        runs/compare/fair-{find-*,lifespan-*,use-thermometer}/runs/empo2-[0-3]
     python docs/results/family_tips.py table runs/family-tips
 
 Each run is one of question 1 of EMPO² with quoted actions; its memory holds the tips of its training games. `play`
