@@ -357,6 +357,7 @@ class Sample:
     role: RowRole = "episode"  # the loss of each role is a mean over its own rows, so that none thins out another
     hold: float = 0.0  # weight of the KL to the start model, of a row that is no episode's (theirs is `loss.kl`)
     imitate: float = 0.0  # weight of the negative log-likelihood, the same
+    excepted: tuple[int, ...] = ()  # places of sampled tokens that an agent excepts from training
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.behavior_logprobs), len(self.advantages)}

@@ -13,7 +13,7 @@ from tinyrun import distance, equal_weights, metrics, trained
 from trailnotes.algorithms.ucob import Lesson, Turn, collect_turns, find_lessons, lesson_metrics, weigh_rows
 from trailnotes.learner.credit.steps import Visits
 from trailnotes.learner.samples import anchor_sample
-from trailnotes.types import NO_OP, Completion
+from trailnotes.types import NO_OP, Completion, Observation
 
 UCOB = {"name": "ucob", "p_memory": 0.5}
 
@@ -77,6 +77,8 @@ def test_turns_know_both_contexts() -> None:
     turns = collect_turns(group(with_tips, plain), group(with_tips, told))
     assert [(each.has_tips, each.other_prompt) for each in turns] == [(True, (1,)), (False, (1, 8)), (False, ())]
     assert [each.valid for each in turns] == [True, True, False]
+    excepted = group(trajectory([replace(step([1], [6]), observation=Observation("", request={"trained": False}))]))
+    assert not collect_turns(excepted, excepted)[0].valid
 
 
 # --- what it weighs

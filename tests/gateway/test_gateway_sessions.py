@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -328,6 +329,30 @@ def test_a_report_after_the_last_step_or_a_full_context_counts(filled: bool) -> 
     assert sum(step.reward for step in episode.steps) == (0.75 if filled else 1.0)
 
 
+@pytest.mark.parametrize("done", [False, True])
+def test_a_report_in_the_instant_in_which_the_wait_ends_counts(done: bool) -> None:
+    """Both are due when a blocked event loop goes on: first the time limit, then the report."""
+
+    async def agent(opened: Session) -> None:
+        await ask(opened, [user("a")])
+        await asyncio.sleep(0)
+        assert opened._clock is not None
+        reported = asyncio.Event()
+
+        def report() -> None:
+            opened.report(Report(score=0.5, done=done))
+            reported.set()
+
+        ends = opened._clock.when()
+        assert ends is not None
+        opened.loop.call_at(ends + 1e-3, report)
+        time.sleep(0.3)  # noqa: ASYNC251 - as a policy does that generates in this thread
+        await reported.wait()
+
+    episode = play(agent, timeout=0.2)
+    assert (episode.outcome, episode.score) == ("truncated", 0.5)
+
+
 def test_progress_reports_prolong_an_episode_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MAX_STRETCH", 3)
     monkeypatch.setattr(session, "MAX_REPORTS", 4)
@@ -336,7 +361,7 @@ def test_progress_reports_prolong_an_episode_but_not_for_ever(monkeypatch: pytes
     async def agent(opened: Session) -> None:
         await ask(opened, [user("a")])
         for _ in range(60):
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
             try:
                 opened.report(Report(score=0.5, done=False))
             except RequestRefused as error:
@@ -344,7 +369,7 @@ def test_progress_reports_prolong_an_episode_but_not_for_ever(monkeypatch: pytes
                 if error.status == 409:
                     break
 
-    episode = play(agent, timeout=0.5)
+    episode = play(agent, timeout=1.0)
     assert (episode.outcome, episode.score) == ("truncated", 0.5)
     assert {error.status for error in refused} == {429, 409}
 

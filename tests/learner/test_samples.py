@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from tiny import episode, group, step, trajectory
 from tinyrun import distance, metrics, tiny_config, train_in_process
 from trailnotes.learner.samples import build_observation_samples, build_samples, iter_minibatches, make_microbatches
-from trailnotes.types import Mode, Sample, Tip, Trajectory
+from trailnotes.types import Mode, Observation, Sample, Tip, Trajectory
 
 MODES: list[Mode] = ["plain", "on_policy_tips", "off_policy"]
+
+
+EXCEPTED = Observation("here", request={"trained": False})
 
 
 def one_row(episode: Trajectory, advantage: float = 1.5) -> Sample:
@@ -138,6 +141,14 @@ def test_what_lies_between_decisions_is_learned() -> None:
     (row,) = build_observation_samples(rows, 0.1)
     assert (row.token_ids, row.loss_mask) == ((1, 2, 3, 4, 5, 6), (0, 0, 0, 1, 1, 0))
     assert (row.role, row.imitate, row.hold, any(row.advantages)) == ("observation", 0.1, 0.0, False)
+
+
+def test_an_excepted_answer_is_no_observation() -> None:
+    """1 2 | 3 | 4 | 5 | 6 | 7: the task, an answer, an observation, an excepted answer, an observation, an answer."""
+    excepted = replace(step([1, 2, 3, 4], [5]), observation=EXCEPTED)
+    steps = [step([1, 2], [3]), excepted, step([1, 2, 3, 4, 5, 6], [7])]
+    (row,) = build_observation_samples(build_samples([group(trajectory(steps))], [[0.0]]), 0.1)
+    assert row.loss_mask == (0, 0, 0, 1, 0, 1, 0)
 
 
 def test_contexts_with_tips_and_single_decisions_have_no_observation_rows() -> None:

@@ -18,6 +18,7 @@ from trailnotes.algorithms.grpo import grpo
 from trailnotes.config.methods import Method, register
 from trailnotes.errors import RunError
 from trailnotes.learner.samples import build_samples
+from trailnotes.memory import TipMemory
 from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.staleness import Correction, correct_samples
 from trailnotes.runs.train import train
@@ -159,6 +160,17 @@ def test_a_run_that_was_ahead_resumes(start_model: Path, tmp_path: Path) -> None
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
     assert [line["stale/versions"] for line in lines] == [0.0, 1.0, 0.0, 1.0], "what was ahead is played again"
     assert tip_rows(tmp_path)
+
+
+def test_readers_of_an_iteration_that_is_played_again_count_once(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint may hold the counts of an iteration that was ahead: then it has its name, too."""
+    names: list[str] = []
+    monkeypatch.setattr(TipMemory, "report", lambda _self, _episodes, once: names.append(once))
+    ahead, memory = {"max_async_iterations": 1, "num_tasks": 5}, {"order": ["ucb"]}
+    train_in_process(tiny_config(start_model, rollout=ahead, memory=memory, train={"iterations": 2}), tmp_path)
+    assert names == ["0/rollout", "1/rollout"]
 
 
 @pytest.mark.long

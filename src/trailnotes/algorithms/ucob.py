@@ -83,7 +83,7 @@ class Turn:
     answer: Completion  # under the context that was acted on
     has_tips: bool  # whether that context had tips
     other_prompt: TokenIds  # the same history in the other context; () where no tip would have been in it
-    valid: bool = True  # its action could be read
+    valid: bool = True  # its action could be read, and is trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,8 @@ def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup) -> list[Tu
             other = plain
             if acted == plain and i < len(rebuilt.steps):
                 other = rebuilt.steps[i].completion.prompt_ids
-            turns.append(Turn(step.completion, acted != plain, other if other != acted else (), step.action != NO_OP))
+            valid = step.trained and step.action != NO_OP
+            turns.append(Turn(step.completion, acted != plain, other if other != acted else (), valid))
     return turns
 
 

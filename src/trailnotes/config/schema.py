@@ -206,7 +206,7 @@ class LossConfig(Section):
         "prime-rl); 0 = off", ge=0)  # fmt: skip
     mismatch: Literal["none", "truncate", "mask"] = key(
         "none", "where another program samples: weigh tokens by the learner's probability over the engine's, under the "
-        "prompt that was acted on, by the mean of its episode; up to 3, or not at all above it (TRL 1.16, verl)",
+        "prompt that was acted on, by the product over its episode; up to 3, or not at all above it (TRL 1.16, verl)",
         needs=f"{VLLM} or {TINKER}")  # fmt: skip
     shaping: Literal["none", "luffy"] = key("none", "off-policy rows: the clipped surrogate, or LUFFY's x / (x + 0.1)")
     drop_negative_off_policy: bool = key(

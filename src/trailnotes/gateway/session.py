@@ -192,7 +192,8 @@ class Session:
         self._keep(report, self._report)
         self._num_reports += 1
         if self._clock is not None:
-            self._clock.reschedule(min(self.loop.time() + self._timeout, self._latest))
+            with contextlib.suppress(RuntimeError):  # it has just run out; a report that is done still counts
+                self._clock.reschedule(min(self.loop.time() + self._timeout, self._latest))
         if report.done:
             self.end()
 

@@ -41,6 +41,7 @@ class _RowBuilder:
     behavior_logprobs: list[float] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
     shows_tips: bool = False
+    excepted: list[int] = field(default_factory=list)
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[float] | None = None, advantage: float = 0.0) -> None:
         """Append context (no `logprobs`), or sampled tokens with theirs and the advantage of their step."""
@@ -51,7 +52,8 @@ class _RowBuilder:
 
     def build(self, **facts: Any) -> Sample:
         ids, mask = tuple(self.token_ids), tuple(self.loss_mask)
-        return Sample(ids, mask, tuple(self.behavior_logprobs), tuple(self.advantages), **facts)
+        behavior, advantages = tuple(self.behavior_logprobs), tuple(self.advantages)
+        return Sample(ids, mask, behavior, advantages, excepted=tuple(self.excepted), **facts)
 
 
 def build_samples(
@@ -105,7 +107,8 @@ def build_observation_samples(samples: Sequence[Sample], weight: float) -> list[
         if sample.role != "episode" or sample.shows_tips or not sampled:
             continue
         first, length = sampled[0], sampled[-1] + 1
-        mask = tuple(int(place > first and not sample.loss_mask[place]) for place in range(length))
+        own = {*sampled, *sample.excepted}
+        mask = tuple(int(place > first and place not in own) for place in range(length))
         if any(mask):
             nothing = (0.0,) * length
             rows.append(Sample(sample.token_ids[:length], mask, nothing, nothing, role="observation", imitate=weight))
@@ -201,7 +204,9 @@ def _build_rows(
         if step.trained:
             rows[-1].extend(step.completion.token_ids, step.completion.logprobs, value)
         else:
+            start = len(rows[-1].token_ids)
             rows[-1].extend(step.completion.token_ids)
+            rows[-1].excepted += range(start, len(rows[-1].token_ids))
     return rows
 
 

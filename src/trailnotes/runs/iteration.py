@@ -148,7 +148,7 @@ class Iteration:
     ) -> list[TrajectoryGroup]:  # fmt: skip
         runner = GroupRunner(
             self.policy, self.run.pool, self.prompt_memory, self.config, seed=self.seed(phase),
-            progress=record, on_error=self._record_error, memory_of=memory_of,
+            progress=record, on_error=self._record_error, memory_of=memory_of, once=f"{self.number}/{phase}",
         )  # fmt: skip
         modes, archive = rows[: len(tasks)], self.run.archive
         if archive is None:

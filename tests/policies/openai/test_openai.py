@@ -299,7 +299,7 @@ def test_equal_requests_share_answers_across_episodes(proxy: Proxy) -> None:
 
 
 def test_cancelled_episode_keeps_its_answer(proxy: Proxy) -> None:
-    proxy.delay = 0.3
+    proxy.delay = 1.0
     endpoint = policy(proxy.url)
 
     async def main() -> None:
