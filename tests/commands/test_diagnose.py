@@ -75,6 +75,12 @@ def test_each_fault_fails_one_check(name: str, values: dict[str, float]) -> None
     assert checks[name].advice in " ".join(str(checks[name]).split())
 
 
+def test_what_training_broke_is_a_weak_link() -> None:
+    broken = {"rollout__unparsable": 1.0, "tips__unusable": 10.0, "update__masked_fraction": 1.0}
+    checks = verdicts([line(i, **(broken if i >= 5 else {})) for i in range(10)], EPISODES)
+    assert [name for name, check in checks.items() if check.holds is False] == ["read", "written", "mask"]
+
+
 def compute_gain(*parts: list[dict[str, Any]], **sections: dict[str, Any]) -> Check:
     return verdicts([line(0)], [each for part in parts for each in part], **sections)["gain"]
 

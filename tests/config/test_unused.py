@@ -23,6 +23,10 @@ from trailnotes.config.unused import list_requirements, warn_unused
         (["--learner.offload", "true", "--learner.world_size", "2"], ""),
         (["--rehearsal.rows", "3"], "rehearsal.rows (needs rehearsal.split or rehearsal.path)"),
         (["--rehearsal.rows", "3", "--rehearsal.path", "x.jsonl"], ""),
+        (
+            ["--rehearsal.path", "x.jsonl", "--algorithm.name", "grpo"],
+            "rehearsal.path (needs algorithm.name = empo2 or lamer or opid or opsd or ucob or module:NAME)",
+        ),
         (["--endpoint.concurrency", "2", "--memory.embedder", "openai:m"], ""),
         (["--endpoint.concurrency", "2", "--model.path", "openai:m"], ""),
         (["--empo2.author_age", "2"], "empo2.author_age (needs empo2.author_credit)"),

@@ -329,6 +329,15 @@ def test_a_report_after_the_last_step_or_a_full_context_counts(filled: bool) -> 
     assert sum(step.reward for step in episode.steps) == (0.75 if filled else 1.0)
 
 
+def test_a_success_without_a_score_has_the_highest() -> None:
+    async def agent(opened: Session) -> None:
+        await ask(opened, [user("a")])
+        opened.report(Report(success=True, max_score=4.0))
+
+    episode = play(agent)
+    assert (episode.score, episode.success, episode.episode_return) == (4.0, True, 4.0)
+
+
 @pytest.mark.parametrize("done", [False, True])
 def test_a_report_in_the_instant_in_which_the_wait_ends_counts(done: bool) -> None:
     """Both are due when a blocked event loop goes on: first the time limit, then the report."""

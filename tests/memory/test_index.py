@@ -79,7 +79,9 @@ def test_a_full_disk_costs_the_index_and_nothing_else(
     assert "memory.db-index was not written" in caplog.text
     assert "No space left on device" in caplog.text
     with opened(path) as memory:
+        built = memory.store.index
         assert found(memory, "key 9", 1) == ["tip 9"]
+        assert memory.store.index is built, "it is kept, and not built for every search"
 
 
 def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,13 @@ def memory_of(scope: Scope, tasks: Iterable[Task] = (), **settings: object) -> T
     return memory
 
 
+def test_sessions_tell_the_memory_their_tasks() -> None:
+    with memory_of("all") as memory:
+        memory.session("a", "red door")
+        memory.add([Tip("a", "knock twice", "red door", 1.0)])
+        assert [tip.text for tip in memory.session("b", "red door").tips] == ["knock twice"]
+
+
 def found(memory: TipMemory, reader: str, query: str = "red door") -> list[str]:
     tips = [tip.text for tip in memory.search(reader, query, 99)]
     assert tips == [tip.text for tip in asyncio.run(memory.search_async(reader, query, 99))]

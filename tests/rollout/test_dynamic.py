@@ -15,7 +15,7 @@ import pytest
 from paying import Paid
 from tiny import step, trajectory
 from tinyrun import SAME, differences, distance, episodes, metrics, tiny_config, train_in_parts, train_in_process
-from trailnotes.rollout.groups import replace_equal_groups, sample_further_tasks
+from trailnotes.rollout.groups import has_equal_returns, replace_equal_groups, sample_further_tasks
 from trailnotes.types import Observation, Task, TrajectoryGroup
 
 TASKS = [Task(f"t{i}", "numbers") for i in range(5)]
@@ -43,6 +43,14 @@ def replaced(
 
 EQUAL, OTHER, THIRD = played(TASKS[0], 1, 1), played(TASKS[1], 0, 0, 0), played(TASKS[2], 0, 0)
 MIXED, ANEW = played(TASKS[3], 1, 0), played(TASKS[4], 0, 0.5)
+
+
+def test_returns_that_are_equal_but_for_the_discount_teach() -> None:
+    early, late = played(TASKS[0], 1, 0).trajectories
+    late = replace(late, steps=(*late.steps, *early.steps))  # it wins a step later
+    group = TrajectoryGroup(TASKS[0], (early, late))
+    assert has_equal_returns(group)
+    assert not has_equal_returns(group, 0.95)
 
 
 @pytest.mark.parametrize(

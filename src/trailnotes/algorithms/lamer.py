@@ -62,7 +62,8 @@ async def lamer(iteration: Iteration) -> None:
         iteration.add_metrics("lamer", success_by_episode(list(trials.values())))
         scores = iter(iteration.scores(list(chain(*trials.values()))))
         worth = [discount_across_episodes([next(scores) for _ in trial], options.gamma) for trial in trials.values()]
-        advantages = [group_advantages(episode, config.algorithm) for trial in worth for episode in trial]
+        credit_config = config.algorithm.model_copy(update={"normalize_mean": False})
+        advantages = [group_advantages(episode, credit_config) for trial in worth for episode in trial]
         samples = iteration.samples(list(chain(*trials.values())), advantages)
         for (place, trial), episodes in zip(trials.items(), worth, strict=True):
             credit = [group_relative(episode.returns, normalize_std).tolist() for episode in episodes[1:]]

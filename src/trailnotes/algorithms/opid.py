@@ -58,7 +58,7 @@ async def rebuild_with_own_tips(
     own state.
     """
     settings = iteration.config.memory.model_copy(update={"retrieval": "dense"})  # by its key alone
-    if settings.entries == "episode":  # it is about the end, and must match from the beginning
+    if settings.entries != "step":  # it is about the end, and must match from the beginning
         settings = settings.model_copy(update={"threshold": -1.0})
     else:  # that of a state has its very key
         settings = settings.model_copy(update={"threshold": 0.999, "top_k": min(1, settings.top_k)})

@@ -214,7 +214,6 @@ def _serve(args: Namespace) -> None:
         raise MissingExtraError(f"the protocol needs the package {package}: {format_install_command('mcp')}")
     if args.off and not args.write:
         raise ConfigError("--off is about what is added: give --write, too, or leave it out")
-    from trailnotes.config.schema import MemoryConfig
     from trailnotes.memory.exchange import open_store
     from trailnotes.memory.mcp import AccessRules, Toolbox, make_app, make_server
     from trailnotes.memory.retrieval import load_file_embedder
@@ -234,7 +233,8 @@ def _serve(args: Namespace) -> None:
                             capacity=settings.capacity, scope=settings.scope)  # fmt: skip
         embedder = new or load_file_embedder(store.identity.name, args.embedder)
         # A task that is full takes no more by the rules; the memory itself would let the oldest go.
-        toolbox = Toolbox(TipMemory(store, embedder, MemoryConfig(threshold=-1, capacity=sys.maxsize)), rules)
+        own = settings.model_copy(update={"scope": "task", "capacity": sys.maxsize})
+        toolbox = Toolbox(TipMemory(store, embedder, own), rules)
         if args.port is None:
             try:
                 run_to_end(run_until_signal(make_server(toolbox).run_stdio_async()))
@@ -349,7 +349,7 @@ COMMANDS = (
         arguments=(
             _PLACE,
             _ID, argument("text", metavar="TEXT", nargs="?", help="the new text"),
-            argument("--score", type=float, metavar="X", help="the new score, cut to the highest of the task"),
+            argument("--score", type=float, metavar="X", help="the new score; above the highest, that as well"),
         ),
     ),
     Command(

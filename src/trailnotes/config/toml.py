@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from trailnotes.config.builtin import find_config
 from trailnotes.config.former import RENAMED_KEYS, drop_removed_keys, rename_keys
 from trailnotes.config.methods import list_names, list_sections
-from trailnotes.config.model_schema import EngineConfig
+from trailnotes.config.model_schema import EngineConfig, LearnerConfig
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config, config_type, find_method_name, full_config_type
 from trailnotes.config.section import Section, describe_allowed
@@ -31,9 +31,9 @@ from trailnotes.storage.files import parse_json, read_toml
 from trailnotes.types import StrPath
 
 RUNTIME_KEYS = (
-    *("cluster", "endpoint", "env.num_workers", "env.max_envs", "env.timeout", "learner", "run.threads"),
-    "train.keep_optimizer",
+    *("cluster", "endpoint", "env.num_workers", "env.max_envs", "env.timeout", "run.threads", "train.keep_optimizer"),
     *(f"engine.{name}" for name in EngineConfig.model_fields if name != "name"),
+    *(f"learner.{name}" for name in LearnerConfig.model_fields if name not in {"name", "anchor_by"}),
 )
 """Settings of where and how fast a run plays, what it may cost and what it leaves: not of what comes out."""
 

@@ -21,6 +21,7 @@ from trailnotes.config.section import Section
 from trailnotes.config.toml import diff_configs, flatten_config, get_section_type, is_within
 
 logger = logging.getLogger(__name__)
+KEPT_ALIVE = ("algorithm.anchor_tips", "algorithm.anchor_reading", "rehearsal")  # of methods that write tips
 
 
 def warn_unused(config: Config, warned: Config | None = None, model: str = "") -> None:
@@ -33,6 +34,10 @@ def warn_unused(config: Config, warned: Config | None = None, model: str = "") -
     for section in type(config).model_fields.keys() - type(Config()).model_fields.keys():  # whose method is empo2
         owners = [name for name, method in load_methods().items() if section in method.sections]
         requirements[section] = f"algorithm.name = {'|'.join([*owners, '*:*'])}"
+    methods = load_methods()
+    if (own := methods.get(config.algorithm.name)) and own.trains:
+        writers = [name for name, method in methods.items() if method.trains and method.writes_tips]
+        requirements |= dict.fromkeys(KEPT_ALIVE, f"algorithm.name = {'|'.join([*writers, '*:*'])}")
     unused: dict[str, list[str]] = {}
     for name in diff_configs(warned or Config(), config):
         needs = [need for key, need in requirements.items() if is_within(name, [key])]

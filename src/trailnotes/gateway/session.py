@@ -200,7 +200,9 @@ class Session:
     def _keep(self, report: Report, before: Report) -> None:
         last = before.score or 0.0
         most = report.max_score or before.max_score or 1.0
-        score = last if report.score is None else report.score
+        score = report.score
+        if score is None:
+            score = max(last, most) if report.success else last
         reward = self._reward + (score - last if report.reward is None else report.reward)
         if not max(abs(reward), abs(score), most) <= MAX_MAGNITUDE:
             raise RequestRefused(

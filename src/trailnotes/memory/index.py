@@ -284,12 +284,17 @@ class FileIndex:
         index.unsaved, path = 0, self._file.path.with_name(f"{self._file.path.name}-index")
         content = _load_faiss().serialize_index(index.lists)
         stamp = json.dumps([*index.stamp, index.planned, zlib.crc32(content.data)])
+        warning = "%s was not written (%s): it is built again when it is needed"
         try:
             with self._file.transaction():  # of several processes that save at once, file and stamp are of the same one
-                write_bytes_atomic(path, content.data)
+                try:
+                    write_bytes_atomic(path, content.data)
+                except OSError as error:  # caught here, since a transaction that is undone forgets the index
+                    logger.warning(warning, path, error)
+                    return
                 self._file.write("INSERT OR REPLACE INTO meta VALUES ('index', ?)", (stamp,))
-        except (OSError, MemoryStoreError) as error:
-            logger.warning("%s was not written (%s): it is built again when it is needed", path, error)
+        except MemoryStoreError as error:
+            logger.warning(warning, path, error)
 
     def _read_stamp(self) -> IndexStamp:
         return IndexStamp(*self._file.query(SELECT_STAMP)[0])

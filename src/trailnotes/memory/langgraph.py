@@ -1,8 +1,8 @@
 """A LangGraph store in a memory file: values under keys, searched by what they say.
 
 A value's text (its "text" or "content", or the fields that `index` names) is also a tip of the namespace, so that
-`TipMemory.session` can show it, and its readers' results count; one without text is no tip, and no query ranks it.
-Otherwise it acts as `InMemoryStore`, which selects.
+`TipMemory.session` can show it, and its readers' results count; one without text is no tip, and no query ranks it. A
+query ranks by the first 100 words, and values that share these are one tip. Otherwise it acts as `InMemoryStore`.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Toolbox:
             names = self._list_served_tasks()
             near = f": the nearest are {', '.join(find_similar_names(names, task))}" if names else ""
             raise ToolError(f"there is no tip of {task!r}{near}")
-        hits = self.memory.search_nearest(task, query, limit)
+        hits = self.memory.search_nearest(task, query, limit, -1.0)
         return {"tips": [{"similarity": round(similarity, 4), **_summarize_tip(tip)} for tip, similarity in hits]}
 
     def read_tip(

@@ -246,6 +246,8 @@ class TipMemory(StoreBackedMemory):
             show_tips: False for an attempt without tips, which the others are compared with.
             author: writes a tip from the transcript of the report.
         """
+        if self.config.scope != "task" and self.store.tasks.get_info(task) is None:
+            self.register_tasks([Task(task, "session")])
         limit = self.config.top_k if top_k is None else top_k
         tips = self.search(task, query, limit) if show_tips else []
         if "gain" in self.config.ranking:

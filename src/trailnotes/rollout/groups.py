@@ -265,27 +265,31 @@ def _mean(values: Sequence[float]) -> float:
 # --- dynamic sampling: groups whose members all earned the same teach nothing (DAPO, arXiv 2503.14476, section 3.2)
 
 
-def has_equal_returns(group: TrajectoryGroup) -> bool:
-    """Tell whether all members have the same return, without novelty and penalties."""
-    return len({trajectory.episode_return for trajectory in group.trajectories}) == 1
+def has_equal_returns(group: TrajectoryGroup, discount: float = 1.0) -> bool:
+    """Tell whether all members have the same (discounted) return, without novelty and penalties."""
+    returns = {math.fsum(discount**t * s.reward for t, s in enumerate(each.steps)) for each in group.trajectories}
+    return len(returns) == 1
 
 
 async def replace_equal_groups(
-    groups: Sequence[TrajectoryGroup], num_rounds: int, play: Callable[[int, int], Awaitable[list[TrajectoryGroup]]]
+    groups: Sequence[TrajectoryGroup],
+    num_rounds: int,
+    play: Callable[[int, int], Awaitable[list[TrajectoryGroup]]],
+    discount: float = 1.0,
 ) -> tuple[list[TrajectoryGroup], int]:
     """Replace groups with equal returns by freshly played ones, for at most `num_rounds` rounds (verl-agent, 2716b30).
 
     ``await play(number, num_groups)`` plays other tasks; `number` counts from 1. Returns the groups to train on, kept
     ones first, and how many were replaced.
     """
-    kept = [group for group in groups if not has_equal_returns(group)]
-    fresh = [group for group in groups if has_equal_returns(group)]
+    kept = [group for group in groups if not has_equal_returns(group, discount)]
+    fresh = [group for group in groups if has_equal_returns(group, discount)]
     replaced = 0
     for number in range(1, num_rounds + 1):
-        num_equal = sum(map(has_equal_returns, fresh))
+        num_equal = sum(has_equal_returns(group, discount) for group in fresh)
         if not num_equal:
             break
-        kept += [group for group in fresh if not has_equal_returns(group)]
+        kept += [group for group in fresh if not has_equal_returns(group, discount)]
         fresh = await play(number, num_equal)
         replaced += num_equal
     return kept + fresh, replaced

@@ -131,11 +131,15 @@ def _check_threshold(
     least: float,
     counted: tuple[str, str],
     advice: str,
+    judge: Callable[[float, float], float] = lambda _, last: last,
 ) -> Check:
-    """Check that a measure reaches `least`; `counted` is the metric of what it is a mean of, and its unit."""
+    """Check that a measure reaches `least`; `counted` is the metric of what it is a mean of, and its unit.
+
+    `judge` makes one number of the means at both ends: the last, since training may break what worked.
+    """
     name, unit = counted
     known = [(measure, line.get(name, 0)) for line in lines if (measure := value(line)) is not None]
-    link = _check_ends(question, advice, [measure for measure, _ in known], lambda *ends: max(ends) >= least,
+    link = _check_ends(question, advice, [measure for measure, _ in known], lambda *ends: judge(*ends) >= least,
                        [number for _, number in known], unit)  # fmt: skip
     return link if link.counts[1] >= MIN_COUNT else replace(link, holds=None)
 
@@ -159,7 +163,7 @@ def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
         lines, "tips shown in a turn with memory", _tips_shown, 0.01, ("rollout/env_steps", "turns"),
         f"nothing is shown: is memory.top_k = {memory.top_k} above 0, is memory.threshold = {memory.threshold:g} too "
         "high (it belongs to the embedder), do tasks come again (a tip belongs to its task: train longer, or on fewer "
-        "tasks), is there room (rollout.max_context_tokens)? `trailnotes memory list` shows what there is",
+        "tasks), is there room (rollout.max_context_tokens)? `trailnotes memory list` shows what there is", max,
     )  # fmt: skip
     empo2 = config.section(Empo2Config)
     draws = config.algorithm.name == "empo2" and empo2.mode_unit == "iteration" and empo2.p_memory
@@ -180,7 +184,7 @@ def _check_group_variance(lines: Sequence[JsonRecord], config: Config) -> Check:
             lambda m: 1 - m["update/zero_advantage_rows"] / m["update/rows"] if m.get("update/rows") else None, 0.05,
             ("update/rows", "rows"),
             "groups whose returns are all equal teach nothing: raise rollout.group_size or rollout.temperature, mix "
-            'the modes (empo2.mode_unit = "trajectory"), or use an intrinsic reward (algorithm.intrinsic)',
+            'the modes (empo2.mode_unit = "trajectory"), or use an intrinsic reward (algorithm.intrinsic)', max,
         )  # fmt: skip
 
     whole = link(lines)

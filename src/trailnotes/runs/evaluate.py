@@ -91,7 +91,9 @@ def evaluate(
 
 def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath | None = None) -> list[Trajectory]:
     """Play `rollout.num_tasks` tasks of the training split once each; optionally write them as JSONL."""
-    panel = config.eval.model_copy(update={"split": config.train.split, "num_tasks": config.rollout.num_tasks})
+    panel = config.eval.model_copy(
+        update={"split": config.train.split, "num_tasks": config.rollout.num_tasks, "num_samples": 1}
+    )
     with open_evaluated_model(model_or_run or config.model.path) as subject:
         episodes, _ = evaluate_model(config.model_copy(update={"eval": panel}), subject)
     if out is not None:

@@ -125,7 +125,8 @@ class Iteration:
 
             groups = await self._play(tasks, rows, purpose, memory_of, record)
             if rounds := self.config.algorithm.dynamic_sampling:
-                groups, replaced = await replace_equal_groups(groups, rounds, play_further)
+                discount = self.config.algorithm.discount
+                groups, replaced = await replace_equal_groups(groups, rounds, play_further, discount)
                 success = sum(t.success for t in ended) / max(1, len(ended))
                 self.add_metrics("dynamic", {"groups_replaced": float(replaced), "success": success})
         kept = {id(trajectory) for group in groups for trajectory in group.trajectories}

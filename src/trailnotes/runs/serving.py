@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trailnotes.config.schema import Config
-from trailnotes.errors import MemoryStoreError, PolicyError
+from trailnotes.errors import TrailnotesError
 from trailnotes.gateway.requests import RequestRefused
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Session
@@ -22,7 +22,7 @@ from trailnotes.rollout.episode import compute_prompt_limit, run_episode
 from trailnotes.rollout.tips import write_tips
 from trailnotes.runs.signals import run_until_signal
 from trailnotes.storage.files import append_jsonl, trajectory_to_json
-from trailnotes.types import Task, Trajectory, TrajectoryGroup, derive_seed
+from trailnotes.types import Sampling, Task, Trajectory, TrajectoryGroup, derive_seed
 
 logger = logging.getLogger(__name__)
 MAX_SESSIONS = 1000  # alive at a time, unless `env.max_envs` says otherwise
@@ -73,6 +73,9 @@ class OpenGateway:
         key = key or secrets.token_urlsafe(24)
         session = self._sessions[key] = Session(key, self._config.env.timeout)
         session.task, session.kept = Task(task, "gateway"), session.loop.create_future()
+        if self._memory is not None:
+            self._memory.register_tasks([session.task])
+        session.sampling = Sampling(max_tokens=self._config.rollout.max_action_tokens)  # a request may come at once
         session.describe_tools = getattr(self._policy, "describe_tools", None)
         session.decode = getattr(self._policy, "decode", None)
         session.max_prompt_tokens = compute_prompt_limit(self._policy, self._config)
@@ -116,7 +119,7 @@ class OpenGateway:
 
     async def _play(self, session: Session, number: int) -> None:
         config = self._config
-        seed = derive_seed(config.run.seed, "session", number)
+        seed = derive_seed(config.run.seed, "session", session.key)  # after a restart another, unless agents name it
         is_plain = self._memory is None or random.Random(seed).random() < self._plain_share
         name = f"session/{session.key}"  # of the episode with the policy, where authors have theirs
         self._policy.open_episode(name)
@@ -163,7 +166,7 @@ class OpenGateway:
             async with self._learning:  # an author writes about one session at a time
                 batch = await write_tips(self._policy, [group], self._config, seed=seed, step=0)
             await asyncio.to_thread(self._memory.add, batch.tips)
-        except (PolicyError, MemoryStoreError) as error:
+        except TrailnotesError as error:
             logger.error("no tip about %r: %s", episode.task.id, error)  # noqa: TRY400 (the text says it)
 
 

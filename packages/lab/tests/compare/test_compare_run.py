@@ -32,7 +32,7 @@ from trailnotes.runs.evaluate import evaluate
 from trailnotes.storage.files import read_jsonl
 from trailnotes_lab.compare import run_comparison
 from trailnotes_lab.compare.cost import ProcessResult, record_process
-from trailnotes_lab.compare.expand import expand_runs
+from trailnotes_lab.compare.expand import _format_overrides, expand_runs
 from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.results import build_attempts, read_trial_records
 from trailnotes_lab.compare.running import list_stages, list_unfinished_stages, validate_unchanged_settings
@@ -83,6 +83,12 @@ def test_runs_are_methods_times_seeds(tmp_path: Path) -> None:
     assert runs["half-of-them-0"].algorithm.name == "empo2"
     assert runs["grpo-0"].train.max_env_steps == 24
     assert (runs["naive-0"].eval.trials, runs["naive-0"].train.max_env_steps) == (1, 0)
+
+
+def test_settings_of_a_comparison_reach_its_runs_as_they_are() -> None:
+    words = _format_overrides({"rollout": {"system_prompt": 'Play \U0001f3ae "well"', "stop": ["\n"]}})
+    rollout = load_config(None, words).rollout
+    assert (rollout.system_prompt, rollout.stop) == ('Play \U0001f3ae "well"', ("\n",))
 
 
 def test_methods_after_a_run_of_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from trailnotes.warmstart.demonstrations.episodes import Script, get_actions
 from trailnotes_worlds.demonstrations.scienceworld import (
     NUM_WANDERINGS,
     ROOMS,
+    ScienceWorldDemonstrator,
     load_recordings,
     parse_things,
     shorten_path,
@@ -109,6 +110,15 @@ def test_every_wording_can_be_parsed(actions: tuple[str, ...], score: float) -> 
         assert ("full score" in text or f"{score:g}" in text) or score == 100
         texts.add(text)
     assert len(texts) > 20
+
+
+def test_the_warm_start_shows_no_held_out_game_of_any_protocol() -> None:
+    options = {"task": "power-component", "protocol": "interleaved", "num_train": 10}
+    config = Config(env=EnvConfig(name="scienceworld", options=options), warmstart=WarmstartConfig(variations=30))
+    shown = {task.id for task in ScienceWorldDemonstrator.choose_tasks(config)}
+    assert shown
+    for split in ("validation", "test"):
+        assert not shown & {task.id for task in load_tasks(config, split)}
 
 
 def test_warm_start_and_evaluation_share_no_task() -> None:

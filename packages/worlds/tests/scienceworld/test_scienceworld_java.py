@@ -160,6 +160,27 @@ def test_games_of_one_process_know_nothing_of_each_other() -> None:
         game.close()
 
 
+@pytest.mark.long
+def test_a_game_that_draws_at_random_gets_a_process_of_its_own() -> None:
+    """Bees that are let out fly as they do where no other game draws between."""
+    setup = ("find-animal", 0, "teleportAction,openDoors")
+    actions = ["teleport to greenhouse", "open bee hive", *["wait1", "look around"] * 3]
+    first, second = FaultTolerantGame(shared=True), FaultTolerantGame(shared=True)
+    alone = ScienceWorldClient()
+    alone.load(*setup)
+    begun = [first.begin(*setup), second.begin(*setup)]
+    assert begun == [alone.step("look around")] * 2
+    for action in actions:
+        answer = alone.step(action)
+        assert first.step(action) == second.step(action) == answer
+    assert first._get_client().simulator.pid != second._get_client().simulator.pid
+    grown = FaultTolerantGame(shared=True)
+    grown.begin("grow-plant", 0, "teleportAction")
+    assert grown._get_client().simulator._num_games == 1
+    for game in (alone, first, second, grown):
+        game.close()
+
+
 @pytest.fixture(scope="module")
 def simulator() -> Iterator[ScienceWorldSimulator]:
     """A real one, started amid options and files that must not reach it."""

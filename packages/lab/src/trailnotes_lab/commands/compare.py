@@ -18,6 +18,8 @@ def _run(args: Namespace) -> None:
     from trailnotes_lab.compare.page import print_summary
     from trailnotes_lab.compare.spec import load_spec
 
+    if args.jobs is not None and args.jobs < 1:
+        raise ConfigError(f"--jobs {args.jobs} must be at least 1")
     plan = find_config(args.plan)
     if args.dry_run:
         print(comparison.describe_comparison(plan, args.out), flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 from trailnotes.config.builtin import find_config
 from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import collect_fields, flatten_config, load_config
+from trailnotes.config.toml import collect_fields, flatten_config, format_toml_value, load_config
 from trailnotes.envs import tasks
 from trailnotes.errors import ConfigError
 from trailnotes.runs.rehearsal import validate_rehearsal
@@ -189,11 +188,11 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
 
 
 def _format_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Write settings as words of a command line; tables key by key, since JSON's are not TOML."""
+    """Write settings as words of a command line; tables key by key."""
     words: list[str] = []
     for name, value in settings.items():
         if isinstance(value, Mapping):
             words += _format_overrides({f"{name}.{inner}": item for inner, item in value.items()})
         else:
-            words.append(f"--{name}={json.dumps(value)}")
+            words.append(f"--{name}={format_toml_value(value)}")
     return words

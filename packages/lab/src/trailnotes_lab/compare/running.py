@@ -134,7 +134,7 @@ def _diff_settings(directory: Path, config: Config) -> list[str]:
 
 LOG_FILE = "console.log"  # in the directory of each stage
 POLL_SECONDS = 0.5  # between two looks at the running processes
-STOP_TIMEOUT = 120.0  # seconds that a process asked to stop may take for its iteration
+STOP_TIMEOUT = 3600.0  # seconds that a process asked to stop may take for its iteration, which may be a long one
 
 
 def run_stages(stages: Sequence[RunStage], at_once: int) -> dict[str, str]:

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from trailnotes.envs import make_env
+from trailnotes.envs.tasks import load_tasks
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
@@ -57,7 +58,9 @@ class ScienceWorldDemonstrator(ExpertDemonstrator):
     @staticmethod
     def choose_tasks(config: Config) -> list[Task]:
         names = config.env.options.get("task", "all")
-        return spread_by_family(scienceworld_tasks("train", names, protocol="simulator"), config)
+        tasks = scienceworld_tasks("train", names, protocol="simulator")
+        held_out = {task.id for split in ("validation", "test") for task in load_tasks(config, split)}
+        return spread_by_family([task for task in tasks if task.id not in held_out], config)
 
     @cached_property
     def recordings(self) -> list[RecordedGame]:

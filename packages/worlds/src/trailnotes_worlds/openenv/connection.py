@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
@@ -153,12 +154,22 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def fetch_page(address: ServerAddress, path: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
-    """Fetch the JSON object at a path of the server; {} if there is none, since such pages are optional."""
+    """Fetch the JSON object at a path of the server; {} if there is none, since such pages are optional.
+
+    Raises:
+        EnvError: the server fails, and does not say whether there is one.
+    """
     opener = urllib.request.build_opener(_NoRedirects(), urllib.request.ProxyHandler({} if address.is_local else None))
     request = urllib.request.Request(f"{address.base}{path}", headers=dict(headers))  # noqa: S310 - http(s) alone
     try:
         with opener.open(request, timeout=timeout) as response:
             page = parse_json(response.read(_MAX_PAGE_BYTES))
-    except (OSError, HTTPException, ValueError):
+    except urllib.error.HTTPError as error:
+        if error.code < 500:
+            return {}
+        raise EnvError(f"{address.name} answered {path} with status {error.code}") from None
+    except ValueError:
         return {}
+    except (OSError, HTTPException) as error:
+        raise EnvError(f"{address.name} did not answer {path}: {error}") from None
     return page if isinstance(page, dict) else {}

@@ -18,6 +18,7 @@ GAMES = 20  # that share one Java process
 HEAP, SHARED_HEAP = "64m", "512m"  # live objects of a game take some 20 MB
 GOLD_HEAP = "512m"  # the gold path of test-conductivity needs over 128 MB
 SERVER = "scienceworld.runtime.pythonapi.PythonInterface"
+DRAWING_TASKS = ("grow-", "mendelian-")  # in which plants, and the bees around them, draw at random
 LOOK = "look around"  # the first action of every episode: free, and the first observation
 GOLD_TIMEOUT = 120.0  # seconds: the simulator needs up to 9 for its longest gold paths, on a free machine
 
@@ -37,7 +38,7 @@ def find_scienceworld_jars() -> tuple[Path, Path]:
 
 
 class ScienceWorldSimulator(Simulator):
-    """Java process with one or several games of ScienceWorld, which share only the draws of names in listings."""
+    """Java process with one or several games of ScienceWorld, which share the generator of all its draws."""
 
     def __init__(
         self, java: str = "", timeout: float = 30.0, heap: str = HEAP, start_limit: float = START_LIMIT
@@ -218,6 +219,8 @@ class FaultTolerantGame:
         """Begin an episode, and return the answer to its first look."""
         self._setup, self._played, self.restarts = (name, variation, simplifications), [], 0
         self._listings.clear()
+        if name.startswith(DRAWING_TASKS) or "openContainers" in simplifications:
+            self._isolate()
 
         def first_look(client: ScienceWorldClient) -> StepResult:
             client.load(name, variation, simplifications)
@@ -228,6 +231,8 @@ class FaultTolerantGame:
         return result
 
     def step(self, action: str) -> StepResult:
+        if "hive" in action:  # bees that are let out draw where they fly
+            self._isolate()
         result = self.query(lambda client: client.step(action))
         self._played.append((action, result))
         return result
@@ -238,13 +243,17 @@ class FaultTolerantGame:
         The simulator draws a name for an object with several at each call, so a replay must repeat the calls, and no
         other game may draw: the first call moves the game to a process of its own.
         """
+        self._isolate()
+        actions = self.query(lambda client: client.valid_actions())
+        self._listings[len(self._played)] += 1
+        return actions
+
+    def _isolate(self) -> None:
+        """Move the game to a process of its own, from the next call on: its draws would depend on other games."""
         if self._shared and self._client:
             self._client.close()
             self._client = None
         self._shared = False
-        actions = self.query(lambda client: client.valid_actions())
-        self._listings[len(self._played)] += 1
-        return actions
 
     def query(self, question: Callable[[ScienceWorldClient], T]) -> T:
         """Ask a question without side effects, such as ``ScienceWorldClient.inventory``. Raises as `step` does."""
@@ -278,10 +287,11 @@ class FaultTolerantGame:
         for place, (action, before) in enumerate(self._played):
             now = client.step(action)
             if now != before:
-                self.close()
-                raise EnvError(
+                error = EnvError(
                     f"a new simulator differs from the lost one at action {place} ({action!r}) of {self._setup}: "
                     f"{now.text[:200]!r} is not {before.text[:200]!r}"
                 )
+                self.close()
+                raise error
             for _ in range(self._listings[place + 1]):
                 client.valid_actions()

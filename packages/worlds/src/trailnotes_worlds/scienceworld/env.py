@@ -163,7 +163,6 @@ class ScienceWorldEnv:
         elif self._convention == "floor0":
             self._score = 0
         paid, self._paid = self._paid, self._score
-        ended = over or not left
         actions = self._get_offered_actions(over=over)
         observation = Observation(
             result.text,
@@ -171,7 +170,7 @@ class ScienceWorldEnv:
             terminated=over,
             truncated=not over and not left,
             actions=actions,
-            success=raw == 100 or (self._success_rule == "above70" and ended and raw > 70),
+            success=raw == 100 or (self._success_rule == "above70" and raw > 70),  # the run may end it here
             score=float(self._score),
             max_score=100.0,
             info=_build_info(result, self._game.restarts - restarts, corrected),
