@@ -82,6 +82,9 @@ def test_the_header_may_be_left_out_or_say_little(tmp_path: Path) -> None:
     for records in ([], [HEADER], [HEADER | {"program": "by hand", "tips": 1}]):
         assert [tip.text for tip in read_tips(written(tmp_path / "in.jsonl", *records, tip()))] == ["from afar"]
     assert read_tips(written(tmp_path / "in.jsonl", HEADER)) == []
+    for records in ([HEADER | {"tips": []}], [HEADER | {"tips": True}], [HEADER, HEADER]):
+        with pytest.raises(MemoryStoreError, match=f"line {len(records)}: "):
+            read_tips(written(tmp_path / "in.jsonl", *records))
     (tmp_path / "in.jsonl").write_bytes(b"\xef\xbb\xbf\r\n" + json.dumps(tip(id=None)).encode())
     with pytest.raises(MemoryStoreError, match="line 1: "):  # a byte order mark alone is no line
         read_tips(tmp_path / "in.jsonl")

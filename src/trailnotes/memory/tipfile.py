@@ -69,7 +69,7 @@ def iter_tips(path: StrPath) -> Iterator[Tip]:
 
 
 def _iter_jsonl(path: Path) -> Iterator[Tip]:
-    announced, count, number = None, 0, 0
+    announced, count, number, has_header = None, 0, 0, False
     with _open_readable(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
             if len(line) > MAX_LINE_BYTES:
@@ -78,8 +78,8 @@ def _iter_jsonl(path: Path) -> Iterator[Tip]:
                 continue
             try:
                 record = parse_json(line)
-                if not count and isinstance(record, dict) and "format" in record:
-                    announced = _parse_header(record)
+                if not count and not has_header and isinstance(record, dict) and "format" in record:
+                    announced, has_header = _parse_header(record), True
                     continue
                 count += 1
                 tip = parse_tip(record)
@@ -106,13 +106,15 @@ def _open_readable(path: Path) -> BinaryIO:
         raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
 
 
-def _parse_header(header: dict[str, Any]) -> Any:
+def _parse_header(header: dict[str, Any]) -> int | None:
     """Return the number of tips that the header announces; None if it does not."""
     if header["format"] != FORMAT:
         raise ValueError(f"format must be {FORMAT!r}, got {header['format']!r}")
     if (version := header.get("version")) != VERSION:
         raise ValueError(f"version must be {VERSION}, got {version!r}: upgrade Trailnotes, if it is a later one")
-    return header.get("tips")
+    if type(tips := header.get("tips")) not in {int, type(None)}:
+        raise ValueError(f"tips must be int, got {type(tips).__name__}")
+    return tips
 
 
 def parse_tip(record: Any) -> Tip:

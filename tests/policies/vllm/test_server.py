@@ -50,6 +50,7 @@ def test_room_is_reserved_for_adapters_of_a_rank_that_vllm_knows(config_of) -> N
         ({}, server.SHARED_GPU_FRACTION, True),
         ({"engine": {"replicas": 3}}, server.SHARED_GPU_FRACTION / 3, True),
         ({"engine": {"device_memory": 0.3}}, 0.3, True),
+        ({"engine": {"device_memory": 0.3, "replicas": 2}}, 0.15, True),
         ({"rollout": {"max_async_iterations": 1}}, server.SHARED_GPU_FRACTION, False),
         ({"engine": {"devices": ["1"]}}, server.DEDICATED_GPU_FRACTION, False),
         ({"engine": {"urls": ["http://127.0.0.1:7465"]}}, server.DEDICATED_GPU_FRACTION, False),

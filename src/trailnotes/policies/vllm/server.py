@@ -161,7 +161,7 @@ def build_command(
         flags.append("enforce-eager")
     else:
         fraction = SHARED_GPU_FRACTION if config.has_shared_gpu and not alone else DEDICATED_GPU_FRACTION
-        options["gpu-memory-utilization"] = config.engine.device_memory or fraction / num_engines
+        options["gpu-memory-utilization"] = (config.engine.device_memory or fraction) / num_engines
         flags += ["enable-sleep-mode"] * (is_sleeping(config) and not alone)
     if rank := int(saved.r) if saved else config.model.lora.rank * config.model.lora.enabled:
         if rank > LORA_RANKS[-1]:

@@ -395,7 +395,8 @@ def _estimate_engine(config: Config, shape: ModelShape, room: float, spread: int
         cache = compute_cache_bytes(shape.text, config, context)
         return {"engine: weights": weights, "engine: cache": cache, "engine": CPU_ENGINE_BYTES}
     is_alone = engine.devices or config.cluster.address
-    share = engine.device_memory or (DEDICATED_GPU_FRACTION if is_alone else SHARED_GPU_FRACTION / engine.replicas)
+    fraction = engine.device_memory or (DEDICATED_GPU_FRACTION if is_alone else SHARED_GPU_FRACTION)
+    share = fraction if is_alone else fraction / engine.replicas
     conversation = 2.0 * shape.keys * shape.layers * number * context / spread
     rest = max(share * room - weights, conversation + SLEEPING_ENGINE_BYTES)
     return {"engine: weights": weights, "engine: cache and graphs": rest}

@@ -138,7 +138,7 @@ class OpenEnvClient:
         self._require_served_split(task)
         if answer.done:
             raise self._close_on_error(EnvError(f"{self._address.name} says at reset that the episode is over"))
-        instruction = answer.instruction or self._instruction or self._get_description()
+        instruction = self._instruction or answer.instruction or self._get_description()
         self._playing, self._total = True, 0.0
         self._score = answer.score or self._success.score(0.0, success=False)
         self._actions = answer.actions or self._form.choices or None
