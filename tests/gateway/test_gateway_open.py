@@ -17,6 +17,7 @@ import pytest
 from test_gateway_agents import agent_config, echo
 
 from trailnotes.client import session
+from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, Interrupted, MemoryStoreError, PolicyError
 from trailnotes.gateway.requests import RequestRefused, parse_chat_call
@@ -250,3 +251,18 @@ def test_a_name_belongs_to_one_session(tmp_path: Path) -> None:
             gateway.find("mine", "coffee")
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["--algorithm.author", "start"], "set policy or extract"),
+        (["--memory.scope", "family"], "set task, env or all"),
+    ],
+)
+def test_settings_that_a_gateway_cannot_follow_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], fix: str
+) -> None:
+    assert main(["gateway", "smoke", "--out", str(tmp_path / "out"), *words]) == 2
+    assert fix in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -33,6 +33,11 @@ def _run(args: Namespace) -> None:
     from trailnotes.web.serving import open_listener
 
     config = load_command_config(args.model, args.config, args.settings)
+    if config.algorithm.author not in {"policy", "extract"}:
+        author = config.algorithm.author
+        raise ConfigError(f"algorithm.author = {author}: the model of a gateway writes itself: set policy or extract")
+    if config.memory.scope == "family":
+        raise ConfigError("memory.scope = family: tasks of agents belong to no family: set task, env or all")
     live = {"deterministic": False}  # a deterministic engine waits for all that are open
     config = config.model_copy(update={"run": config.run.model_copy(update=live)})
     args.out.mkdir(parents=True, exist_ok=True)
