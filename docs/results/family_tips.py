@@ -125,7 +125,7 @@ def read_episodes(out: Path, agent: str, arm: str) -> Iterator[tuple[int, dict[s
 
 
 def print_table(out: Path) -> None:
-    """Print the mean return of each task and arm, and the registered differences."""
+    """Print the mean return of each task and arm, and the registered differences, of the seeds that played all."""
     values: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
     families: dict[str, str] = {}
     for agent in AGENTS:
@@ -135,7 +135,10 @@ def print_table(out: Path) -> None:
                 game = episode["task"]["id"]
                 families[game] = episode["task"]["family"]
                 of_arm[seed][game] = float(episode["return"])
-    print(f"| | {' | '.join(f'{agent}, {arm}' for agent, arm in values)} |\n|---{'|---:' * len(values)}|")
+    whole = {seed for seed in range(100) if all(of.get(seed, {}).keys() == families.keys() for of in values.values())}
+    values = {name: {seed: own for seed, own in of.items() if seed in whole} for name, of in values.items()}
+    head = [f"{len(whole)} seeds", *(f"{agent}, {arm}" for agent, arm in values)]
+    print(f"| {' | '.join(head)} |\n|---{'|---:' * len(values)}|")
     for family in sorted(set(families.values())):
         cells = []
         for of_arm in values.values():
