@@ -78,13 +78,18 @@ def read_instructions(config: Config, split: str) -> dict[str, str]:
 def write_memory(path: Path, config: Config, tips: list[Tip], *, is_rebound: bool) -> None:
     """Give every game of the panel all tips of the training games, as its own."""
     sources, targets = (read_instructions(config, split) for split in (config.train.split, config.eval.split))
-    path.unlink(missing_ok=True)
-    with closing(open_memory(path, config.memory)) as memory:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with closing(open_memory(part, config.memory)) as memory:
         for game, target in targets.items():
+            words = {source: map_words(sources[source], target) if is_rebound else {} for source in sources}
+            own = []
             for tip in tips:
-                words = map_words(sources[tip.namespace], target) if is_rebound else {}
-                text, key, action = (rebind(each, words) for each in (tip.text, tip.key, tip.action))
-                memory.add([replace(tip, namespace=game, text=text, key=key, action=action, id=None)])
+                text, key, action = (rebind(each, words[tip.namespace]) for each in (tip.text, tip.key, tip.action))
+                own.append(replace(tip, namespace=game, text=text, key=key, action=action, id=None))
+            memory.add(own)
+    part.rename(path)
 
 
 def play(out: Path, run: Path, settings: list[str]) -> None:
@@ -98,6 +103,9 @@ def play(out: Path, run: Path, settings: list[str]) -> None:
             memory.restore(trained.memory)
             tips = [tip for tip in memory.store.load_tips() if tip.enabled]
         searching = load_config(run / "config.toml", [*SEARCH, *settings])
+        for arm in ARMS[2:]:  # both models read the same tips
+            if not (path := out / f"tips-{arm}-{name}.db").exists():
+                write_memory(path, searching, tips, is_rebound=arm == "rebound")
         for agent, subject in zip(AGENTS, (trained, initial), strict=True):
             own = out / f"{agent}-own-{name}"
             if not (own / "eval" / "table.json").exists():
@@ -105,9 +113,7 @@ def play(out: Path, run: Path, settings: list[str]) -> None:
             for arm in ARMS[2:]:
                 folder = out / f"{agent}-{arm}-{name}"
                 if not (folder / "episodes.jsonl").exists():
-                    folder.mkdir(parents=True, exist_ok=True)
-                    write_memory(folder / "tips.db", searching, tips, is_rebound=arm == "rebound")
-                    with_tips = replace(subject, memory=folder / "tips.db")
+                    with_tips = replace(subject, memory=out / f"tips-{arm}-{name}.db")
                     episodes, _ = evaluate_model(searching, with_tips, use_memory=True, directory=folder)
                     write_episodes(episodes, folder / "episodes.jsonl")
             print(f"{name} {agent} played", flush=True)

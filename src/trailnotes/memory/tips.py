@@ -188,6 +188,11 @@ class TipMemory(StoreBackedMemory):
             )
         return self.config.scope != "task" and self.store.tasks.register(tasks)
 
+    def register_unknown_task(self, task: Task) -> None:
+        """Record a task of an agent of its own, unless a run has recorded it as what it is."""
+        if self.config.scope != "task" and self.store.tasks.get_info(task.id) is None:
+            self.register_tasks([task])
+
     def add(self, tips: Sequence[Tip], *, once: str = "", by_owner: bool = False) -> int:
         """Store `tips` in the given order, in one transaction; return the number of rows that are new or changed.
 
@@ -246,8 +251,7 @@ class TipMemory(StoreBackedMemory):
             show_tips: False for an attempt without tips, which the others are compared with.
             author: writes a tip from the transcript of the report.
         """
-        if self.config.scope != "task" and self.store.tasks.get_info(task) is None:
-            self.register_tasks([Task(task, "session")])
+        self.register_unknown_task(Task(task, "session"))
         limit = self.config.top_k if top_k is None else top_k
         tips = self.search(task, query, limit) if show_tips else []
         if "gain" in self.config.ranking:

@@ -74,7 +74,7 @@ class OpenGateway:
         session = self._sessions[key] = Session(key, self._config.env.timeout)
         session.task, session.kept = Task(task, "gateway"), session.loop.create_future()
         if self._memory is not None:
-            self._memory.register_tasks([session.task])
+            self._memory.register_unknown_task(session.task)
         session.sampling = Sampling(max_tokens=self._config.rollout.max_action_tokens)  # a request may come at once
         session.describe_tools = getattr(self._policy, "describe_tools", None)
         session.decode = getattr(self._policy, "decode", None)
