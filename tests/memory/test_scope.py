@@ -44,6 +44,11 @@ def test_sessions_tell_the_memory_their_tasks() -> None:
         assert [tip.text for tip in memory.session("b", "red door").tips] == ["knock twice"]
 
 
+def test_a_session_leaves_a_task_that_a_run_has_registered_in_its_family() -> None:
+    with memory_of("family", [task("a"), task("b")]) as memory:
+        assert {tip.text for tip in memory.session("a", "red door").tips} == {"a", "b"}
+
+
 def found(memory: TipMemory, reader: str, query: str = "red door") -> list[str]:
     tips = [tip.text for tip in memory.search(reader, query, 99)]
     assert tips == [tip.text for tip in asyncio.run(memory.search_async(reader, query, 99))]
