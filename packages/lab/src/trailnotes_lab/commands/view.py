@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 
 def _run(args: Namespace) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from argparse import Namespace
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.commands.envs import require_env_packages
 from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
 from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 ALL = "all"  # in place of a split
 PORT = 8000  # where clients of OpenEnv look first

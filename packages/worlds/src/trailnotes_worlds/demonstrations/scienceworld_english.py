@@ -6,19 +6,16 @@ drawn at random, so that the model learns to read words and not one format.
 
 from __future__ import annotations
 
+import random
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from trailnotes.types import Trajectory
 from trailnotes.warmstart.demonstrations.episodes import get_actions
 from trailnotes_worlds.demonstrations.scienceworld import ScienceWorldDemonstrator
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Sequence
-
-    from trailnotes.types import Trajectory
 
 # How a tip begins and ends: ending -> "openings" and "endings".
 _PHRASES: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

@@ -7,21 +7,18 @@ reader would copy. They leave out dead ends, so that a tip can be followed from 
 
 from __future__ import annotations
 
+import random
 import re
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
+from trailnotes.types import Observation
+from trailnotes.warmstart.demonstrations.episodes import Script
 from trailnotes_worlds.webshop.goals import split_price_limit
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Sequence
-
-    from trailnotes.types import Observation
-    from trailnotes.warmstart.demonstrations.episodes import Script
-    from trailnotes_worlds.webshop.shop import PageElement
+from trailnotes_worlds.webshop.shop import PageElement
 
 FaultKind = Literal["option", "value", "price", "other", "unbought"]
 

@@ -14,16 +14,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trailnotes.envs.base import require_type
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task, derive_seed
+from trailnotes_worlds.webshop.catalogue import Catalogue
 from trailnotes_worlds.webshop.goals import Goal, iter_goals
 from trailnotes_worlds.webshop.products import GoalKind
-
-if TYPE_CHECKING:
-    from trailnotes_worlds.webshop.catalogue import Catalogue
 
 SPLITS: Final = ("train", "validation", "test")
 KINDS: Final = ("human", "synthetic", "both")

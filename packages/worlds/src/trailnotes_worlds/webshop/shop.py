@@ -17,13 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
+from typing import Final, Literal, NamedTuple, cast
 
 from trailnotes.types import derive_seed, replace_surrogates
-
-if TYPE_CHECKING:
-    from trailnotes_worlds.webshop.catalogue import Catalogue
-    from trailnotes_worlds.webshop.products import Facet, Product
+from trailnotes_worlds.webshop.catalogue import Catalogue
+from trailnotes_worlds.webshop.products import Facet, Product
 
 Brackets = Literal["round", "markers"]
 
