@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.errors import ConfigError, format_sibling_command
+from trailnotes.errors import ConfigError, format_error, format_sibling_command
 
 if TYPE_CHECKING:
     from trailnotes.config.section import Section
@@ -141,7 +141,7 @@ def resolve_method(name: str) -> Method:
     try:
         method = _import_target(name)
     except Exception as error:  # the boundary: a user's file raises whatever it does
-        raise ConfigError(f"{name} cannot be imported as a method: {_format_error(error)}") from error
+        raise ConfigError(f"{name} cannot be imported as a method: {format_error(error)}") from error
     if not isinstance(method, Method):
         raise ConfigError(f"{name} is not a Method: give the NAME of a trailnotes.config.methods.Method in module:NAME")
     loaded.setdefault(name, method)  # for its label and its colour
@@ -160,7 +160,7 @@ def find_method(name: str) -> Method:
         try:
             method = importlib.import_module(module).METHOD
         except Exception as error:  # the boundary: the package of another author may fail in any way
-            raise ConfigError(f"the method {name} cannot be loaded from {module}: {_format_error(error)}") from error
+            raise ConfigError(f"the method {name} cannot be loaded from {module}: {format_error(error)}") from error
         if not isinstance(method, Method):
             raise ConfigError(f"the method {name} cannot be loaded: {module}.METHOD is not a Method")
         loaded[name] = method
@@ -199,10 +199,6 @@ def list_methods(*, trains: bool) -> list[str]:
 def list_sections() -> dict[str, type[Section]]:
     """Map the name of each section that belongs to methods to its type; imports all methods."""
     return {name: kind for method in load_methods().values() for name, kind in method.sections.items()}
-
-
-def _format_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _import_target(target: str) -> Any:

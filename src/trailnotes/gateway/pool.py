@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trailnotes.client import AgentSession
-from trailnotes.envs.base import format_error, sanitize_text
 from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.errors import ConfigError, SessionOver
+from trailnotes.errors import ConfigError, SessionOver, format_error, sanitize_text
 from trailnotes.gateway.requests import MODEL, RequestRefused
 from trailnotes.gateway.session import Score, Session
 from trailnotes.gateway.tasks import GatewayEnv

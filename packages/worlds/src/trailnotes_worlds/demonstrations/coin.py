@@ -149,10 +149,6 @@ class CoinDemonstrator(ExpertDemonstrator):
     def write_note(self, trajectory: Trajectory, score: float) -> str:
         return format_search_note(trajectory) if is_searched(trajectory.task) else super().write_note(trajectory, score)
 
-    def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
-        most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
-        return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])
-
 
 def is_searched(task: Task) -> bool:
     """Return whether searchers can play a game: a coin game without doors."""

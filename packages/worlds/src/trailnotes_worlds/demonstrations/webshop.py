@@ -310,9 +310,7 @@ class WebShopDemonstrator(Demonstrator):
 
     def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
         """Select the tips for the prompt, by score, then at random."""
-        shuffled = self.rng.sample(tips, len(tips))
-        most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
-        return tuple(sorted(shuffled, key=lambda tip: -tip.score)[:most])
+        return super().rank_tips(self.rng.sample(tips, len(tips)))
 
 
 class EnglishWebShop(WebShopDemonstrator):

@@ -287,7 +287,3 @@ class WikiHowDemonstrator(Demonstrator):
         missed = trajectory.final_observation.info.get("instruction", "")
         way = self.format_actions(trajectory)
         return way if trajectory.success else f"{way} . not yet : {missed.lower() or 'nothing was found'}"
-
-    def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
-        most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
-        return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from trailnotes.envs.base import format_error, require_int, require_text_list, require_type
-from trailnotes.errors import ConfigError, EnvError
+from trailnotes.envs.base import require_int, require_text_list, require_type
+from trailnotes.errors import ConfigError, EnvError, format_error
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.third_party import FIRST_SEED, SuccessRule, describe_success, format_game_name, make_seeded_tasks
 

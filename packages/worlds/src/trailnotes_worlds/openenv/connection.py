@@ -17,8 +17,7 @@ from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from trailnotes.envs.base import format_error, sanitize_text
-from trailnotes.errors import ConfigError, EnvError
+from trailnotes.errors import ConfigError, EnvError, format_error, sanitize_text
 from trailnotes.storage.files import parse_json
 from trailnotes.web.loopback import is_loopback
 
