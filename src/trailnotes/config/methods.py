@@ -66,13 +66,11 @@ class Method:
 
     def load(self) -> MethodFunction:
         """Import and return the method's function."""
-        return _import_target(self.home) if isinstance(self.home, str) else self.home
+        return _import_target(self.home)
 
     def load_task_lister(self) -> TaskLister | None:
         """Import the function that lists the games learned from before evaluation; None if there is none."""
-        if not self.learned_from:
-            return None
-        return _import_target(self.learned_from) if isinstance(self.learned_from, str) else self.learned_from
+        return _import_target(self.learned_from) if self.learned_from else None
 
 
 TIPS_ONLY_METHOD = "empo2-tips"  # plays panels with tips, rehearsals and exchanges of roles; trains nothing
@@ -201,6 +199,8 @@ def list_sections() -> dict[str, type[Section]]:
     return {name: kind for method in load_methods().values() for name, kind in method.sections.items()}
 
 
-def _import_target(target: str) -> Any:
+def _import_target(target: Any) -> Any:
+    if not isinstance(target, str):
+        return target
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trailnotes.envs.base import require_int, strip_intent, suggest_nearest
+from trailnotes.envs.base import require_choice, require_int, strip_intent, suggest_nearest
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
 from trailnotes.storage.files import get_cache_dir
 from trailnotes.types import Observation, Task
@@ -195,8 +195,7 @@ class TextWorldEnv:
         they exist. ``generator`` takes ``num_games`` (20), ``dataset_seed`` (0) and its own settings (`GENERATORS`);
         seeds of splits are disjoint.
         """
-        if split not in SPLITS:
-            raise ConfigError(f"unknown split {split!r}; use one of {', '.join(SPLITS)}")
+        require_choice("split", split, SPLITS, where="")
         source = {key: value for key, value in options.items() if key not in ("actions", "max_steps", "cache_dir")}
         generator, num_games, dataset_seed, settings = _validate_source(**source)
         if not generator:

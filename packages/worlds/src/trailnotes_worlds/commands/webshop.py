@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.errors import ConfigError
-from trailnotes.reporting.terminal import escape_unprintable
+from trailnotes.reporting.terminal import ProgressBar, escape_unprintable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -21,7 +21,6 @@ MAX_TITLE_LENGTH = 300  # characters
 
 
 def _import(args: Namespace) -> None:
-    from trailnotes.reporting.terminal import ProgressBar
     from trailnotes_worlds.webshop.catalogue import REPORT
     from trailnotes_worlds.webshop.importing import SourceFiles, import_catalogue
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.errors import ConfigError
-from trailnotes.reporting.terminal import escape_unprintable
+from trailnotes.reporting.terminal import ProgressBar, escape_unprintable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def _import(args: Namespace) -> None:
-    from trailnotes.reporting.terminal import ProgressBar
     from trailnotes_worlds.wikihow.importing import import_library
     from trailnotes_worlds.wikihow.library import REPORT
 

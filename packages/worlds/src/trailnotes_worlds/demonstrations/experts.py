@@ -18,12 +18,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.storage.demonstrations import Demonstration
 from trailnotes.types import Observation, Task, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import Script, play_script, replay_actions
-from trailnotes_worlds.demonstrations.recorded import (
-    NUM_WANDERINGS,
-    RecordedDemonstrator,
-    RecordedGame,
-    load_or_record,
-)
+from trailnotes_worlds.demonstrations.recorded import NUM_WANDERINGS, RecordedDemonstrator, RecordedGame, load_or_record
 
 VERSION = 1  # of the scripts and their recordings
 

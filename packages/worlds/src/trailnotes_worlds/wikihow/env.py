@@ -83,7 +83,6 @@ class WikiHowEnv:
         max_text: int = 500,
         max_steps: int = MAX_STEPS,
         free_nothing: bool = False,
-        text_events: bool = False,
         actions: bool = True,
     ) -> None:
         """Set the options of the environment.
@@ -97,7 +96,6 @@ class WikiHowEnv:
             max_steps: actions until the episode is truncated.
             free_nothing: up to `max_steps` empty actions, which stand for unreadable answers, cost no step; REMEMBERER
                 counts so.
-            text_events: removed; only False is accepted.
             actions: offer the admissible actions with each observation.
         """
         self._place = require_type(str, "library", library)
@@ -108,8 +106,6 @@ class WikiHowEnv:
         self._max_text = require_int("max_text", max_text)
         self._max_steps = require_int("max_steps", max_steps)
         self._free_nothing = require_type(bool, "free_nothing", free_nothing)
-        if text_events:
-            raise ConfigError("env.options.text_events was removed, since published runs read no texts: leave it out")
         self._offers = require_type(bool, "actions", actions)
         self._app: WikiHowApp | None = None
         self._hidden: frozenset[str] = frozenset()
