@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError, require_extra
 from trailnotes.reporting.terminal import escape_unprintable
+from trailnotes.types import Tip
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import MemoryConfig
     from trailnotes.memory.store import TipStore
-    from trailnotes.types import Tip
 
 TOKEN_VARIABLE = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
 EMBEDDER_ARGUMENT = argument(

@@ -9,14 +9,13 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import trailnotes
 from trailnotes.errors import ClusterError, require_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from trailnotes.config.schema import Config
     from trailnotes.runs.cluster.cluster import Cluster
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -13,8 +14,6 @@ from trailnotes.errors import ConfigError
 from trailnotes.reporting.terminal import ProgressBar, escape_unprintable
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from trailnotes_worlds.webshop.catalogue import Catalogue
 
 MAX_TITLE_LENGTH = 300  # characters

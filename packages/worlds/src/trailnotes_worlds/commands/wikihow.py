@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +13,6 @@ from trailnotes.errors import ConfigError
 from trailnotes.reporting.terminal import ProgressBar, escape_unprintable
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from trailnotes_worlds.wikihow.library import Library
 
 
