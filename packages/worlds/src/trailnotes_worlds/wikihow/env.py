@@ -111,7 +111,7 @@ class WikiHowEnv:
         self._hidden: frozenset[str] = frozenset()
         self._goal = Goal("", ())
         self._reached: set[int] = set()  # places of the goal's pages
-        self._state = AppState()
+        self.app_state = AppState()
         self._steps_left = self._free_left = 0
         self._instruction = self._words = ""
 
@@ -147,14 +147,10 @@ class WikiHowEnv:
         self._hidden |= frozenset(paths)
         self._app = None
 
-    @property
-    def app_state(self) -> AppState:
-        return self._state
-
     def reset(self, task: Task) -> Observation:
         self._steps_left = 0  # while the goal may be refused
         self._goal, self._reached = self._load_goal(task), set()
-        self._state, self._instruction = AppState(), ""
+        self.app_state, self._instruction = AppState(), ""
         named = _HOW_TO_PATTERN.search(self._goal.command)
         self._words = named[1] if named else self._goal.command
         self._steps_left = self._free_left = self._max_steps
@@ -178,8 +174,8 @@ class WikiHowEnv:
             self._free_left -= 1
         else:
             self._steps_left -= 1
-        turn = self.app.step(self._state, parse_action(action))
-        self._state = turn.state
+        turn = self.app.step(self.app_state, parse_action(action))
+        self.app_state = turn.state
         reached = [place for place in self._goal.find_reached(turn.log) if place not in self._reached]
         self._reached.update(reached)
         for place in reached:
@@ -215,8 +211,8 @@ class WikiHowEnv:
         return _read_goal(path)
 
     def _render_text(self) -> str:
-        page = self._view(self.app.leaves(self._state), self._max_text)
+        page = self._view(self.app.leaves(self.app_state), self._max_text)
         return f"{page}\n{self._worded(f'Instruction: {self._instruction}')}" if self._instruction else page
 
     def _get_admissible_actions(self) -> tuple[str, ...] | None:
-        return list_actions(self.app, self._state, self._words) if self._offers else None
+        return list_actions(self.app, self.app_state, self._words) if self._offers else None
