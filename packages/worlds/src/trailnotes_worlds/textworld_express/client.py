@@ -45,10 +45,6 @@ class TextWorldExpressClient:
         self.simulator = Simulator(JavaProgram(TITLE, jars, SERVER_CLASS, EXTRA, JIT_OPTIONS), java, timeout, HEAP)
         self._loaded = ("", "")
 
-    @property
-    def alive(self) -> bool:
-        return self.simulator.alive
-
     def begin(self, game: str, params: Mapping[str, int], fold: str, seed: int, *, gold: bool = False) -> GameState:
         wanted = (game, ",".join(f"{key}={value}" for key, value in params.items()))
         if wanted != self._loaded:

@@ -160,7 +160,7 @@ class TextWorldExpressEnv:
         raise EnvError(f"the package's path of {len(path)} actions does not win {task.id}")
 
     def _get_client(self) -> TextWorldExpressClient:
-        if self._client is None or not self._client.alive:
+        if self._client is None or not self._client.simulator.alive:
             self._client = TextWorldExpressClient(self._java, self._timeout)
         return self._client
 
