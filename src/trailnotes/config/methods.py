@@ -184,11 +184,6 @@ def get_label(name: str) -> str:
     return method.label if method else name
 
 
-def get_colours() -> dict[str, str]:
-    """Map the labels of methods to their colours in plots."""
-    return {method.label: method.colour for method in load_methods().values() if method.colour}
-
-
 def list_methods(*, trains: bool) -> list[str]:
     """List the methods that change weights, or those that do not."""
     return [name for name, method in load_methods().items() if method.trains == trains]
