@@ -66,7 +66,8 @@ class Method:
 
     def load(self) -> MethodFunction:
         """Import and return the method's function."""
-        return _import_target(self.home)
+        function: MethodFunction = _import_target(self.home)
+        return function
 
     def load_task_lister(self) -> TaskLister | None:
         """Import the function that lists the games learned from before evaluation; None if there is none."""

@@ -128,8 +128,6 @@ def _validate_observation(observation: object, method: Callable[..., object]) ->
 
 
 class EnvServer:
-    """A server of environment requests."""
-
     def __init__(self) -> None:
         self._slots: Slots | None = None
 

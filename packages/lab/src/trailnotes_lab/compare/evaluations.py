@@ -21,8 +21,6 @@ EVAL_DIR = "eval"  # inside a run directory
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """Task and result of one episode."""
-
     task: Task
     value: float  # return
     success: bool = False

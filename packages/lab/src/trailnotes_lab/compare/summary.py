@@ -197,8 +197,6 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class SummaryOptions:
-    """Options of a summary, as the comparison sets them."""
-
     labels: Sequence[str] = ()  # lines in their order, also those without any result; () = as the results come
     title: str = ""
     remark: str = ""  # before the title

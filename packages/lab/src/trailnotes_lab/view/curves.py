@@ -20,8 +20,6 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class ChartCurve:
-    """One line of a chart."""
-
     label: str
     points: str  # of a polyline
     colour: int

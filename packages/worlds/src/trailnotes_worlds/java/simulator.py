@@ -114,8 +114,6 @@ _started_before: set[str] = set()  # programs that have worked in this process
 
 @dataclass(frozen=True, slots=True)
 class JavaProgram:
-    """Java program with a simulator."""
-
     title: str  # for errors
     jars: tuple[Path, ...]  # the class path, in its order; the process works in the folder of the last
     server: str  # full name of the simulator's class

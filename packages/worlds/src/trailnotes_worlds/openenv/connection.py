@@ -109,7 +109,6 @@ class ClientSession:
             raise (EnvError if lasting else ConnectionLostError)(f"{why}: is env.options.url right?") from error
 
     def send_request(self, kind: str, data: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a request, and return the data of the observation that answers it."""
         from websockets.exceptions import ConnectionClosed
 
         try:

@@ -173,8 +173,6 @@ _CLOSE_GOING_AWAY: Final = 1001
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Name and limits of a server."""
-
     name: str  # of the environment
     description: str  # in one line
     names: frozenset[str] | None  # hosts that it answers to; None for any

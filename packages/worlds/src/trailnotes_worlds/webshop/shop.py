@@ -99,8 +99,6 @@ class ShopState:
 
 
 class PageElement(NamedTuple):
-    """One text of a page, in the order of the page."""
-
     kind: PartKind
     text: str  # cleaned
     target: str = ""  # argument of click[...], in lower case; "" if it cannot be clicked
@@ -110,8 +108,6 @@ class PageElement(NamedTuple):
 
 
 class ShopTransition(NamedTuple):
-    """Effect of an action."""
-
     state: ShopState
     refused: str = ""  # why the action did nothing; "" if it did something
 

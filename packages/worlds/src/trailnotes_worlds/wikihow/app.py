@@ -69,16 +69,12 @@ def parse_action(text: str) -> Action:
 
 
 class PagePosition(NamedTuple):
-    """A page and its scroll position."""
-
     path: str  # after the host; "" is home
     offset: int = 0  # pixels
 
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """State of an episode in the app."""
-
     history: tuple[PagePosition, ...] = (PagePosition(""),)  # the last page is on the screen
     field: str | None = None  # text of the search field; None while it is closed
 
@@ -88,8 +84,6 @@ class AppState:
 
 
 class AppTransition(NamedTuple):
-    """Result of an action in the app."""
-
     state: AppState
     log: tuple[str, ...] = ()
     refused: str = ""  # why the action had no effect; "" if it had one

@@ -50,8 +50,6 @@ class Article:
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """An author or expert with a page."""
-
     name: str
     role: str = ""
     bio: str = ""
