@@ -188,7 +188,6 @@ class RunDir:
 
 
 def load_trackers() -> Callable[[Sequence[str], Path], Any]:
-    """Load the class of the trackers from the package that offers it."""
     for point in metadata.entry_points(group=TRACKERS_GROUP):
         return point.load()  # type: ignore[no-any-return]
     raise MissingExtraError(

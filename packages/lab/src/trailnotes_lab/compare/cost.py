@@ -17,8 +17,6 @@ EVAL_STAGE = "eval"  # begins the stages whose processes count apart: a panel is
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """Exit status, time and memory of a process."""
-
     status: int  # 0 = well; negative: the signal that ended it
     seconds: float  # wall clock
     cpu_seconds: float  # of all its threads, and of its own processes that it waited for

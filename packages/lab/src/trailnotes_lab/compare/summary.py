@@ -77,8 +77,6 @@ class PanelSummary:
 
 @dataclass(frozen=True, slots=True)
 class PanelOptions:
-    """Options of the summary of one panel, as the comparison sets them."""
-
     name: str
     label: str
     num_trials: int

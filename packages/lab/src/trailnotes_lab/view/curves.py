@@ -30,8 +30,6 @@ class ChartCurve:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A number at an axis, and its position."""
-
     at: float
     text: str
 

@@ -25,8 +25,6 @@ JIT_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GameState:
-    """State of a game in the simulator's answer."""
-
     text: str
     look: str  # description of the room; "" in games without rooms
     inventory: str

@@ -47,8 +47,6 @@ def _needs_machine(hook: Any) -> bool:
 
 @dataclass(frozen=True)
 class EpisodeEnd:
-    """End of an episode, with its sum of weighted rewards."""
-
     reward: float
 
 

@@ -52,8 +52,6 @@ class GoalSelection:
 
 
 class NumberedGoal(NamedTuple):
-    """Goal with its place in the order of its protocol."""
-
     number: int
     goal: Goal
     seed: int  # of its price limit, and of the prices of ranges

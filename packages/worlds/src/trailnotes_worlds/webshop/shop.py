@@ -72,8 +72,6 @@ _FACETS: Final[Mapping[str, Facet]] = {"<a>": "attribute", "<c>": "category", "<
 
 @dataclass(frozen=True, slots=True)
 class ShopRules:
-    """Rules of the shop and limits of the text that it shows."""
-
     compat: Compat = "fixed"
     products_per_page: int = 10
     products_shown: int = 0  # the first so many of each page, the others are left out; 0 = all
