@@ -36,8 +36,6 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves with their common axes."""
-
     curves: tuple[ChartCurve, ...]
     xs: tuple[Tick, ...]
     ys: tuple[Tick, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -118,10 +118,7 @@ class TextWorldExpressEnv:
     @staticmethod
     def identity() -> dict[str, Any]:
         """Return the version of the package, which determines the games."""
-        try:
-            return {"textworld-express": version("textworld-express")}
-        except PackageNotFoundError:
-            return {}
+        return {"textworld-express": version("textworld-express")}
 
     def reset(self, task: Task) -> Observation:
         self._steps_left = 0
