@@ -69,7 +69,7 @@ format: $(INSTALLED)
 docs: $(if $(wildcard $(BIN)/zensical),,$(INSTALLED))
 	$(BIN)/python docs/pages.py config > docs/config.md
 	$(BIN)/python docs/pages.py cli > docs/cli.md
-	$(BIN)/python -m trailnotes.runs > docs/metrics.md
+	$(BIN)/python docs/pages.py metrics > docs/metrics.md
 	PYTHONPATH=docs $(BIN)/python -m zensical build --clean --strict
 	@echo "The site: $(CURDIR)/build/site/index.html"
 

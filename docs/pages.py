@@ -1,14 +1,17 @@
-"""Prints a generated page of the site, as `make docs` does: ``python docs/pages.py cli`` or ``config``."""
+"""Prints a generated page of the site, as `make docs` does: ``python docs/pages.py cli``, ``config`` or ``metrics``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
+from collections.abc import Iterable
 from html import escape
+from importlib import resources
 
 from trailnotes.commands import TABLE
 from trailnotes.commands.command import ABOUT, SETTINGS, CommandTable, add_command, list_commands
-from trailnotes.config.methods import is_known
+from trailnotes.config.methods import is_known, load_methods
 from trailnotes.config.schema import full_config_type
 from trailnotes.config.section import Section
 from trailnotes.config.toml import collect_fields, explain_key, flatten_config, format_toml_value
@@ -84,5 +87,25 @@ def render_cli_page(table: CommandTable) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def render_metrics_page() -> str:
+    """Render `metrics.toml` as a page, a table a section, then one for each method with metrics of its own."""
+    source = resources.files("trailnotes.runs").joinpath("metrics.toml").read_text(encoding="utf-8")
+    page = tomllib.loads(source)
+    parts = [page["introduction"]]
+    for section in page["section"]:
+        parts += [f"## {section['title']}", section["text"], *_render_table(section.get("rows", ()))]
+    for method in load_methods().values():
+        if method.metrics:
+            parts += [f"## {method.label}: `{method.name}/`", *_render_table(method.metrics)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _render_table(rows: Iterable[Iterable[str]]) -> list[str]:
+    lines = [f"| `{name}` | {' | '.join(cells)} |" for name, *cells in rows]
+    return ["\n".join(["| metric | unit | what it is | healthy |", "|---|---|---|---|", *lines])] if lines else []
+
+
+PAGES = {"cli": lambda: render_cli_page(TABLE), "config": render_config_page, "metrics": render_metrics_page}
+
 if __name__ == "__main__":
-    print(render_cli_page(TABLE) if sys.argv[1] == "cli" else render_config_page(), end="")
+    print(PAGES[sys.argv[1]](), end="")

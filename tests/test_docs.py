@@ -22,7 +22,6 @@ from trailnotes.config.former import REMOVED_KEYS
 from trailnotes.config.schema import full_config_type
 from trailnotes.config.toml import collect_fields, load_config
 from trailnotes.policies.vllm import server
-from trailnotes.runs.__main__ import render_metrics_page
 from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +30,7 @@ README = ROOT / "README.md"
 GENERATED = {
     ROOT / "docs/config.md": PAGE_MAKERS["render_config_page"],
     ROOT / "docs/cli.md": partial(PAGE_MAKERS["render_cli_page"], TABLE),
-    ROOT / "docs/metrics.md": render_metrics_page,
+    ROOT / "docs/metrics.md": PAGE_MAKERS["render_metrics_page"],
 }
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("packages/*/README.md")]
 PAGES = sorted(page for page in PAGES if page not in GENERATED)

@@ -14,7 +14,6 @@ import pytest
 
 import trailnotes
 from trailnotes.commands import TABLE
-from trailnotes.runs.__main__ import render_metrics_page
 
 ROOT = Path(__file__).parents[1]
 PAGE_MAKERS = runpy.run_path(str(ROOT / "docs/pages.py"))
@@ -29,7 +28,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
     docs = shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("records"))
     (docs / "config.md").write_text(PAGE_MAKERS["render_config_page"](), encoding="utf-8")
     (docs / "cli.md").write_text(PAGE_MAKERS["render_cli_page"](TABLE), encoding="utf-8")
-    (docs / "metrics.md").write_text(render_metrics_page(), encoding="utf-8")
+    (docs / "metrics.md").write_text(PAGE_MAKERS["render_metrics_page"](), encoding="utf-8")
     (folder / "src").symlink_to(ROOT / "src")
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     environment = os.environ | {"PYTHONPATH": str(docs)}

@@ -114,6 +114,19 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
+def format_error(error: BaseException) -> str:
+    """Format type and text of an error on one line of bounded length."""
+    text = sanitize_text(str(error), 500)
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name
+
+
+def sanitize_text(text: str, most: int) -> str:
+    """Make untrusted text fit for an error: one line, cut, without keys, with "?" for what a terminal would obey."""
+    line = " ".join(redact_environment(text).split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line[:most])
+
+
 def list_extras() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Map every extra to its distribution and the modules that it brings."""
     from importlib.metadata import entry_points
@@ -130,6 +143,12 @@ def find_missing_module(extra: str) -> str:
     from importlib.util import find_spec
 
     return next((name for name in list_extras()[extra][1] if find_spec(name) is None), "")
+
+
+def require_extra(extra: str, what: str) -> None:
+    """Raise `MissingExtraError` where a package of an extra that `what` needs is not installed."""
+    if package := find_missing_module(extra):
+        raise MissingExtraError(f"{what} needs the package {package}: {format_install_command(extra)}")
 
 
 def format_install_command(*extras: str) -> str:

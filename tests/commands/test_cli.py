@@ -117,7 +117,7 @@ def test_paths_that_are_not_utf8_are_refused_in_one_line(words: str, capsys: pyt
         ("train demo --run-dir run --model.path runs/nowhere/at/all", "model.path = 'runs/nowhere/at/all'"),
         ("train demo --run-dir run --model.device tpu9", "model.device = 'tpu9'"),
         ("train demo --run-dir run --env.options.familys []", "env.options.familys"),
-        ("train demo --run-dir run --train.eval_every 2 --train.validation_split dev", "unknown split 'dev'"),
+        ("train demo --run-dir run --train.eval_every 2 --train.validation_split dev", "split = 'dev' is unknown"),
         ("train demo --run-dir run --train.split test", "train.split = 'test'"),
         ("adapt qwen/small --out run --env.name waymarks-simulator --endpoint.base_url http://127.0.0.1:9/v1",
          "did you mean openai:qwen/small"),

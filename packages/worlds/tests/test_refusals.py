@@ -38,6 +38,7 @@ TASKS: list[tuple[str, dict[str, Any], str]] = [  # environment, options, a patt
     ("wikihow", {"protocol": "by-luck"}, "protocol.*'by-article' or 'rememberer'"),
     ("wikihow", {"templates": ["article", "news"]}, "templates = 'news'"),
     ("wikihow", {"tasks": "nowhere"}, "tasks"),
+    ("wikihow", {"tasks": "files", "templates": ["article"]}, r"options\.templates.* env\.options\.tasks"),
     ("gymnasium", {**LAKE, "num_train": 0}, "num_train = 0"),
 ]
 ENVS: list[tuple[str, dict[str, Any], str]] = [

@@ -13,13 +13,7 @@ from typing import Final, Protocol
 
 from trailnotes.config.refusals import require_own_tips
 from trailnotes.config.section import Section, key
-from trailnotes.rollout.conversation import (
-    Conversation,
-    build_opening_messages,
-    quoted,
-    replay_conversation,
-    truncate,
-)
+from trailnotes.rollout.conversation import Conversation, build_opening_messages, quoted, replay_conversation, truncate
 from trailnotes.rollout.episode import EpisodeContext, TipsActor, count_prompt_tokens
 from trailnotes.rollout.tips import CompletionRequest
 from trailnotes.runs.adaptation import AdaptationRun

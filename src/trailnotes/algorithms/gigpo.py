@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from trailnotes.config.methods import Method
 from trailnotes.config.section import Section, key
 from trailnotes.learner.credit.episodes import Scores, group_relative
-from trailnotes.learner.credit.steps import (
-    Visits,
-    build_histories,
-    collect_visits,
-    step_relative,
-    weigh_levels,
-)
+from trailnotes.learner.credit.steps import Visits, build_histories, collect_visits, step_relative, weigh_levels
 
 if TYPE_CHECKING:
     from trailnotes.runs.iteration import Iteration

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,6 @@ from trailnotes.commands.command import argument
 from trailnotes.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from trailnotes.config.schema import Config
 
 CONFIG = argument(

@@ -160,7 +160,6 @@ def _suggest(word: str, command: Command | None) -> str:
 
 
 def add_command(parsers: Any, command: Command) -> argparse.ArgumentParser:
-    """Add the parser of a command, with its help."""
     about = textwrap.fill(f"{command.about} {SETTINGS}" if command.settings else command.about, WIDTH)
     word, epilog = command.name.rpartition(" ")[2], f"example:\n  {command.example}"
     parser = _make_parser(parsers.add_parser, word, help=command.summary, description=about, epilog=epilog)

@@ -7,7 +7,14 @@ import textwrap
 from argparse import Namespace
 
 from trailnotes.commands.command import WIDTH, Command, argument
-from trailnotes.errors import ConfigError, EnvError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.errors import (
+    ConfigError,
+    EnvError,
+    MissingExtraError,
+    find_missing_module,
+    format_install_command,
+    require_extra,
+)
 
 INDENT = 21  # columns before the summary of an environment
 GROUPS = {
@@ -68,8 +75,8 @@ def require_env_packages(name: str) -> None:
     """Refuse an environment whose packages are missing by `MissingExtraError`."""
     from trailnotes.envs import get_extra
 
-    if (extra := get_extra(name)) and (package := find_missing_module(extra)):
-        raise MissingExtraError(f"{name} needs the package {package}: {format_install_command(extra)}")
+    if extra := get_extra(name):
+        require_extra(extra, name)
 
 
 COMMANDS = (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from trailnotes.commands.command import Command, argument
 from trailnotes.errors import ConfigError
+from trailnotes.types import StrPath
 
 if TYPE_CHECKING:
     from trailnotes.config.model_schema import ModelConfig
-    from trailnotes.types import StrPath
 
 Dtype = Literal["float32", "bfloat16"]
 

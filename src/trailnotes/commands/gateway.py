@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trailnotes.commands.arguments import CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
-from trailnotes.errors import ConfigError, Interrupted, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.errors import ConfigError, Interrupted, require_extra
 from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
 
 PORT = 8100
@@ -18,8 +18,7 @@ TOKEN_VARIABLE = "TRAILNOTES_GATEWAY_TOKEN"  # noqa: S105 (its name)
 
 
 def _run(args: Namespace) -> None:
-    if package := find_missing_module("web"):
-        raise MissingExtraError(f"the gateway needs the package {package}: {format_install_command('web')}")
+    require_extra("web", "the gateway")
     if not 0 <= args.plain_share <= 1:
         raise ConfigError(f"--plain-share {args.plain_share:g} must be between 0 and 1")
     token = os.environ.get(TOKEN_VARIABLE, "")

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
-from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.errors import ConfigError, require_extra
 from trailnotes.reporting.terminal import escape_unprintable
+from trailnotes.types import Tip
 
 if TYPE_CHECKING:
     from trailnotes.config.schema import MemoryConfig
     from trailnotes.memory.store import TipStore
-    from trailnotes.types import Tip
 
 TOKEN_VARIABLE = "TRAILNOTES_MCP_TOKEN"  # noqa: S105 (the variable that holds one)
 EMBEDDER_ARGUMENT = argument(
@@ -210,8 +210,7 @@ def _new(args: Namespace) -> None:
 
 
 def _serve(args: Namespace) -> None:
-    if package := find_missing_module("mcp"):
-        raise MissingExtraError(f"the protocol needs the package {package}: {format_install_command('mcp')}")
+    require_extra("mcp", "the protocol")
     if args.off and not args.write:
         raise ConfigError("--off is about what is added: give --write, too, or leave it out")
     from trailnotes.memory.exchange import open_store

@@ -51,12 +51,6 @@ def rename_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def has_former_default(name: str, value: Any) -> bool:
-    """Tell whether a key was removed, and `value` is what it does without."""
-    removed = _list_removed_keys([name.partition(".")[0]])
-    return name in removed and removed[name] == value
-
-
 def drop_removed_keys(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """Drop removed keys at their former defaults from a tree of sections, and sections that become empty by it.
 

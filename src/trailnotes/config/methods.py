@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailnotes.errors import ConfigError, format_sibling_command
+from trailnotes.errors import ConfigError, format_error, format_sibling_command
 
 if TYPE_CHECKING:
     from trailnotes.config.section import Section
@@ -66,13 +66,12 @@ class Method:
 
     def load(self) -> MethodFunction:
         """Import and return the method's function."""
-        return _import_target(self.home) if isinstance(self.home, str) else self.home
+        function: MethodFunction = _import_target(self.home)
+        return function
 
     def load_task_lister(self) -> TaskLister | None:
         """Import the function that lists the games learned from before evaluation; None if there is none."""
-        if not self.learned_from:
-            return None
-        return _import_target(self.learned_from) if isinstance(self.learned_from, str) else self.learned_from
+        return _import_target(self.learned_from) if self.learned_from else None
 
 
 TIPS_ONLY_METHOD = "empo2-tips"  # plays panels with tips, rehearsals and exchanges of roles; trains nothing
@@ -141,7 +140,7 @@ def resolve_method(name: str) -> Method:
     try:
         method = _import_target(name)
     except Exception as error:  # the boundary: a user's file raises whatever it does
-        raise ConfigError(f"{name} cannot be imported as a method: {_format_error(error)}") from error
+        raise ConfigError(f"{name} cannot be imported as a method: {format_error(error)}") from error
     if not isinstance(method, Method):
         raise ConfigError(f"{name} is not a Method: give the NAME of a trailnotes.config.methods.Method in module:NAME")
     loaded.setdefault(name, method)  # for its label and its colour
@@ -160,7 +159,7 @@ def find_method(name: str) -> Method:
         try:
             method = importlib.import_module(module).METHOD
         except Exception as error:  # the boundary: the package of another author may fail in any way
-            raise ConfigError(f"the method {name} cannot be loaded from {module}: {_format_error(error)}") from error
+            raise ConfigError(f"the method {name} cannot be loaded from {module}: {format_error(error)}") from error
         if not isinstance(method, Method):
             raise ConfigError(f"the method {name} cannot be loaded: {module}.METHOD is not a Method")
         loaded[name] = method
@@ -186,11 +185,6 @@ def get_label(name: str) -> str:
     return method.label if method else name
 
 
-def get_colours() -> dict[str, str]:
-    """Map the labels of methods to their colours in plots."""
-    return {method.label: method.colour for method in load_methods().values() if method.colour}
-
-
 def list_methods(*, trains: bool) -> list[str]:
     """List the methods that change weights, or those that do not."""
     return [name for name, method in load_methods().items() if method.trains == trains]
@@ -201,10 +195,8 @@ def list_sections() -> dict[str, type[Section]]:
     return {name: kind for method in load_methods().values() for name, kind in method.sections.items()}
 
 
-def _format_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _import_target(target: str) -> Any:
+def _import_target(target: Any) -> Any:
+    if not isinstance(target, str):
+        return target
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trailnotes.config.methods import Method
+from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.model_schema import NO_MODEL_MESSAGE, OPENAI_PREFIX
 from trailnotes.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trailnotes.config.methods import Method
-    from trailnotes.config.methods_schema import Empo2Config
 
 Refusals = Iterator[tuple[object, str]]  # (condition, message): the message is raised where it holds
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")

@@ -42,8 +42,6 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A config with the origin of each key that is not at its default."""
-
     config: Config
     origins: Mapping[str, str]  # "rollout.group_size" -> "preset" | the file's name | "command line"
 

@@ -24,6 +24,7 @@ from trailnotes.errors import (
     ConfigError,
     EnvError,
     MissingExtraError,
+    format_error,
     format_install_command,
     format_sibling_command,
     list_extras,
@@ -85,19 +86,6 @@ def describe_env_error(error: BaseException) -> tuple[str, str]:
     lines = [*traceback.format_list(frames[-_MAX_FRAMES:]), *traceback.format_exception_only(error)]
     trace = redact_environment("".join(lines))[-_MAX_TRACEBACK:]
     return f"{format_error(error)} ({Path(place.filename).name}:{place.lineno})", trace
-
-
-def format_error(error: BaseException) -> str:
-    """Format type and text of an error on one line of bounded length."""
-    text = sanitize_text(str(error), 500)
-    name = type(error).__name__
-    return f"{name}: {text}" if text else name
-
-
-def sanitize_text(text: str, most: int) -> str:
-    """Make untrusted text fit for an error: one line, cut, without keys, with "?" for what a terminal would obey."""
-    line = " ".join(redact_environment(text).split())
-    return "".join(letter if letter.isprintable() else "?" for letter in line[:most])
 
 
 # --- names

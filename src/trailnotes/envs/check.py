@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from trailnotes.envs.base import Env, describe_env_error, sanitize_text, select_accepted
-from trailnotes.errors import ConfigError, EnvError
+from trailnotes.envs.base import Env, describe_env_error, select_accepted
+from trailnotes.errors import ConfigError, EnvError, sanitize_text
 from trailnotes.types import Observation, Task
 
 SPLITS: Final = ("train", "validation", "test")

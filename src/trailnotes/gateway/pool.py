@@ -18,12 +18,12 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from subprocess import Popen
 from typing import TYPE_CHECKING, Any, Final
 
 from trailnotes.client import AgentSession
-from trailnotes.envs.base import format_error, sanitize_text
-from trailnotes.envs.workers.pool import EnvPool
-from trailnotes.errors import ConfigError, SessionOver
+from trailnotes.envs.workers.pool import EnvPool, Host
+from trailnotes.errors import ConfigError, SessionOver, format_error, sanitize_text
 from trailnotes.gateway.requests import MODEL, RequestRefused
 from trailnotes.gateway.session import Score, Session
 from trailnotes.gateway.tasks import GatewayEnv
@@ -32,10 +32,7 @@ from trailnotes.storage.files import task_to_json
 from trailnotes.web.loopback import LOOPBACK
 
 if TYPE_CHECKING:
-    from subprocess import Popen
-
     from trailnotes.config.schema import EnvConfig
-    from trailnotes.envs.workers.pool import Host
     from trailnotes.gateway.server import GatewayServer
 
 GRACE_S: Final = 5.0  # for an agent's own end after its last report

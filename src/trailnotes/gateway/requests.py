@@ -59,8 +59,6 @@ class RequestRefused(Exception):  # noqa: N818 (it is an answer)
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One request to the model."""
-
     messages: tuple[Json, ...]  # as chat completions have them
     tools: tuple[Json, ...] = ()
     stop: tuple[str, ...] = ()  # cuts the answer, not what is sampled
@@ -276,8 +274,6 @@ def _read_arguments(value: object) -> Json | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """The answer to an agent."""
-
     id: str
     created: int
     content: str

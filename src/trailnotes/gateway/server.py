@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
@@ -22,9 +23,6 @@ from trailnotes.gateway.session import Session, parse_report
 from trailnotes.storage.files import encode_line, parse_json, task_to_json
 from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
 from trailnotes.web.serving import build_server_config, format_host, format_url
-
-if TYPE_CHECKING:
-    import socket
 
 FindSession = Callable[[str, str], Session]
 Handler = Callable[[Request], Awaitable[Response]]

@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError, LearnerError, TrailnotesError
+from trailnotes.errors import ConfigError, LearnerError, TrailnotesError, format_error
 from trailnotes.policies.hf.policy import resolve_device
 from trailnotes.storage.child import Process, describe_exit, kill_group, last_line, start_child
 
@@ -176,7 +176,7 @@ class RankMonitor:
 
     def explain(self, error: BaseException) -> str:
         """Explain an error of rank 0 in one line: by its cause in another rank, if there is one."""
-        text = describe_error(error)
+        text = format_error(error)
         if not is_communication_error(error):
             return f"rank 0 of the learner failed: {text}"
         deadline = time.monotonic() + GRACE
@@ -243,11 +243,6 @@ def join_torchrun(config: Config) -> tuple[Store, int]:
     """Connect to the store of torchrun's environment; return it and the local rank of this process."""
     store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=config.learner.timeout)))
     return store, int(os.environ.get("LOCAL_RANK", rank))
-
-
-def describe_error(error: BaseException) -> str:
-    """Describe an error in one line, with the name of its class."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_TEXT_CHARS].removesuffix(": ")
 
 
 def is_communication_error(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError, LearnerError
+from trailnotes.errors import ConfigError, LearnerError, format_error
 from trailnotes.learner import ranks
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import choose_packing
@@ -168,7 +168,7 @@ def run_torchrun_rank(config: Config) -> None:
         store, local_rank = ranks.join_torchrun(config)
         follow_rank_0(rank, store, local_rank=local_rank)
     except RuntimeError as error:
-        raise LearnerError(f"rank {rank} of the learner failed: {ranks.describe_error(error)}") from error
+        raise LearnerError(f"rank {rank} of the learner failed: {format_error(error)}") from error
 
 
 def follow_rank_0(rank: int, store: Store, **where: Any) -> None:
@@ -190,7 +190,7 @@ def follow_rank_0(rank: int, store: Store, **where: Any) -> None:
         dist.destroy_process_group()
     except BaseException as error:
         if not ranks.is_communication_error(error):
-            store.set(ranks.FAILURE_KEY.format(rank), f"failed: {ranks.describe_error(error)}")
+            store.set(ranks.FAILURE_KEY.format(rank), f"failed: {format_error(error)}")
         raise
 
 

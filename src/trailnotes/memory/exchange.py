@@ -32,8 +32,6 @@ TipOrder = Literal["recency", "score", "shown", "worth"]
 
 
 class ImportResult(NamedTuple):
-    """The counts of an import."""
-
     added: int
     known: int  # the memory had the same text under the same key
 

@@ -12,7 +12,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import mcp_types as types
 from mcp.server import MCPServer
@@ -20,6 +20,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BeforeValidator, Field
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
 
 from trailnotes import __version__
 from trailnotes.errors import MemoryStoreError
@@ -28,9 +29,6 @@ from trailnotes.memory.scope import Scope, make_tip_filter
 from trailnotes.memory.tips import MAX_CHARS, MAX_KEY_CHARS, MAX_TIP_WORDS, TipMemory, clean_tip, quoted
 from trailnotes.types import MAX_MAGNITUDE, Tip
 from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
 
 logger = logging.getLogger(__name__)
 PATH: Final = "/mcp"

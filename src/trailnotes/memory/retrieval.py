@@ -22,22 +22,19 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from trailnotes.config.model_schema import EMBEDDER_NAME, OPENAI_PREFIX, EndpointConfig, normalize_embedder_name
-from trailnotes.config.schema import EMBEDDER_KEY_VARIABLE
+from trailnotes.config.schema import EMBEDDER_KEY_VARIABLE, Config
 from trailnotes.config.section import require_secret_free_url
 from trailnotes.errors import ConfigError, MemoryStoreError, MissingExtraError, format_install_command
 from trailnotes.storage.files import parse_json
 from trailnotes.web import faults
 from trailnotes.web.faults import RetryableError
 from trailnotes.web.wire import NO_KEY, load_api_key, redact_key
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
 
 logger = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]

@@ -16,8 +16,6 @@ Doubles = npt.NDArray[np.float64]
 
 
 class TipExposure(NamedTuple):
-    """One episode that read one tip."""
-
     tip: int
     earned: float  # by the episode, 0 to 1
     gained: float | None  # that, less the mean of its group without the tip; None where all have read it

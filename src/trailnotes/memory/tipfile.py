@@ -16,7 +16,7 @@ from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.schema import open_snapshot
 from trailnotes.memory.store import SELECT_TIP, parse_tip_row
 from trailnotes.memory.tips import clean_tip
-from trailnotes.storage.files import open_regular, parse_json, write_text_atomic
+from trailnotes.storage.files import parse_json, write_text_atomic
 from trailnotes.types import StrPath, Tip
 
 FORMAT: Final = "trailnotes-tips"
@@ -101,7 +101,7 @@ def is_memory_file(path: Path) -> bool:
 
 def _open_readable(path: Path) -> BinaryIO:
     try:
-        return open_regular(path)
+        return path.open("rb")
     except OSError as error:
         raise MemoryStoreError(f"cannot read {path} ({error.strerror})") from error
 

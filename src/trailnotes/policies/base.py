@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
+from trailnotes.policies.chat import ChatFormat
 from trailnotes.types import Completion, Message, Sampling, TokenIds
-
-if TYPE_CHECKING:
-    from trailnotes.policies.chat import ChatFormat
 
 
 class Policy(Protocol):

@@ -19,7 +19,7 @@ from functools import lru_cache
 from itertools import chain, groupby, pairwise, product
 from typing import Any, NamedTuple
 
-from trailnotes.errors import PolicyError
+from trailnotes.errors import PolicyError, format_error
 from trailnotes.types import THINK, Message, Role, TokenIds, replace_surrogates
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,6 @@ TURN: RoleSequence = ("user", "assistant")
 SYSTEM_HEAD: RoleSequence = ("system",)
 HEADS: tuple[RoleSequence, ...] = ((), SYSTEM_HEAD)
 PROBED_TURNS = (1, 2, 3, 4, 20)  # of the user, in the conversations that a template is tried on
-MAX_REASON_CHARS = 300  # characters of what a template fails with
 
 
 class Template:
@@ -197,7 +196,7 @@ class Template:
                 **options,
             )
         except Exception as error:  # noqa: BLE001 (the boundary: a template is a program that may fail in any way)
-            self._reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_CHARS]
+            self._reason = format_error(error)
             return None
         return text
 

@@ -58,8 +58,6 @@ _UNSENT_ERRORS: Final = "ConnectError", "ConnectTimeout", "PoolTimeout"  # the t
 
 @dataclass(frozen=True, slots=True)
 class PaidAnswer:
-    """Answer to one request, with its cost."""
-
     key: str  # of the request, see `hash_request`; "" for one of which nothing came
     text: str  # as the server wrote it
     finish_reason: FinishReason

@@ -35,8 +35,6 @@ _STATE = re.compile(r"tinker://[\w:.-]+/weights/[\w.-]+")
 
 
 class SampledTokens(NamedTuple):
-    """A completion as the server gave it."""
-
     ids: list[int]
     logprobs: list[float]
     reason: FinishReason

@@ -15,7 +15,7 @@ from trailnotes.errors import MissingExtraError, format_install_command
 from trailnotes.reporting.intervals import Interval
 
 Curve = list[tuple[float, float]]  # (x, y) of one run, x ascending
-INITIAL_MODEL_COLOUR = {"start model": "#777777"}  # as `config.methods.get_colours` has those of the methods
+INITIAL_MODEL_COLOUR = {"start model": "#777777"}  # as those of the methods, by label
 TEXT_COLOUR = "#444444"  # where a method has no colour
 
 

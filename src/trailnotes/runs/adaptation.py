@@ -224,7 +224,8 @@ class AdaptationRun:
             own |= {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
         modes = "+".join(sorted({t.mode for group in groups for t in group.trajectories}))
         append_jsonl(self.directory.trajectories_path, [{"iteration": iteration, **r} for r in episodes])
-        endpoint = self._get_endpoint_metrics()
+        clients = [policy.metrics() for policy in {self.policy, self.author} if hasattr(policy, "metrics")]
+        endpoint = {name: sum(each[name] for each in clients) for name in (clients[0] if clients else ())}
         self.directory.append_metrics(
             {"iteration": iteration, "phase": phase, "mode": modes, **asdict(self.spent), **rollout, **own, **endpoint}
         )
@@ -278,10 +279,6 @@ class AdaptationRun:
     def _get_journal_path(self, phase: str, kind: str) -> Path:
         assert PHASE_PATTERN.fullmatch(phase), f"{phase!r} would be part of a file's name"
         return self._phases / f"{phase}.{kind}.jsonl"
-
-    def _get_endpoint_metrics(self) -> dict[str, float]:
-        each = [policy.metrics() for policy in {self.policy, self.author} if hasattr(policy, "metrics")]
-        return {name: sum(metrics[name] for metrics in each) for name in (each[0] if each else ())}
 
     def _update_progress(self, phase: str, done: int, total: int, unit: str) -> None:
         if self._progress is not None:

@@ -25,7 +25,6 @@ _LOCAL_KEYS = (*RUNTIME_KEYS, "run.trackers", "model.device", "model.base")  # o
 
 
 def write_model_card(folder: Path, subject: EvaluatedModel, base: str = "") -> None:
-    """Write the card of an exported model into its `folder`, from the run that trained it."""
     from huggingface_hub import ModelCardData
 
     config, model = subject.trained, Path(subject.model)

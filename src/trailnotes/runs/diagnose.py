@@ -12,16 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, variance
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trailnotes.config.methods import find_method
 from trailnotes.config.methods_schema import Empo2Config
+from trailnotes.config.schema import Config
 from trailnotes.runs.directory import load_run_config, report_damaged_run
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import MODES, StrPath
-
-if TYPE_CHECKING:
-    from trailnotes.config.schema import Config
 
 JsonRecord = Mapping[str, Any]
 WINDOW = 0.2  # share of the run that counts as its start and as its end

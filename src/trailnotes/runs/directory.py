@@ -41,9 +41,15 @@ from trailnotes.config.toml import (
     load_config,
     to_toml,
 )
-from trailnotes.envs.base import format_error
 from trailnotes.envs.tasks import load_identity
-from trailnotes.errors import ConfigError, MissingExtraError, RunError, TrailnotesError, format_sibling_command
+from trailnotes.errors import (
+    ConfigError,
+    MissingExtraError,
+    RunError,
+    TrailnotesError,
+    format_error,
+    format_sibling_command,
+)
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import (
     append_jsonl,
@@ -182,7 +188,6 @@ class RunDir:
 
 
 def load_trackers() -> Callable[[Sequence[str], Path], Any]:
-    """Load the class of the trackers from the package that offers it."""
     for point in metadata.entry_points(group=TRACKERS_GROUP):
         return point.load()  # type: ignore[no-any-return]
     raise MissingExtraError(

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.former import RENAMED_KEYS, has_former_default
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
 from trailnotes.config.unused import warn_unused
@@ -204,8 +203,6 @@ class EpisodeJournal:
         if torn is not None:
             torn.unlink()  # a part of an episode, which is played again
         before, *records = [*read_jsonl(path)] or [about]
-        known = {name: value for name, value in before.items() if name in about or not has_former_default(name, value)}
-        before = {RENAMED_KEYS.get(name, name): value for name, value in known.items()}
         if others := [name for name in before | about if before.get(name) != about.get(name)]:
             backup = path.replace(find_free_path(path))
             self._notify(

@@ -159,7 +159,6 @@ class OpenGateway:
             self._memory.report_attempt(attempt, episode.score, max_score=episode.max_score, success=episode.success)
 
     async def _learn(self, episode: Trajectory, seed: int) -> None:
-        """Have the policy write a tip."""
         assert self._memory is not None, "checked before"
         group = TrajectoryGroup(episode.task, (episode,))
         try:

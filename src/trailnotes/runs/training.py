@@ -266,7 +266,9 @@ def open_run(
             policy = opened.enter_context(closing(_make_policy(config, directory, progress, cluster)))
             initial = load_model(config.model)[0] if needs_initial else None
             learner = opened.enter_context(closing(_make_learner(config, directory, policy, initial, cluster)))
-        author = _make_author(config, directory, initial)
+        author: Policy | None = build_model_policy(config, initial) if config.has_separate_author else None
+        if author is None and method.writes_tips:
+            author = load_endpoint_author(config, directory.path)
         rehearsed = find_rehearsal(config, directory.path)
         rehearsal = Rehearsal(config, rehearsed, policy.format) if rehearsed else None
         memory = None
@@ -331,13 +333,6 @@ def _make_learner(config: Config, directory: RunDir, policy: Any, initial: Any, 
         _seed_adapters(config)  # a policy that samples during an update needs a model of its own
         model = load_model(config.model)[0]
     return make_learner(config, model, initial if _needs_reference(config) else None, dumps)
-
-
-def _make_author(config: Config, directory: RunDir, initial: Any) -> Policy | None:
-    if config.has_separate_author:
-        return build_model_policy(config, initial)
-    writes = resolve_method(config.algorithm.name).writes_tips
-    return load_endpoint_author(config, directory.path) if writes else None
 
 
 def _restore(run: TrainingRun, tips: Sequence[Tip]) -> None:

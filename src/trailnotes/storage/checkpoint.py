@@ -35,8 +35,6 @@ _TEMP_PREFIX = ".aside-"  # prefix of directories being made or deleted; nothing
 
 
 class Checkpoint(NamedTuple):
-    """One checkpoint on disk, with its problems."""
-
     path: Path
     step: int
     problems: tuple[str, ...]  # what is wrong with it; () if it is whole

@@ -6,7 +6,6 @@ back, as `Completion.usage`) and retrieval keys of tips.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import math
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
@@ -107,13 +106,6 @@ def open_aside(path: Path) -> Iterator[Path]:
         yield draft
     finally:
         draft.unlink(missing_ok=True)
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read; refuse anything else at once, even a pipe without a writer, by `OSError`."""
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return path.open("rb")
 
 
 def fsync_path(path: Path) -> None:

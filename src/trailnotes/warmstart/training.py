@@ -43,8 +43,6 @@ UNFINISHED = "unfinished"  # in `out`, as long as the model is not
 
 
 class EncodedDemonstration(NamedTuple):
-    """Demonstration as token ids and loss mask."""
-
     token_ids: list[int]
     loss_mask: list[int]  # 1 where it is imitated
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.datastructures import Headers
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 CONTENT_SECURITY_POLICY: Final = (

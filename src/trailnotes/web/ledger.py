@@ -16,8 +16,6 @@ from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 
 @dataclass(slots=True)
 class TokenCount:
-    """Tokens that a server has computed for a run."""
-
     prefilled: int = 0  # read only: prompts, and forward passes
     sampled: int = 0
     trained: int = 0  # forward and backward passes

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trailnotes.errors import ConfigError, Interrupted
 from trailnotes.web.loopback import is_loopback
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
 MAX_CONNECTIONS = 2_000  # at once; one more gets status 503
 

@@ -34,7 +34,6 @@ try:
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('tinker')}") from missing
 
-logger = logging.getLogger(__name__)
 for _name in ("tinker", "httpx"):  # they tell every request and every try, and a progress bar is being drawn
     logging.getLogger(_name).setLevel(logging.ERROR)
 

@@ -126,6 +126,7 @@ def test_a_folder_may_hold_splits_or_plain_games(game: Path, tmp_path: Path) -> 
         ({"generator": "simple", "path": "x"}, "path"),
         ({"level": 3}, "path"),
         ({"path": "x.z8", "level": 3}, "'level'"),
+        ({"path": "x.z8", "num_games": 3}, "'num_games'.* path"),
         ({"generator": "simple", "num_games": 0}, "num_games"),
         ({"generator": "simple", "dataset_seed": -1}, "dataset_seed"),
     ],

@@ -347,9 +347,9 @@ def test_the_budget_ends_an_episode_and_no_step_follows(kind: ws.Kind) -> None:
 
 def test_compile_all_compiles_once_and_reports(games: Path) -> None:
     tasks = tiny_tasks()
-    reported: list[tuple[int, int]] = []
-    paths = compile_all([*tasks, tasks[0]], 2, lambda done, total: reported.append((done, total)), games)
-    assert reported == [(1, 3), (2, 3), (3, 3)]
+    reported: list[int] = []
+    paths = compile_all([*tasks, tasks[0]], reported.append, games)
+    assert reported == [1, 2, 3]
     assert paths == [wm.compile_game(wm.parse_spec(task), games) for task in [*tasks, tasks[0]]]
     assert all(path.is_file() and path.with_suffix(".json").is_file() for path in paths)
 

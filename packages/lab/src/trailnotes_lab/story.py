@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from trailnotes.reporting.episodes import WIDTH
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Record = dict[str, Any]  # an episode as JSON (storage/files.py)
 OBSERVATION_WIDTH, ACTION_WIDTH = 62, 30  # columns of an observation and of an action

@@ -148,7 +148,6 @@ def test_refused_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             for n in ("table.json", "eval.toml", "episodes.jsonl")
         ),
         (["a"], "alfworld", ConfigError, "panel 'alfworld'"),
-        ([], "scienceworld-18", ConfigError, "nothing to compare"),
     ]
     for runs, panel, error, message in refused:
         with pytest.raises(error, match=message):

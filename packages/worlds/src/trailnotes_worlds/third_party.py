@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trailnotes.envs.base import require_choice, require_table
+from trailnotes.envs.base import require_choice, require_int, require_table
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task
 
@@ -46,11 +46,8 @@ def format_game_name(name: str, key: str, value: object) -> str:
 
 def make_seeded_tasks(env: str, game: str, split: str, numbers: Mapping[str, int]) -> list[Task]:
     """Make tasks ``ENV/GAME/SEED`` of one split, with consecutive seeds that no other split has."""
-    if split not in FIRST_SEED:
-        raise ConfigError(f"unknown split {split!r} of {env}; use one of {', '.join(FIRST_SEED)}")
-    number = numbers[split]
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= _MAX_SEEDS:
-        raise ConfigError(f"env.options.num_{split} = {number!r}: give a number of seeds from 1 to {_MAX_SEEDS:,}")
+    require_choice("split", split, FIRST_SEED, where="")
+    number = require_int(f"num_{split}", numbers[split], most=_MAX_SEEDS)
     first, family = FIRST_SEED[split], f"{env}/{game}"
     return [Task(f"{family}/{seed}", env, seed, split, {"game": game}, family) for seed in range(first, first + number)]
 

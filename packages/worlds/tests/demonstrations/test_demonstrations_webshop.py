@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shop_tips import parse_tip_actions, unspace_brackets
 
 from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, MemoryConfig, RolloutConfig, WarmstartConfig
@@ -29,8 +30,6 @@ from trailnotes_worlds.demonstrations.webshop_buyers import (
     find_faults,
     format_english_tip,
     format_terse_tip,
-    parse_tip_actions,
-    unspace_brackets,
 )
 from trailnotes_worlds.webshop.catalogue import write_catalogue
 from trailnotes_worlds.webshop.products import Instruction, Product, format_price

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shop_tips import parse_tip_actions
 
 from trailnotes.config.toml import load_config
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.types import Message
 from trailnotes_worlds.demonstrations.coin import TAKE, parse_room
-from trailnotes_worlds.demonstrations.webshop_buyers import extract_purchase_path, format_terse_tip, parse_tip_actions
+from trailnotes_worlds.demonstrations.webshop_buyers import extract_purchase_path, format_terse_tip
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 WIDE = ["--rollout.max_context_tokens", "50000", "--rollout.max_observation_tokens", "9000"]

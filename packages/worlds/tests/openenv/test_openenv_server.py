@@ -209,7 +209,7 @@ def test_pages_of_other_sites_and_other_names_are_not_let_in(address: str) -> No
     ("words", "said"),
     [
         ([NAME, "--host", "0.0.0.0"], "--host 0.0.0.0 would let other machines in, without passwords"),
-        ([NAME, "--split", "summer"], "unknown split 'summer'"),
+        ([NAME, "--split", "summer"], "split = 'summer' is unknown"),
         (["no-such-env"], "env.name = 'no-such-env' is unknown"),
     ],
 )

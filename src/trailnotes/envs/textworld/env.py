@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trailnotes.envs.base import require_int, strip_intent, suggest_nearest
+from trailnotes.envs.base import require_choice, require_int, strip_intent, suggest_nearest
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
 from trailnotes.storage.files import get_cache_dir
 from trailnotes.types import Observation, Task
@@ -195,12 +195,11 @@ class TextWorldEnv:
         they exist. ``generator`` takes ``num_games`` (20), ``dataset_seed`` (0) and its own settings (`GENERATORS`);
         seeds of splits are disjoint.
         """
-        if split not in SPLITS:
-            raise ConfigError(f"unknown split {split!r}; use one of {', '.join(SPLITS)}")
+        require_choice("split", split, SPLITS, where="")
         source = {key: value for key, value in options.items() if key not in ("actions", "max_steps", "cache_dir")}
-        path, generator, num_games, dataset_seed, settings = _validate_source(**source)
-        if path:
-            return _list_file_tasks(split, Path(path))
+        generator, num_games, dataset_seed, settings = _validate_source(**source)
+        if not generator:
+            return _list_file_tasks(split, Path(source["path"]))
         first = (dataset_seed * len(SPLITS) + SPLITS.index(split)) * _SEEDS_PER_SPLIT
         family = "textworld/" + "-".join([generator, *(f"{key}{settings[key]}" for key in sorted(settings))])
         chosen = {"generator": generator, "settings": settings}
@@ -315,9 +314,8 @@ def _load_game_info(path: Path) -> tuple[str, float]:
 
 
 def _validate_source(
-    path: str | Path | None = None, generator: str | None = None, num_games: int = 20, dataset_seed: int = 0,
-    **settings: Any,
-) -> tuple[str, str, int, int, dict[str, Any]]:  # fmt: skip
+    path: str | Path | None = None, generator: str | None = None, **settings: Any
+) -> tuple[str, int, int, dict[str, Any]]:
     if path is None and generator is None and not settings:
         generator = "treasure_hunter"
     if (path is None) == (generator is None):
@@ -325,12 +323,13 @@ def _validate_source(
     if path is not None:
         if settings:
             raise ConfigError(f"the option {min(settings)!r} belongs to a generator, and path was given")
-        return str(path), "", num_games, dataset_seed, {}
+        return "", 0, 0, {}
     if generator not in GENERATORS:
         raise ConfigError(f"unknown generator {generator!r}{suggest_nearest(str(generator), GENERATORS)}")
+    num_games, dataset_seed = settings.pop("num_games", 20), settings.pop("dataset_seed", 0)
     if not 1 <= num_games <= _SEEDS_PER_SPLIT or not 0 <= dataset_seed < 10_000:
         raise ConfigError(f"num_games must be 1 to {_SEEDS_PER_SPLIT} and dataset_seed 0 to 9999")
-    return "", str(generator), num_games, dataset_seed, _complete_settings(str(generator), settings)
+    return generator, num_games, dataset_seed, _complete_settings(generator, settings)
 
 
 def _complete_settings(generator: str, given: Mapping[str, Any]) -> dict[str, Any]:

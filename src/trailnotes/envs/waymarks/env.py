@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 
-from trailnotes.envs.base import require_int, strip_intent
+from trailnotes.envs.base import require_choice, require_int, strip_intent
 from trailnotes.envs.textworld.env import (
     GamePosition,
     build_cached_game,
@@ -26,15 +26,7 @@ from trailnotes.envs.textworld.env import (
 )
 from trailnotes.envs.waymarks import spec as ws
 from trailnotes.envs.waymarks.build import BUILDER_VERSION, build_game
-from trailnotes.envs.waymarks.spec import (
-    GameSpec,
-    Kind,
-    Rule,
-    Scene,
-    advance_scene,
-    list_admissible,
-    make_first_scene,
-)
+from trailnotes.envs.waymarks.spec import GameSpec, Kind, Rule, Scene, advance_scene, list_admissible, make_first_scene
 from trailnotes.errors import ConfigError, EnvError
 from trailnotes.types import Observation, Task
 
@@ -70,8 +62,7 @@ def make_tasks(
     that no panel has. A number of families takes the first free ones, half of either kind. `sizes` gives moves or boxes
     of a family or kind other than `spec.DEFAULT_SIZE`.
     """
-    if split not in NUM_VARIATIONS:
-        raise ConfigError(f"unknown split {split!r}; use one of {', '.join(NUM_VARIATIONS)}")
+    require_choice("split", split, NUM_VARIATIONS, where="")
     names = select_families(families, new_families, new_validation)
     own = names[split if split in names else "train"]
     if not own:

@@ -68,7 +68,6 @@ def unpack_observation(values: list[Any]) -> Observation:
 
 
 def unpack_error(kind: str, text: str, traceback: str = "") -> TrailnotesError:
-    """Unpack the error to raise on the other side."""
     error = _ERRORS.get(kind, EnvError)(text)
     if isinstance(error, EnvError):
         error.traceback = traceback
@@ -128,8 +127,6 @@ def _validate_observation(observation: object, method: Callable[..., object]) ->
 
 
 class EnvServer:
-    """A server of environment requests."""
-
     def __init__(self) -> None:
         self._slots: Slots | None = None
 

@@ -394,7 +394,6 @@ class EnvPool:
                 self._stop_listening()
 
     def close(self) -> None:
-        """Close all environments and end all workers."""
         self._stop_listening()
         for host in self._hosts:
             if host:

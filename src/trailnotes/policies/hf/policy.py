@@ -12,7 +12,7 @@ from typing import Any
 
 from trailnotes.config.builtin import resolve_model_path
 from trailnotes.config.model_schema import NO_MODEL_MESSAGE, EngineConfig, ModelConfig, require_model_directory
-from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, find_missing_module, format_install_command
+from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command, require_extra
 from trailnotes.policies.base import TrainedPolicy
 from trailnotes.types import Completion, Message, Sampling, TokenIds
 
@@ -189,8 +189,7 @@ def _make_load_options(config: ModelConfig, device: torch.device) -> dict[str, A
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
     if config.load_in_4bit:
-        if package := find_missing_module("quantize"):
-            raise MissingExtraError(f"{package} is not installed: {format_install_command('quantize')}")
+        require_extra("quantize", "model.load_in_4bit")
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )

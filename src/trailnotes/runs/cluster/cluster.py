@@ -78,7 +78,6 @@ class Cluster:
         return connects
 
     def close(self) -> None:
-        """End all actors of the run."""
         for actor in self._engines:  # Ray would start them anew wherever they end by themselves
             ray.kill(actor)
         if self._group is not None:

@@ -9,14 +9,13 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import trailnotes
-from trailnotes.errors import ClusterError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.errors import ClusterError, require_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from trailnotes.config.schema import Config
     from trailnotes.runs.cluster.cluster import Cluster
 
@@ -35,8 +34,7 @@ def connect_cluster(config: Config) -> Iterator[Cluster]:
         MissingExtraError: Ray is not installed.
         ClusterError: Ray does not answer, a machine has another version, or there is no room for the run.
     """
-    if package := find_missing_module("ray"):
-        raise MissingExtraError(f"cluster.address needs the package {package}: {format_install_command('ray')}")
+    require_extra("ray", "cluster.address")
     import ray
 
     from trailnotes.runs.cluster.cluster import Cluster

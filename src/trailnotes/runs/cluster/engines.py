@@ -20,7 +20,8 @@ from trailnotes.errors import ClusterError, PolicyError, TrailnotesError
 from trailnotes.policies.hf.policy import resolve_device
 from trailnotes.policies.vllm.engine import Connect, EngineClient, EngineLostError
 from trailnotes.policies.vllm.server import EngineServer, make_work_dir, start_engine
-from trailnotes.runs.cluster.waiting import LOCALHOST, get_result
+from trailnotes.runs.cluster.waiting import get_result
+from trailnotes.web.loopback import LOOPBACK
 
 
 class EngineActor:
@@ -41,7 +42,7 @@ class EngineActor:
         if self._server:
             self._server.close("was replaced")
         node = ray.util.get_node_ip_address()
-        host = LOCALHOST if node == self._home else node
+        host = LOOPBACK if node == self._home else node
         try:
             with socket.create_server((host, 0)) as listener:
                 port = listener.getsockname()[1]

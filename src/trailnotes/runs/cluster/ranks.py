@@ -18,9 +18,11 @@ import ray
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from trailnotes.config.schema import Config
-from trailnotes.learner.ranks import RankMonitor, describe_error, resolve_device_type
+from trailnotes.errors import format_error
+from trailnotes.learner.ranks import RankMonitor, resolve_device_type
 from trailnotes.learner.sharded import follow_rank_0
-from trailnotes.runs.cluster.waiting import LOCALHOST, Bundle, extract_cause, get_result
+from trailnotes.runs.cluster.waiting import Bundle, extract_cause, get_result
+from trailnotes.web.loopback import LOOPBACK
 
 
 class RankActor:
@@ -33,7 +35,7 @@ class RankActor:
     def follow(self, rank: int, config: Config, at: tuple[str, int]) -> None:
         """Repeat the calls of rank 0 until it ends this rank. `at` is the host and port of the store."""
         store = TCPStore(*at, config.learner.world_size, timeout=timedelta(seconds=config.learner.timeout))
-        own = LOCALHOST if at[0] == LOCALHOST else ray.util.get_node_ip_address()
+        own = LOOPBACK if at[0] == LOOPBACK else ray.util.get_node_ip_address()
         follow_rank_0(rank, store, interface=find_interface(own))
 
 
@@ -51,7 +53,7 @@ class RankActorHandle:
         try:
             ray.get(self.done)
         except ray.exceptions.RayTaskError as error:  # torch's own are in the store, or of another rank
-            return "" if isinstance(error.cause, RuntimeError) else f"failed: {describe_error(error.cause)}"
+            return "" if isinstance(error.cause, RuntimeError) else f"failed: {format_error(error.cause)}"
         except ray.exceptions.RayError as error:
             return f"was lost: {extract_cause(error)}"
         return ""
@@ -70,7 +72,7 @@ def start_ranks(config: Config, bundles: Sequence[Bundle]) -> RankMonitor:
     for rank, (actor, bundle) in enumerate(zip(actors, bundles, strict=True), start=1):
         who = f"rank {rank} of the learner on {bundle.node}"
         get_result(actor.__ray_ready__.remote(), who, config.cluster.timeout, "cluster.timeout")
-    store = create_store(LOCALHOST if all(one.address == here for one in bundles) else here, config)
+    store = create_store(LOOPBACK if all(one.address == here for one in bundles) else here, config)
     ranks = {}
     for rank, (actor, bundle) in enumerate(zip(actors, bundles, strict=True), start=1):
         done = actor.follow.remote(rank, config, (store.host, store.port))

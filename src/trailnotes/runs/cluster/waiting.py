@@ -9,8 +9,6 @@ import ray
 
 from trailnotes.errors import ClusterError, TrailnotesError
 
-LOCALHOST = "127.0.0.1"
-
 
 class Bundle(NamedTuple):
     """Room for one actor, reserved by a placement group."""

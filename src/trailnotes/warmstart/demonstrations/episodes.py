@@ -52,6 +52,11 @@ class Demonstrator:
         self.config, self.count_tokens = config, count_tokens
         self.rng = random.Random(seed)
 
+    def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
+        """Select the tips for the prompt, by score."""
+        most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
+        return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])
+
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
         """Build the demonstrator of games in `rehearsal.options` that `config` neither trains nor evaluates on."""

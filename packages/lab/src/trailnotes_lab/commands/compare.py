@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.errors import ConfigError
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 
 def _run(args: Namespace) -> None:

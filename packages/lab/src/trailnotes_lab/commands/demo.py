@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,6 @@ from trailnotes.errors import ConfigError
 from trailnotes.types import StrPath
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from trailnotes_lab.compare.summary import Summary
 
 CONFIG = "demo"

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, argument
-from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
-
-if TYPE_CHECKING:
-    from argparse import Namespace
+from trailnotes.errors import ConfigError, require_extra
 
 
 def _run(args: Namespace) -> None:
-    if package := find_missing_module("web"):
-        raise MissingExtraError(f"trailnotes view needs {package}: {format_install_command('web')}")
+    require_extra("web", "trailnotes view")
     if not args.directory.is_dir():
         raise ConfigError(f"{args.directory} is no directory: name one that holds runs, or a run")
-    import secrets
-
     from trailnotes.web.serving import format_url, open_listener, serve
     from trailnotes_lab.view.app import make_app
     from trailnotes_lab.view.window import Window

@@ -41,13 +41,11 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: S
         out: directory for `table.json` and `table.md`; None writes nothing.
 
     Raises:
-        ConfigError: an unknown panel, no directory, or an empty label.
+        ConfigError: an unknown panel, or an empty label.
         RunError: a directory that is not an evaluation, is incomplete, or does not belong to the panel.
     """
     if panel not in PUBLISHED_PANELS:
         raise ConfigError(f"unknown panel {panel!r}: use {' or '.join(PUBLISHED_PANELS)}")
-    if not runs:
-        raise ConfigError("nothing to compare: name one run directory or more")
     evaluations, notes = load_evaluations(runs, PUBLISHED_PANELS[panel].env)
     comparison = build_comparison(evaluations, panel, PUBLISHED_PANELS[panel], notes)
     if out is not None:
@@ -57,28 +55,23 @@ def compare_table(runs: Sequence[str], *, panel: str = "scienceworld-18", out: S
     return comparison
 
 
-def compare_evaluations(
-    runs: Sequence[str], *, out: StrPath | None = None, baseline: str = "", threshold: float = 0.5
-) -> Summary:
+def compare_evaluations(runs: Sequence[str], *, out: StrPath | None = None, baseline: str = "") -> Summary:
     """Read evaluations of a panel without published figures and set them beside each other.
 
     Args:
         runs: as for `compare_table`; each must have one evaluation, and all the same panel.
         out: directory for `table.json`, `table.md` and `curves.png`; None writes nothing.
         baseline: label of the line that differences are taken to; "" for none.
-        threshold: of the sample efficiency.
 
     Raises:
-        ConfigError: no directory, or a baseline that labels no line.
+        ConfigError: a baseline that labels no line.
         RunError: a directory without a complete evaluation, or one of another panel.
     """
-    if not runs:
-        raise ConfigError("nothing to compare: name one run directory or more")
     results = [read_result(*split_label(word)) for word in runs]
     labels = dict.fromkeys(result.label for result in results)
     if baseline and baseline not in labels:
         raise ConfigError(f"no line is called {baseline!r}: use {' or '.join(map(repr, labels))}")
-    summary = summarise(results, SummaryOptions(baseline=baseline, threshold=threshold))
+    summary = summarise(results, SummaryOptions(baseline=baseline))
     if out is not None:
         write_summary(summary, Path(out))
     return summary

@@ -17,8 +17,6 @@ EVAL_STAGE = "eval"  # begins the stages whose processes count apart: a panel is
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """Exit status, time and memory of a process."""
-
     status: int  # 0 = well; negative: the signal that ended it
     seconds: float  # wall clock
     cpu_seconds: float  # of all its threads, and of its own processes that it waited for
@@ -60,8 +58,7 @@ def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, f
         total["seconds"] = round(max(seconds, line.get("seconds", 0.0)), 2)
     if own:
         total["peak_memory"] = max(process["peak_memory"] for process in own)
-        starts = _read_json(run_dir, "run.json").get("starts", [])
-        if len(own) >= (len(starts) if isinstance(starts, list) else 0):
+        if len(own) >= len(_read_json(run_dir, "run.json").get("starts", [])):
             total["cpu_seconds"] = round(sum(process["cpu_seconds"] for process in own), 2)
     charged = [line[name] for name in COSTS if name in line]
     return total | ({SPENDING: sum(charged)} if charged else {})

@@ -10,9 +10,8 @@ from typing import Any
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.envs.base import format_error
 from trailnotes.envs.tasks import load_tasks
-from trailnotes.errors import ConfigError, RunError
+from trailnotes.errors import ConfigError, RunError, format_error
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import parse_json, read_jsonl
 from trailnotes.types import Task
@@ -22,8 +21,6 @@ EVAL_DIR = "eval"  # inside a run directory
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """Task and result of one episode."""
-
     task: Task
     value: float  # return
     success: bool = False

@@ -20,22 +20,18 @@ def compile_games(runs: Iterable[PlannedRun]) -> None:
     configs = [config for run in runs for config in (run.config, *(each.config for each in run.panels))]
     for folder, games in collect_games(configs).items():
         with ProgressBar(len(games), "compiling games") as bar:
-            compile_all(games, progress=lambda done, _, bar=bar: bar.update(done), folder=folder)  # type: ignore[misc]
+            compile_all(games, bar.update, folder)
 
 
-def compile_all(
-    tasks: Sequence[Task], num_workers: int = 2, progress: Callable[[int, int], None] | None = None,
-    folder: Path | None = None,
-) -> list[Path]:  # fmt: skip
-    """Compile the games of `tasks` on `num_workers` processes, with `progress(done, total)` after each."""
+def compile_all(tasks: Sequence[Task], progress: Callable[[int], object], folder: Path | None) -> list[Path]:
+    """Compile the games of `tasks` on two processes, with `progress(done)` after each."""
     specs = [parse_spec(task) for task in tasks]
     # A worker that inherits this process's handlers would take SIGTERM for an error of one game, and go on.
-    pool = ProcessPoolExecutor(num_workers, initializer=signal.signal, initargs=(signal.SIGTERM, signal.SIG_DFL))
+    pool = ProcessPoolExecutor(2, initializer=signal.signal, initargs=(signal.SIGTERM, signal.SIG_DFL))
     try:
         futures = [pool.submit(compile_game, spec, folder) for spec in specs]
         for done, _ in enumerate(as_completed(futures), start=1):
-            if progress:
-                progress(done, len(specs))
+            progress(done)
         return [future.result() for future in futures]
     finally:
         pool.shutdown(cancel_futures=True)  # after an interrupt: not all games first

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.methods import get_colours
+from trailnotes.config.methods import load_methods
 from trailnotes.reporting.intervals import Estimate
 from trailnotes.reporting.plots import INITIAL_MODEL_COLOUR, Curve, compute_seed_band, load_pyplot
 from trailnotes_lab.compare.statistics import BEYOND, ON_PANEL
@@ -88,7 +88,7 @@ def _make_panel_row(panel: PanelSummary) -> PlotRow:
 
 def assign_colours(labels: Sequence[str]) -> dict[str, str]:
     """Assign a colour to each label: a method keeps its own in every picture, others take the spare ones in turn."""
-    own = get_colours()
+    own = {method.label: method.colour for method in load_methods().values() if method.colour}
     taken = {own.get(label) for label in labels}
     free = [colour for colour in SPARE_COLOURS if colour not in taken] or list(SPARE_COLOURS)
     others = [label for label in labels if label not in own]

@@ -11,15 +11,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trailnotes.reporting import intervals
 from trailnotes.reporting.intervals import RATE_BOUNDS, Estimate, Interval, Values
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MIN_SEEDS = 3  # fewer, unlike each other, allow no call about other training runs
 ON_PANEL, BEYOND = "on this panel", "beyond this panel"

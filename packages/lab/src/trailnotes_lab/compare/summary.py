@@ -77,8 +77,6 @@ class PanelSummary:
 
 @dataclass(frozen=True, slots=True)
 class PanelOptions:
-    """Options of the summary of one panel, as the comparison sets them."""
-
     name: str
     label: str
     num_trials: int
@@ -197,8 +195,6 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class SummaryOptions:
-    """Options of a summary, as the comparison sets them."""
-
     labels: Sequence[str] = ()  # lines in their order, also those without any result; () = as the results come
     title: str = ""
     remark: str = ""  # before the title

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.config.toml import flatten_config, load_config
-from trailnotes.envs.base import format_error
-from trailnotes.errors import RunError, TrailnotesError
+from trailnotes.errors import RunError, TrailnotesError, format_error
 from trailnotes.memory.store import TipStore
 from trailnotes.reporting.episodes import render_episode
 from trailnotes.storage.files import parse_json, read_jsonl, read_lines_from, trajectory_from_json, write_text_atomic

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import parse_qs, quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from trailnotes.errors import TrailnotesError
 from trailnotes.web.guard import CONTENT_SECURITY_POLICY, LOOPBACK_NAMES, SecurityMiddleware
 from trailnotes_lab.view.drawing import ASSETS, render_template
 from trailnotes_lab.view.pages import render_page
-from trailnotes_lab.view.window import MAX_FOLDERS, PageNotFound, Query, Window
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import ASGIApp
+from trailnotes_lab.view.window import PageNotFound, Query, Window
 
 SCRIPT_POLICY: Final = f"{CONTENT_SECURITY_POLICY}; script-src 'self'; connect-src 'self'"
 NO_TOKEN: Final = "Open the address that the command has printed: it contains the token."  # noqa: S105
@@ -46,11 +44,7 @@ def make_app(window: Window, token: str) -> ASGIApp:
         if path in ASSETS:
             kind, text = ASSETS[path]
             return Response(text, headers=CACHE_HEADERS, media_type=kind)
-        try:
-            query = parse_qs(request.url.query, max_num_fields=MAX_FOLDERS)
-        except ValueError:
-            raise HTTPException(400, f"An address has {MAX_FOLDERS:,} fields at most.") from None
-        return await run_in_threadpool(_render, window, path, query)
+        return await run_in_threadpool(_render, window, path, parse_qs(request.url.query))
 
     app = Starlette(
         routes=[Route("/{path:path}", handle_request, methods=["GET", "HEAD"])],

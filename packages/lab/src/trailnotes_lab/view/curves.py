@@ -20,8 +20,6 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class ChartCurve:
-    """One line of a chart."""
-
     label: str
     points: str  # of a polyline
     colour: int
@@ -32,29 +30,22 @@ class ChartCurve:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A number at an axis, and its position."""
-
     at: float
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves with their common axes."""
-
     curves: tuple[ChartCurve, ...]
     xs: tuple[Tick, ...]
     ys: tuple[Tick, ...]
-    x_label: str
     size: tuple[float, float]
     left: float  # of the frame, in the picture
     right: float
     bottom: float
 
 
-def make_chart(
-    named: Sequence[tuple[str, Points, str]], x_label: str = "environment steps", size: tuple[float, float] = WIDE_SIZE
-) -> Chart | None:
+def make_chart(named: Sequence[tuple[str, Points, str]], size: tuple[float, float] = WIDE_SIZE) -> Chart | None:
     """Lay curves over each other, named as label, points by x ascending and link; None where there are no points."""
     right, bottom = size[0] - RIGHT, size[1] - BOTTOM
     drawn = [(label, downsample(_filter_drawable(points)), link) for label, points, link in named]
@@ -78,7 +69,7 @@ def make_chart(
     )
     x_axis = tuple(Tick(round(x_of(x), 1), format_short(x)) for x in x_ticks if min(xs) <= x <= max(xs))
     y_axis = tuple(Tick(round(y_of(y), 1), format_short(y)) for y in y_ticks)
-    return Chart(curves, x_axis, y_axis, x_label, size, LEFT, right, bottom)
+    return Chart(curves, x_axis, y_axis, size, LEFT, right, bottom)
 
 
 def make_sparkline(points: Points) -> str:

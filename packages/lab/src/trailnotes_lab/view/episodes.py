@@ -44,8 +44,6 @@ class TurnView:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeView:
-    """An episode with its turns."""
-
     trajectory: Trajectory
     opening: tuple[Message, ...]
     turns: tuple[TurnView, ...]

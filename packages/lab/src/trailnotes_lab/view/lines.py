@@ -32,7 +32,7 @@ class LineReader(Generic[Row]):
     def read(self) -> list[Row]:
         """Read on, and return the rows of all lines so far."""
         try:
-            if not self.path.is_file():  # a pipe would never answer
+            if not self.path.is_file():
                 self._rows, self._end, self._last = [], 0, b""
                 return []
             with self.path.open("rb") as file:

@@ -11,7 +11,7 @@ from trailnotes.config.methods import get_label
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config
 from trailnotes.errors import RunError
-from trailnotes.storage.files import open_regular, parse_json
+from trailnotes.storage.files import parse_json
 from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
 from trailnotes_lab.view.lines import MetricsLine, extract_series, is_number, read_episode
 from trailnotes_lab.view.window import (
@@ -129,8 +129,7 @@ def _find_last_value(lines: Sequence[MetricsLine], name: str) -> float | None:
 def _load_starts(place: ViewEntry) -> list[dict[str, Any]]:
     """Time and command of each start of the run; none where run.json cannot be read."""
     try:
-        with open_regular(place.path / "run.json") as file:  # a pipe without a writer would hold the page up
-            starts = parse_json(file.read())["starts"]
+        starts = parse_json((place.path / "run.json").read_bytes())["starts"]
         return [{"time": start["time"], "command": " ".join(start["command"])} for start in starts]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -28,8 +28,6 @@ SORT_ORDERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TipRow:
-    """A tip with the results of its readers."""
-
     tip: Tip
     readers: ReaderStats
     retirement: Retirement | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -44,8 +45,6 @@ class ViewEntry:
 
 
 def find_entries(root: Path) -> list[ViewEntry]:
-    if not root.is_dir():
-        raise RunError(f"{root} is no directory: name one that holds runs")
     entries: list[ViewEntry] = []
     for path in _walk_folders(root):
         relative = path.relative_to(root)
@@ -109,18 +108,12 @@ def estimate_progress(config: Config | None, lines: Sequence[MetricsLine]) -> fl
 
 
 def _walk_folders(root: Path) -> Iterator[Path]:
-    waiting, seen = [root], 0
-    while waiting and seen < MAX_FOLDERS:
-        path = waiting.pop()
-        seen += 1
+    for folder, inside, _ in itertools.islice(os.walk(root), MAX_FOLDERS):
+        path = Path(folder)
         yield path
-        if len(path.relative_to(root).parts) < MAX_DEPTH:
-            try:
-                inside = [entry for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
-            except OSError:  # gone, or closed to us
-                continue
-            kept = [each for each in inside if each.name not in SKIPPED_FOLDERS and not each.name.startswith(".")]
-            waiting += [Path(each.path) for each in kept]
+        is_deepest = len(path.relative_to(root).parts) == MAX_DEPTH
+        kept = [name for name in inside if name not in SKIPPED_FOLDERS and not name.startswith(".")]
+        inside[:] = [] if is_deepest else kept  # where `os.walk` goes on
 
 
 def _natural_sort_key(name: str) -> list[str]:

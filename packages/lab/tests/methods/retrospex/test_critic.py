@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError
 from trailnotes.storage.files import append_jsonl, trajectory_to_json
 from trailnotes.types import Completion, Observation, Outcome, Step, Task, Trajectory
 from trailnotes_lab.methods.retrospex import critic as critics
@@ -211,19 +209,6 @@ def test_a_critic_comes_back_from_disk_as_it_was(run: Path, tmp_path: Path) -> N
     assert sorted(p.name for p in (tmp_path / "critic").iterdir()) == [
         "critic.json", "critic.safetensors", "vocabulary.json",
     ]  # fmt: skip
-
-
-def test_load_a_critic_of_an_earlier_version(run: Path, tmp_path: Path) -> None:
-    train_critic(make_config(), [run], tmp_path / "critic")
-    file = tmp_path / "critic" / "critic.json"
-    record = json.loads(file.read_text())
-    record["about"]["settings"] |= {"gamma": 0.99, "encoder": "gru", "hidden_size": 128}
-    file.write_text(json.dumps(record))
-    train_critic(make_config(), [run], tmp_path / "critic")
-    record["about"]["settings"]["encoder"] = "embedding"
-    file.write_text(json.dumps(record))
-    with pytest.raises(ConfigError, match=r"critic: retrospex\.encoder is no longer a setting"):
-        load_critic(tmp_path / "critic")
 
 
 def test_training_goes_on_after_the_last_epoch_bit_for_bit(

@@ -45,8 +45,6 @@ class TranslatedGame:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Admissible move in the current state."""
-
     id: int
     operator: str  # ``openobject agent1 loc_bar_3 fridge_bar_0``
 

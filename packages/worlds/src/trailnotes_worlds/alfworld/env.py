@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +140,8 @@ class AlfworldEnv:
     @staticmethod
     def identity(games: str = "generated") -> dict[str, Any]:
         """Return the versions of the package, which determines the texts, and of the generator."""
-        try:
-            release = version("alfworld")
-        except PackageNotFoundError:
-            return {}
-        return {"alfworld": release, "games": games, **({"generator": VERSION} if games == "generated" else {})}
+        generator = {"generator": VERSION} if games == "generated" else {}
+        return {"alfworld": version("alfworld"), "games": games, **generator}
 
     def reset(self, task: Task) -> Observation:
         """Start `task`. The first time in a process this translates its game, which takes most of a second."""

@@ -50,8 +50,6 @@ _PDDL_ESCAPES: Final = (("|", "_bar_"), ("-", "_minus_"), ("+", "_plus_"), (".",
 
 @dataclass(frozen=True, slots=True)
 class FurnishedRoom:
-    """Furnished room with things in it."""
-
     furniture: tuple[tuple[str, str], ...]  # name, and kind
     things: tuple[tuple[str, str, str], ...]  # name, kind, and the name of the furniture around it
 
@@ -82,8 +80,6 @@ def list_floor_plans(split: str, task_type: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedGame:
-    """Generated game with its solution."""
-
     problem: str  # in PDDL
     task: str  # in words
     plan: tuple[tuple[str, ...], ...]  # of an expert: templates of commands, and the names for them

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from argparse import Namespace
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.commands.envs import require_env_packages
-from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.errors import ConfigError, require_extra
 from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 ALL = "all"  # in place of a split
 PORT = 8000  # where clients of OpenEnv look first
@@ -23,8 +20,7 @@ def _serve(args: Namespace) -> None:
     from trailnotes.envs.tasks import load_tasks
 
     require_env_packages(args.name)
-    if package := find_missing_module("openenv"):
-        raise MissingExtraError(f"{args.name} needs the package {package}: {format_install_command('openenv')}")
+    require_extra("openenv", args.name)
     if args.sessions < 1 or not args.idle > 0:
         raise ConfigError(f"--sessions {args.sessions} and --idle {args.idle:g} must both be above 0")
     config = load_config(None, ["--env.name", args.name, *args.settings])

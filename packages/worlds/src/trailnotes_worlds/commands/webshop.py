@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -10,18 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.errors import ConfigError
-from trailnotes.reporting.terminal import escape_unprintable
+from trailnotes.reporting.terminal import ProgressBar, escape_unprintable
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from trailnotes_worlds.webshop.catalogue import Catalogue
 
 MAX_TITLE_LENGTH = 300  # characters
 
 
 def _import(args: Namespace) -> None:
-    from trailnotes.reporting.terminal import ProgressBar
     from trailnotes_worlds.webshop.catalogue import REPORT
     from trailnotes_worlds.webshop.importing import SourceFiles, import_catalogue
 

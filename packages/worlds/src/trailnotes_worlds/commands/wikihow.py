@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trailnotes.commands.command import Command, Group, argument
 from trailnotes.errors import ConfigError
-from trailnotes.reporting.terminal import escape_unprintable
+from trailnotes.reporting.terminal import ProgressBar, escape_unprintable
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from trailnotes_worlds.wikihow.library import Library
 
 
 def _import(args: Namespace) -> None:
-    from trailnotes.reporting.terminal import ProgressBar
     from trailnotes_worlds.wikihow.importing import import_library
     from trailnotes_worlds.wikihow.library import REPORT
 

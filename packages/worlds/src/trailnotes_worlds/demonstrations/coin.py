@@ -10,24 +10,19 @@ from __future__ import annotations
 import random
 import re
 from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
+from trailnotes.config.schema import Config
 from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
-from trailnotes.types import Tip
-from trailnotes.warmstart.demonstrations.episodes import build_demonstrations, play_script, replay_actions
+from trailnotes.storage.demonstrations import Demonstration
+from trailnotes.types import Observation, Task, Tip, Trajectory
+from trailnotes.warmstart.demonstrations.episodes import Script, build_demonstrations, play_script, replay_actions
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.storage.demonstrations import Demonstration
-    from trailnotes.types import Observation, Task, Trajectory
-    from trailnotes.warmstart.demonstrations.episodes import Script
-    from trailnotes_worlds.textworld_express.env import TextWorldExpressEnv
+from trailnotes_worlds.textworld_express.env import TextWorldExpressEnv
 
 TAKE: Final = "take coin"
 MAX_SEARCH_STEPS: Final = 100  # of the search for a right tip
@@ -153,10 +148,6 @@ class CoinDemonstrator(ExpertDemonstrator):
 
     def write_note(self, trajectory: Trajectory, score: float) -> str:
         return format_search_note(trajectory) if is_searched(trajectory.task) else super().write_note(trajectory, score)
-
-    def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
-        most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
-        return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])
 
 
 def is_searched(task: Task) -> bool:

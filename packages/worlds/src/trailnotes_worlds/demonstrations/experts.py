@@ -7,27 +7,18 @@ bad score, and to write down its actions; and as much of the game as imitation t
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trailnotes.config.schema import Config
 from trailnotes.envs import get_env_identity, list_env_tasks, make_env
 from trailnotes.envs.tasks import panel, select_unused
 from trailnotes.errors import ConfigError
-from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
-from trailnotes_worlds.demonstrations.recorded import (
-    NUM_WANDERINGS,
-    RecordedDemonstrator,
-    RecordedGame,
-    load_or_record,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from trailnotes.config.schema import Config
-    from trailnotes.storage.demonstrations import Demonstration
-    from trailnotes.types import Observation, Task, Trajectory
-    from trailnotes.warmstart.demonstrations.episodes import Script
+from trailnotes.storage.demonstrations import Demonstration
+from trailnotes.types import Observation, Task, Trajectory
+from trailnotes.warmstart.demonstrations.episodes import Script, play_script, replay_actions
+from trailnotes_worlds.demonstrations.recorded import NUM_WANDERINGS, RecordedDemonstrator, RecordedGame, load_or_record
 
 VERSION = 1  # of the scripts and their recordings
 

@@ -10,27 +10,20 @@ from __future__ import annotations
 import logging
 import random
 import re
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from trailnotes.envs import make_env
+from trailnotes.config.schema import Config
+from trailnotes.envs import Env, make_env
 from trailnotes.envs.tasks import load_tasks
 from trailnotes.errors import ConfigError
-from trailnotes.types import Task, Trajectory
-from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
+from trailnotes.types import Observation, Task, Trajectory
+from trailnotes.warmstart.demonstrations.episodes import Script, play_script, replay_actions
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator, spread_by_family
 from trailnotes_worlds.demonstrations.recorded import NUM_WANDERINGS, RecordedGame, load_or_record
 from trailnotes_worlds.scienceworld.client import GOLD_PATH_FINDER
 from trailnotes_worlds.scienceworld.tasks import scienceworld_tasks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from trailnotes.config.schema import Config
-    from trailnotes.envs import Env
-    from trailnotes.types import Observation
-    from trailnotes.warmstart.demonstrations.episodes import Script
 
 logger = logging.getLogger(__name__)
 VERSION = 1  # of the scripts and their recordings

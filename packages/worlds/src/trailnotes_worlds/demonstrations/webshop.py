@@ -7,11 +7,13 @@ product of an evaluation goal: an episode with one on its pages is discarded.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from trailnotes.config.schema import Config
 from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
@@ -25,9 +27,10 @@ from trailnotes.rollout.advice import (
 )
 from trailnotes.rollout.conversation import build_reflection_messages, get_instruction, truncate
 from trailnotes.storage.demonstrations import Demonstration
-from trailnotes.types import Message, Tip
+from trailnotes.types import Message, Observation, Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import (
     Demonstrator,
+    Script,
     build_demonstrations,
     get_actions,
     play_script,
@@ -49,11 +52,6 @@ from trailnotes_worlds.demonstrations.webshop_buyers import (
 from trailnotes_worlds.webshop.protocols import normalize_title
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from trailnotes.config.schema import Config
-    from trailnotes.types import Observation, Task, Trajectory
-    from trailnotes.warmstart.demonstrations.episodes import Script
     from trailnotes_worlds.webshop.env import WebShopEnv
 
 EVAL_SPLITS = ("validation", "test")
@@ -310,9 +308,7 @@ class WebShopDemonstrator(Demonstrator):
 
     def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
         """Select the tips for the prompt, by score, then at random."""
-        shuffled = self.rng.sample(tips, len(tips))
-        most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
-        return tuple(sorted(shuffled, key=lambda tip: -tip.score)[:most])
+        return super().rank_tips(self.rng.sample(tips, len(tips)))
 
 
 class EnglishWebShop(WebShopDemonstrator):

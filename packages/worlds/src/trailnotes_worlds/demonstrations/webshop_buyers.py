@@ -7,21 +7,18 @@ reader would copy. They leave out dead ends, so that a tip can be followed from 
 
 from __future__ import annotations
 
+import random
 import re
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
+from trailnotes.types import Observation
+from trailnotes.warmstart.demonstrations.episodes import Script
 from trailnotes_worlds.webshop.goals import split_price_limit
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Sequence
-
-    from trailnotes.types import Observation
-    from trailnotes.warmstart.demonstrations.episodes import Script
-    from trailnotes_worlds.webshop.shop import PageElement
+from trailnotes_worlds.webshop.shop import PageElement
 
 FaultKind = Literal["option", "value", "price", "other", "unbought"]
 
@@ -38,8 +35,6 @@ WORDS: Final = tomllib.loads(Path(__file__).with_name("webshop_tips.toml").read_
 SEPARATORS: Final = (", then ", "; ", ", ")
 NEXT: Final = "click[next >]"  # "click next" in a tip, since a quotation has another angle
 _ACTION: Final = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
-_PARTS: Final = re.compile(r"(?:, then|,| ?;) (?=(?:search|click) )")
-_END: Final = re.compile(r"\.(?= [A-Z]|$)| \. ")
 
 
 def format_terse_tip(way: Sequence[str], faults: Sequence[Fault]) -> str:
@@ -58,26 +53,10 @@ def format_english_tip(way: Sequence[str], faults: Sequence[Fault], score: float
     return f"{opening}{actions}. {ending}"
 
 
-def parse_tip_actions(text: str) -> tuple[str, ...]:
-    """Parse the actions of a tip, in order, as the shop takes them; () if it names none."""
-    begin = re.search(r"(?:^|(?<=: ))(?:search|click) ", text)
-    if begin is None:
-        return ()
-    sentence = _END.split(text[begin.start() :], maxsplit=1)[0]
-    words = (part.strip().partition(" ") for part in _PARTS.split(sentence))
-    actions = (f"{verb}[{what.strip()}]" for verb, _, what in words if what.strip())
-    return tuple(NEXT if action == "click[next]" else action for action in actions)
-
-
 def space_brackets(action: str) -> str:
     """Put blanks inside the brackets of an action, so that its words are the same tokens as on a page."""
     match = _ACTION.fullmatch(action)
     return f"{match[1]}[ {match[2]} ]" if match else action
-
-
-def unspace_brackets(action: str) -> str:
-    match = _ACTION.fullmatch(action)
-    return f"{match[1]}[{match[2].strip()}]" if match else action
 
 
 def strip_brackets(action: str) -> str:

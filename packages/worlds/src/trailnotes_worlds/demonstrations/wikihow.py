@@ -7,12 +7,16 @@ alone, in a library without the articles of evaluation goals.
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
+from trailnotes.config.schema import Config
 from trailnotes.envs import list_env_tasks, make_env
 from trailnotes.envs.tasks import select_unused
 from trailnotes.errors import ConfigError
@@ -27,9 +31,10 @@ from trailnotes.rollout.advice import (
 )
 from trailnotes.rollout.conversation import truncate
 from trailnotes.storage.demonstrations import Demonstration
-from trailnotes.types import Message, Task, Tip
+from trailnotes.types import Message, Observation, Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import (
     Demonstrator,
+    Script,
     build_demonstrations,
     get_actions,
     play_script,
@@ -37,19 +42,9 @@ from trailnotes.warmstart.demonstrations.episodes import (
 )
 from trailnotes_worlds.wikihow.app import parse_action
 from trailnotes_worlds.wikihow.articles import ABOUT, Article
-from trailnotes_worlds.wikihow.pages import REFERENCES_TAP, SEARCH_TAP
+from trailnotes_worlds.wikihow.env import WikiHowEnv
+from trailnotes_worlds.wikihow.pages import REFERENCES_TAP, SEARCH_TAP, View
 from trailnotes_worlds.wikihow.protocols import extract_keywords
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from trailnotes.config.schema import Config
-    from trailnotes.types import Observation, Trajectory
-    from trailnotes.warmstart.demonstrations.episodes import Script
-    from trailnotes_worlds.wikihow.env import WikiHowEnv
-    from trailnotes_worlds.wikihow.pages import View
 
 MAX_BEFORE = 3  # actions before a step with advice
 MAX_MATCH_TRIES = 4  # to find a situation of another goal after as many actions
@@ -292,7 +287,3 @@ class WikiHowDemonstrator(Demonstrator):
         missed = trajectory.final_observation.info.get("instruction", "")
         way = self.format_actions(trajectory)
         return way if trajectory.success else f"{way} . not yet : {missed.lower() or 'nothing was found'}"
-
-    def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
-        most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
-        return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])

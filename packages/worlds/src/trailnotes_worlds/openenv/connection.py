@@ -17,8 +17,7 @@ from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from trailnotes.envs.base import format_error, sanitize_text
-from trailnotes.errors import ConfigError, EnvError
+from trailnotes.errors import ConfigError, EnvError, format_error, sanitize_text
 from trailnotes.storage.files import parse_json
 from trailnotes.web.loopback import is_loopback
 
@@ -110,7 +109,6 @@ class ClientSession:
             raise (EnvError if lasting else ConnectionLostError)(f"{why}: is env.options.url right?") from error
 
     def send_request(self, kind: str, data: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a request, and return the data of the observation that answers it."""
         from websockets.exceptions import ConnectionClosed
 
         try:

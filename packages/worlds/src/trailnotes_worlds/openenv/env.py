@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from trailnotes.envs.base import require_table, require_type, sanitize_text
-from trailnotes.errors import ConfigError, EnvError
+from trailnotes.envs.base import require_table, require_type
+from trailnotes.errors import ConfigError, EnvError, sanitize_text
 from trailnotes.types import Observation, Task, replace_surrogates
 from trailnotes_worlds.openenv.connection import (
     CAPACITY_REACHED,

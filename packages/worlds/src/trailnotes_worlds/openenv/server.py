@@ -11,27 +11,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
-from starlette.websockets import WebSocketDisconnect
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from trailnotes.envs.workers.pool import EnvPool, Lease
 from trailnotes.errors import EnvError, TrailnotesError
 from trailnotes.storage.files import parse_json
+from trailnotes.types import Observation, Task
 from trailnotes.web.guard import SecurityMiddleware, is_cross_site, parse_host_name
 from trailnotes_worlds.third_party import FIRST_SEED
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import ASGIApp
-    from starlette.websockets import WebSocket
-
-    from trailnotes.envs.workers.pool import EnvPool, Lease
-    from trailnotes.types import Observation, Task
 
 Reply = dict[str, Any]
 
@@ -177,8 +173,6 @@ _CLOSE_GOING_AWAY: Final = 1001
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Name and limits of a server."""
-
     name: str  # of the environment
     description: str  # in one line
     names: frozenset[str] | None  # hosts that it answers to; None for any

@@ -185,8 +185,6 @@ _MAX_ATTEMPTS = 300  # rooms in a row without a level: with the difficulties bel
 
 @dataclass(frozen=True, slots=True)
 class SokobanDifficulty:
-    """Parameters of the level generator."""
-
     size: int  # of the square room, walls around it included
     boxes: int
     walls: float  # share of the inner cells

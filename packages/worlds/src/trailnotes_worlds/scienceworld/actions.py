@@ -30,8 +30,6 @@ _PLACE = re.compile(r"\s*\([^()]*\)")
 
 @dataclass(frozen=True, slots=True)
 class CorrectedAction:
-    """Action for the simulator, after correction."""
-
     action: str
     changed: bool  # by more than cleaning
 

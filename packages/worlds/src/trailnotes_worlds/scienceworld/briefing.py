@@ -63,7 +63,6 @@ def pick_example_variations(task: str, variation: int, num: int) -> list[int]:
 def build_worked_examples(
     task: str, variation: int, num: int, play: Callable[[int], tuple[str, Turns]]
 ) -> list[dict[str, Any]]:
-    """Build the examples of a briefing."""
     examples = []
     for other in pick_example_variations(task, variation, num):
         text, turns = play(other)

@@ -25,8 +25,6 @@ GOLD_TIMEOUT = 120.0  # seconds: the simulator needs up to 9 for its longest gol
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Answer of the simulator to one action."""
-
     text: str
     score: float  # so far: 0..1, or -1 for a failed task
     completed: bool

@@ -58,20 +58,9 @@ class NamedFolder:
     """Content of a `MappedFolder`, whose ``meta.json`` has its name."""
 
     def __init__(self, files: MappedFolder) -> None:
-        self._files = files
-
-    @property
-    def name(self) -> str:
+        self._files, self.folder, self.meta = files, files.folder, files.meta
+        self.name = str(files.meta["name"])
         """Hash of the content: equal names mean equal content."""
-        return str(self._files.meta["name"])
-
-    @property
-    def folder(self) -> Path:
-        return self._files.folder
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        return self._files.meta
 
 
 def _close(handles: list[int]) -> None:

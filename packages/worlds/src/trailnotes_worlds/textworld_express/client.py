@@ -25,8 +25,6 @@ JIT_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GameState:
-    """State of a game in the simulator's answer."""
-
     text: str
     look: str  # description of the room; "" in games without rooms
     inventory: str
@@ -44,10 +42,6 @@ class TextWorldExpressClient:
         jars = find_jars(TITLE, "textworld_express", EXTRA, "textworld-express.jar")
         self.simulator = Simulator(JavaProgram(TITLE, jars, SERVER_CLASS, EXTRA, JIT_OPTIONS), java, timeout, HEAP)
         self._loaded = ("", "")
-
-    @property
-    def alive(self) -> bool:
-        return self.simulator.alive
 
     def begin(self, game: str, params: Mapping[str, int], fold: str, seed: int, *, gold: bool = False) -> GameState:
         wanted = (game, ",".join(f"{key}={value}" for key, value in params.items()))

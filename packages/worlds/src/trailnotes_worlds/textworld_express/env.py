@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -118,10 +118,7 @@ class TextWorldExpressEnv:
     @staticmethod
     def identity() -> dict[str, Any]:
         """Return the version of the package, which determines the games."""
-        try:
-            return {"textworld-express": version("textworld-express")}
-        except PackageNotFoundError:
-            return {}
+        return {"textworld-express": version("textworld-express")}
 
     def reset(self, task: Task) -> Observation:
         self._steps_left = 0
@@ -160,7 +157,7 @@ class TextWorldExpressEnv:
         raise EnvError(f"the package's path of {len(path)} actions does not win {task.id}")
 
     def _get_client(self) -> TextWorldExpressClient:
-        if self._client is None or not self._client.alive:
+        if self._client is None or not self._client.simulator.alive:
             self._client = TextWorldExpressClient(self._java, self._timeout)
         return self._client
 

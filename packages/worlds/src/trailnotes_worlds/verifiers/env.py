@@ -10,15 +10,8 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from trailnotes.envs.base import (
-    format_error,
-    require_choice,
-    require_int,
-    require_table,
-    require_text_list,
-    require_type,
-)
-from trailnotes.errors import ConfigError, EnvError
+from trailnotes.envs.base import require_choice, require_int, require_table, require_text_list, require_type
+from trailnotes.errors import ConfigError, EnvError, format_error
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.third_party import SuccessRule, format_game_name
 

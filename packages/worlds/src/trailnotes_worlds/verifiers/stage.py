@@ -16,8 +16,7 @@ from typing import Any, Final, Self, TypeVar
 
 import verifiers.v1 as vf
 
-from trailnotes.envs.base import format_error
-from trailnotes.errors import ConfigError, EnvError
+from trailnotes.errors import ConfigError, EnvError, format_error
 
 _T = TypeVar("_T")
 _NO_PROMPT_REASON: Final = "it wants the user to open the conversation, and has no user"
@@ -48,8 +47,6 @@ def _needs_machine(hook: Any) -> bool:
 
 @dataclass(frozen=True)
 class EpisodeEnd:
-    """End of an episode, with its sum of weighted rewards."""
-
     reward: float
 
 

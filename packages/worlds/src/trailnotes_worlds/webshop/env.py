@@ -119,7 +119,7 @@ class WebShopEnv:
         self._offers = require_type(bool, "actions", actions)
         self._shop: Shop | None = None
         self._goal: Goal | None = None
-        self._instruction, self._state = "", ShopState()
+        self._instruction, self.state = "", ShopState()
         self._seed = self._steps_left = 0
 
     tasks = staticmethod(webshop_tasks)
@@ -141,10 +141,6 @@ class WebShopEnv:
         return {"catalogue": shelves.name, **build_identity(_load_splits(shelves, choice), choice), **rules}
 
     @property
-    def state(self) -> ShopState:
-        return self._state
-
-    @property
     def shop(self) -> Shop:
         if self._shop is None:
             self._shop = Shop(open_cached_catalogue(self._catalogue), self._rules)
@@ -159,7 +155,7 @@ class WebShopEnv:
         if self._goal.asin not in self.shop.shelves:
             fix = "name the catalogue that its list was made of"
             raise ConfigError(f"task {task.id} wants a product that the catalogue {self._catalogue} lacks: {fix}")
-        self._seed, self._state = task.seed, ShopState()
+        self._seed, self.state = task.seed, ShopState()
         self._instruction = sanitize_text(self._goal.instruction, self._rules.max_text, self._rules.brackets)
         self._steps_left = self._max_steps
         return Observation(
@@ -179,18 +175,18 @@ class WebShopEnv:
         assert self._shop is not None
         assert self._goal is not None
         self._steps_left -= 1
-        self._state, refused = self._shop.step(self._state, action)
-        if self._state.page != "done":
+        self.state, refused = self._shop.step(self.state, action)
+        if self.state.page != "done":
             info = {"action_refused": True, "refused": refused} if refused else {}
             over, actions = not self._steps_left, self._get_admissible_actions()
             return Observation(self._render_page(), truncated=over, actions=actions, info=info)
         self._steps_left = 0
-        reward = judge_purchase(self._shop.shelves, self._goal, self._state, self._seed)
+        reward = judge_purchase(self._shop.shelves, self._goal, self.state, self._seed)
         success = reward.total == 1
         return Observation(
             self._render_page(reward.total), reward.total if self._pays_score else float(success), terminated=True,
             actions=() if self._offers else None, success=success, score=reward.total,
-            info={"purchase": {"asin": self._state.asin, **asdict(reward)}},
+            info={"purchase": {"asin": self.state.asin, **asdict(reward)}},
         )  # fmt: skip
 
     def close(self) -> None:
@@ -198,14 +194,14 @@ class WebShopEnv:
 
     def _render_page(self, score: float | None = None) -> str:
         assert self._shop is not None
-        return self._view(self._shop.list_elements(self._state, self._instruction if self._repeats else "", score))
+        return self._view(self._shop.list_elements(self.state, self._instruction if self._repeats else "", score))
 
     def _get_admissible_actions(self) -> tuple[str, ...] | None:
         """List the clicks of a page; on the search page, a search for the instruction without its price limit."""
         assert self._shop is not None
         if not self._offers:
             return None
-        if self._state.page != "search":
-            return self._shop.list_actions(self._state)
+        if self.state.page != "search":
+            return self._shop.list_actions(self.state)
         words = split_price_limit(self._instruction)[0].translate(str.maketrans("[]", "  "))[:_MAX_QUERY]
         return (f"search[{' '.join(words.split()) or '*'}]",)

@@ -27,8 +27,6 @@ _MAX_COMBINATIONS: Final = 10_000  # of the options of a product: thirty options
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One goal: its instruction, and the criteria of its reward."""
-
     asin: str  # of the wanted product
     instruction: str  # with the price limit, if there is one
     attributes: tuple[str, ...]

@@ -17,7 +17,6 @@ Facet = Literal["attribute", "category", "query"]  # of `Catalogue.find_by_facet
 GoalKind = Literal["human", "synthetic"]
 
 DEFAULT_PRICE = 100.0  # dollars: the price of the original for a product without one
-CATEGORIES = ("beauty", "electronics", "fashion", "garden", "grocery")
 
 _ASIN = re.compile(r"[0-9A-Za-z_-]{1,10}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

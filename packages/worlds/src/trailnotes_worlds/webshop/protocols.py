@@ -14,16 +14,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from trailnotes.envs.base import require_type
+from trailnotes.envs.base import require_choice, require_type
 from trailnotes.errors import ConfigError
 from trailnotes.types import Task, derive_seed
+from trailnotes_worlds.webshop.catalogue import Catalogue
 from trailnotes_worlds.webshop.goals import Goal, iter_goals
 from trailnotes_worlds.webshop.products import GoalKind
-
-if TYPE_CHECKING:
-    from trailnotes_worlds.webshop.catalogue import Catalogue
 
 SPLITS: Final = ("train", "validation", "test")
 KINDS: Final = ("human", "synthetic", "both")
@@ -47,14 +45,13 @@ class GoalSelection:
     train_set: str = "S0"  # of rememberer
 
     def __post_init__(self) -> None:
-        for name in ("protocol", "goals", "train_set"):
-            require_type(str, name, getattr(self, name))
+        protocol = PROTOCOLS[require_choice("protocol", self.protocol, PROTOCOLS)]
+        require_choice("goals", self.goals or protocol.goals, KINDS)
+        require_choice("train_set", self.train_set, TRAIN_SETS)
         require_type(int, "dataset_seed", self.seed)
 
 
 class NumberedGoal(NamedTuple):
-    """Goal with its place in the order of its protocol."""
-
     number: int
     goal: Goal
     seed: int  # of its price limit, and of the prices of ranges
@@ -77,8 +74,7 @@ def make_tasks(splits: Splits, split: str, protocol: str) -> list[Task]:
 
     The options of a task are those of `Goal.to_json`: an environment needs no list of goals to play it.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"split {split!r} is unknown: use {', '.join(SPLITS)}")
+    require_choice("split", split, SPLITS, where="")
     if not any(splits.values()):
         raise ConfigError(
             f'protocol = "{protocol}" finds no goal in this catalogue: import it with --attributes (synthetic goals) '
@@ -97,13 +93,6 @@ def make_tasks(splits: Splits, split: str, protocol: str) -> list[Task]:
 
 
 def compute_splits(shelves: Catalogue, choice: GoalSelection) -> Splits:
-    for key, value, known in (
-        ("protocol", choice.protocol, tuple(PROTOCOLS)),
-        ("goals", choice.goals or PROTOCOLS.get(choice.protocol, _DEFAULT_PROTOCOL).goals, KINDS),
-        ("train_set", choice.train_set, TRAIN_SETS),
-    ):
-        if value not in known:
-            raise ConfigError(f"{key} = {value!r} is unknown: use {' or '.join(map(repr, known))}")
     return PROTOCOLS[choice.protocol].split(shelves, choice)
 
 
@@ -114,7 +103,7 @@ def normalize_title(title: str) -> str:
 
 def require_leak_free_split(split: str, protocol: str, allow: bool) -> None:
     """Raise `ConfigError` for an evaluation split of a protocol that leaks, unless it is allowed."""
-    why = PROTOCOLS[protocol].leaks if protocol in PROTOCOLS else ""
+    why = PROTOCOLS[protocol].leaks
     if why and split != "train" and not allow:
         raise ConfigError(
             f'protocol = "{protocol}" {why}: its results say nothing about unseen goals. Train and evaluate with '
@@ -227,10 +216,9 @@ def _split_by_product(shelves: Catalogue, choice: GoalSelection) -> Splits:
     return splits
 
 
-_DEFAULT_PROTOCOL: Final = SplitProtocol(_split_by_product, "both")
 PROTOCOLS: Final[Mapping[str, SplitProtocol]] = MappingProxyType(
     {
-        "by-product": _DEFAULT_PROTOCOL,
+        "by-product": SplitProtocol(_split_by_product, "both"),
         "original": SplitProtocol(_split_original, "human"),
         "rememberer": SplitProtocol(_split_rememberer, "human"),
         "verl-agent-small": SplitProtocol(

@@ -22,8 +22,6 @@ _OPENING = re.compile(r'\s*(?:(\[)|(\{)\s*(?:"(?:[^"\\]|\\.)*"\s*:\s*[\[{]|\}\s*
 
 
 class JsonEntry(NamedTuple):
-    """One entry of a JSON file."""
-
     key: str | None  # in an object
     value: Any  # decoded; a `ValueError` for a line that is no JSON
     taken: int  # bytes read so far, of the file on disk

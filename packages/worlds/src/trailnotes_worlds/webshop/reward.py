@@ -13,18 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rapidfuzz.fuzz import token_set_ratio
 from rapidfuzz.utils import default_process
 
+from trailnotes_worlds.webshop.catalogue import Catalogue
 from trailnotes_worlds.webshop.goals import Goal, draw_price
 from trailnotes_worlds.webshop.nouns import WORDS
 from trailnotes_worlds.webshop.products import Product
 from trailnotes_worlds.webshop.shop import ShopState
-
-if TYPE_CHECKING:
-    from trailnotes_worlds.webshop.catalogue import Catalogue
 
 MATCH_THRESHOLD: Final = 85  # of 100; more is a match
 NO_NOUN_SIMILARITY: Final = 0.2  # similarity of titles where the wanted one has no noun

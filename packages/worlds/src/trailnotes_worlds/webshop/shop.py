@@ -17,13 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
+from typing import Final, Literal, NamedTuple, cast
 
 from trailnotes.types import derive_seed, replace_surrogates
-
-if TYPE_CHECKING:
-    from trailnotes_worlds.webshop.catalogue import Catalogue
-    from trailnotes_worlds.webshop.products import Facet, Product
+from trailnotes_worlds.webshop.catalogue import Catalogue
+from trailnotes_worlds.webshop.products import Facet, Product
 
 Brackets = Literal["round", "markers"]
 
@@ -74,8 +72,6 @@ _FACETS: Final[Mapping[str, Facet]] = {"<a>": "attribute", "<c>": "category", "<
 
 @dataclass(frozen=True, slots=True)
 class ShopRules:
-    """Rules of the shop and limits of the text that it shows."""
-
     compat: Compat = "fixed"
     products_per_page: int = 10
     products_shown: int = 0  # the first so many of each page, the others are left out; 0 = all
@@ -101,8 +97,6 @@ class ShopState:
 
 
 class PageElement(NamedTuple):
-    """One text of a page, in the order of the page."""
-
     kind: PartKind
     text: str  # cleaned
     target: str = ""  # argument of click[...], in lower case; "" if it cannot be clicked
@@ -112,8 +106,6 @@ class PageElement(NamedTuple):
 
 
 class ShopTransition(NamedTuple):
-    """Effect of an action."""
-
     state: ShopState
     refused: str = ""  # why the action did nothing; "" if it did something
 

@@ -69,16 +69,12 @@ def parse_action(text: str) -> Action:
 
 
 class PagePosition(NamedTuple):
-    """A page and its scroll position."""
-
     path: str  # after the host; "" is home
     offset: int = 0  # pixels
 
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """State of an episode in the app."""
-
     history: tuple[PagePosition, ...] = (PagePosition(""),)  # the last page is on the screen
     field: str | None = None  # text of the search field; None while it is closed
 
@@ -88,8 +84,6 @@ class AppState:
 
 
 class AppTransition(NamedTuple):
-    """Result of an action in the app."""
-
     state: AppState
     log: tuple[str, ...] = ()
     refused: str = ""  # why the action had no effect; "" if it had one
@@ -216,10 +210,6 @@ def _build_toolbar(state: AppState, layout: Layout) -> Iterator[View]:
         yield View(IMAGE, name="search_close_btn", described="Clear query", clickable=True, target=pages.CLEAR_TAP)
 
 
-def render_html(listed: Sequence[Leaf], most: int) -> str:
-    return "\n".join(render_lines(listed, most))
-
-
 def render_short(listed: Sequence[Leaf], most: int) -> str:
     """Render a line of lower case for small models: links by their ids, and the title of an article."""
     leading = set(_iter_link_places(listed))
@@ -231,7 +221,10 @@ def render_short(listed: Sequence[Leaf], most: int) -> str:
     return " ; ".join(text[:most].lower() for text in texts)
 
 
-VIEWS: Final[Mapping[str, Callable[[Sequence[Leaf], int], str]]] = {"html": render_html, "short": render_short}
+VIEWS: Final[Mapping[str, Callable[[Sequence[Leaf], int], str]]] = {
+    "html": lambda listed, most: "\n".join(render_lines(listed, most)),
+    "short": render_short,
+}
 
 
 def list_actions(app: WikiHowApp, state: AppState, words: str) -> tuple[str, ...]:

@@ -50,8 +50,6 @@ class Article:
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """An author or expert with a page."""
-
     name: str
     role: str = ""
     bio: str = ""
@@ -65,8 +63,6 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A category and what its page lists."""
-
     name: str
     parent: str = ""  # the name of the one that it is in; "" for none
     about: tuple[tuple[str, str], ...] = ()  # (text, slug of the article that it leads to, or "")

@@ -83,7 +83,6 @@ class WikiHowEnv:
         max_text: int = 500,
         max_steps: int = MAX_STEPS,
         free_nothing: bool = False,
-        text_events: bool = False,
         actions: bool = True,
     ) -> None:
         """Set the options of the environment.
@@ -97,7 +96,6 @@ class WikiHowEnv:
             max_steps: actions until the episode is truncated.
             free_nothing: up to `max_steps` empty actions, which stand for unreadable answers, cost no step; REMEMBERER
                 counts so.
-            text_events: removed; only False is accepted.
             actions: offer the admissible actions with each observation.
         """
         self._place = require_type(str, "library", library)
@@ -108,14 +106,12 @@ class WikiHowEnv:
         self._max_text = require_int("max_text", max_text)
         self._max_steps = require_int("max_steps", max_steps)
         self._free_nothing = require_type(bool, "free_nothing", free_nothing)
-        if text_events:
-            raise ConfigError("env.options.text_events was removed, since published runs read no texts: leave it out")
         self._offers = require_type(bool, "actions", actions)
         self._app: WikiHowApp | None = None
         self._hidden: frozenset[str] = frozenset()
         self._goal = Goal("", ())
         self._reached: set[int] = set()  # places of the goal's pages
-        self._state = AppState()
+        self.app_state = AppState()
         self._steps_left = self._free_left = 0
         self._instruction = self._words = ""
 
@@ -151,14 +147,10 @@ class WikiHowEnv:
         self._hidden |= frozenset(paths)
         self._app = None
 
-    @property
-    def app_state(self) -> AppState:
-        return self._state
-
     def reset(self, task: Task) -> Observation:
         self._steps_left = 0  # while the goal may be refused
         self._goal, self._reached = self._load_goal(task), set()
-        self._state, self._instruction = AppState(), ""
+        self.app_state, self._instruction = AppState(), ""
         named = _HOW_TO_PATTERN.search(self._goal.command)
         self._words = named[1] if named else self._goal.command
         self._steps_left = self._free_left = self._max_steps
@@ -182,8 +174,8 @@ class WikiHowEnv:
             self._free_left -= 1
         else:
             self._steps_left -= 1
-        turn = self.app.step(self._state, parse_action(action))
-        self._state = turn.state
+        turn = self.app.step(self.app_state, parse_action(action))
+        self.app_state = turn.state
         reached = [place for place in self._goal.find_reached(turn.log) if place not in self._reached]
         self._reached.update(reached)
         for place in reached:
@@ -219,8 +211,8 @@ class WikiHowEnv:
         return _read_goal(path)
 
     def _render_text(self) -> str:
-        page = self._view(self.app.leaves(self._state), self._max_text)
+        page = self._view(self.app.leaves(self.app_state), self._max_text)
         return f"{page}\n{self._worded(f'Instruction: {self._instruction}')}" if self._instruction else page
 
     def _get_admissible_actions(self) -> tuple[str, ...] | None:
-        return list_actions(self.app, self._state, self._words) if self._offers else None
+        return list_actions(self.app, self.app_state, self._words) if self._offers else None

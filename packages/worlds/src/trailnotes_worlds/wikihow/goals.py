@@ -22,8 +22,6 @@ from trailnotes.errors import ConfigError, MissingExtraError, format_install_com
 
 @dataclass(frozen=True, slots=True)
 class TargetPage:
-    """Page to reach."""
-
     pattern: re.Pattern[str]  # of the log line that its visit writes
     instruction: str = ""  # that the agent gets once it is reached; "" for none
 

@@ -35,8 +35,6 @@ _TEXT_TAGS: Final = frozenset(("p", "li", "h1", "h2", "h3"))
 
 
 class PageLink(NamedTuple):
-    """Link in a marked part of a page."""
-
     path: str  # after the host, without query
     text: str
 

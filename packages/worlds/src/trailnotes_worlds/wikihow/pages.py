@@ -83,8 +83,6 @@ _MAX_BLURB_CHARS: Final = 225  # characters of an article on its author's page
 
 
 class LayoutItem(NamedTuple):
-    """View and its position on the page."""
-
     view: View
     top: int
     height: int

@@ -151,7 +151,8 @@ class TaskSelection:
     def __post_init__(self) -> None:
         for kind in self.templates:
             require_choice("templates", kind, KINDS)
-        require_type(str, "tasks", self.tasks)
+        if require_type(str, "tasks", self.tasks) and self.templates:
+            raise ConfigError("env.options.templates chooses generated goals, env.options.tasks others: leave one out")
         require_type(int, "dataset_seed", self.seed)
         require_choice("protocol", self.protocol, ("by-article", "rememberer"))
         require_choice("train_set", self.train_set, _PUBLISHED_TRAIN_SETS)

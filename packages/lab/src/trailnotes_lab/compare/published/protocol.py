@@ -30,8 +30,6 @@ class PrintedFigure:
 
 @dataclass(frozen=True, slots=True)
 class PrintedColumn:
-    """The figures of one published method."""
-
     method: str
     figures: tuple[PrintedFigure, ...]  # one a row of the table, in its order
     average: float  # as printed

@@ -64,8 +64,6 @@ class Experience:
 
 @dataclass(frozen=True, slots=True)
 class ActionValue:
-    """The estimated value of one action in one situation."""
-
     action: str
     reward: float  # running mean of the immediate reward
     value: float = 0.0  # Q

@@ -32,7 +32,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from trailnotes.config.former import drop_removed_keys
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.learner.states import MasterAdamW
@@ -225,12 +224,11 @@ def load_critic(path: Path) -> Critic:
     try:
         record = parse_json((path / "critic.json").read_text(encoding="utf-8"))
         vocabulary = Vocabulary(parse_json((path / "vocabulary.json").read_text(encoding="utf-8")))
-        about = _drop_former_settings(record["about"], path)
-        networks = _build_networks(about, vocabulary)
+        networks = _build_networks(record["about"], vocabulary)
         networks.load_state_dict(load_file(path / "critic.safetensors"))
     except (FileNotFoundError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{path} holds no whole critic ({error}): train one with `trailnotes critic`") from error
-    return Critic(networks, about, record["figures"])
+    return Critic(networks, record["about"], record["figures"])
 
 
 def evaluate_held_out(networks: CriticNetworks, steps: Sequence[Transition], *, seed: int) -> dict[str, Any]:
@@ -252,12 +250,6 @@ def evaluate_held_out(networks: CriticNetworks, steps: Sequence[Transition], *, 
     return figures
 
 
-def _drop_former_settings(about: Mapping[str, Any], place: Path) -> dict[str, Any]:
-    """Drop what critics of earlier versions say of settings that are constants now, or refuse other values."""
-    settings = drop_removed_keys({"retrospex": about["settings"]}, str(place))
-    return {**about, "settings": settings["retrospex"]}
-
-
 def _require_same_critic(existing: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
     changed = [name for name in wanted if existing.get(name) != wanted[name]]
     if changed:
@@ -277,7 +269,7 @@ def _train_epochs(
     done, losses = 0, dict[str, float]()
     if saved := checkpoint.find_latest(root, skip_damaged=True):
         meta = checkpoint.load_meta(saved)
-        _require_same_critic(_drop_former_settings(meta["about"], saved), about, root.parent)
+        _require_same_critic(meta["about"], about, root.parent)
         iql.load_state_dict(load_file(saved / "iql.safetensors"))
         done, losses = int(meta["epoch"]), meta["losses"]
 
