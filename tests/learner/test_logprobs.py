@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from tiny import VOCABULARY, episode, group, tiny_model
+from tiny import episode, group, tiny_model
 from trailnotes.learner.logprobs import Batch, TokenScorer
 from trailnotes.learner.samples import build_samples
 
@@ -72,27 +70,3 @@ def test_no_logits_of_all_tokens_exist() -> None:
     positions = int(batch.mask.sum())
     assert max(rows for rows, _ in shapes) <= 5
     assert sum(rows for rows, _ in shapes) == 2 * positions  # forward and again, at trained positions only
-
-
-def test_an_architecture_that_caps_its_logits_is_scored_whole() -> None:
-    torch.manual_seed(0)
-    config = Gemma2Config(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, final_logit_softcapping=3.0,
-    )  # fmt: skip
-    model = Gemma2ForCausalLM(config).eval()
-    with pytest.warns(UserWarning, match="Gemma2ForCausalLM does more to its logits"):
-        score = TokenScorer(model, 0.5, chunk=3)
-    batch = some_batch()
-    torch.testing.assert_close(score(batch.token_ids, batch.mask)[0], naive(model, batch, 0.5)[0], atol=2e-6, rtol=1e-5)
-
-
-def test_another_architecture_is_scored_by_its_head() -> None:
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=64)).eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        score = TokenScorer(model)
-    assert score.parts is not None
-    batch = some_batch()
-    torch.testing.assert_close(score(batch.token_ids, batch.mask)[0], naive(model, batch, 1.0)[0], atol=2e-6, rtol=1e-5)

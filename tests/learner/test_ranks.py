@@ -99,14 +99,13 @@ def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:
     assert tree["metrics"]["tokens_forward"] == 12 + 1 + 2 + 3 + 4 + 5 + 6  # six of the last are its own
 
 
-def test_packing_probe_detects_mixed_rows() -> None:
-    assert is_packing_supported(TokenScorer(tiny_model()), "joined", 256)
-    assert is_packing_supported(TokenScorer(tiny_model()), "shared", 256)
+@pytest.mark.parametrize("packing", ["joined", "shared"])
+def test_packing_probe_detects_mixed_rows(packing: PackingMode) -> None:
     mixing = tiny_model()
+    assert is_packing_supported(TokenScorer(mixing), packing, 256)
     body = mixing.model.forward
     mixing.model.forward = lambda **inputs: body(**{k: v for k, v in inputs.items() if k != "position_ids"})
-    assert not is_packing_supported(TokenScorer(mixing), "joined", 256)
-    assert not is_packing_supported(TokenScorer(mixing), "shared", 256)
+    assert not is_packing_supported(TokenScorer(mixing), packing, 256)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

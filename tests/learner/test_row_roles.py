@@ -211,11 +211,6 @@ def test_the_divergence_by_hand() -> None:
 # -- anchors
 
 
-def written(num: int) -> list[Completion]:
-    """Tips of their number: one token each, the last one empty."""
-    return [Completion((1, 2), (3, i), (-1.0, -0.5), str(i)) for i in range(num)] + [Completion((1,), (), (), "")]
-
-
 def played() -> list[TrajectoryGroup]:
     """Four episodes that were shown tips and are trained without, one without any tip, one trained with them."""
     modes: list[tuple[Mode, bool]] = [("off_policy", True)] * 4 + [("off_policy", False), ("on_policy_tips", True)]
@@ -229,9 +224,10 @@ def played() -> list[TrajectoryGroup]:
     return [group(*episodes[:3]), group(*episodes[3:])]
 
 
-def anchors(tips: float, reading: float, seed: int = 0, num: int = 7) -> list[Sample]:
+def anchors(tips: float, reading: float) -> list[Sample]:
+    written = [Completion((1, 2), (3, i), (-1.0, -0.5), str(i)) for i in range(7)] + [Completion((1,), (), (), "")]
     algorithm = AlgorithmConfig(anchor_tips=tips, anchor_reading=reading)
-    return build_anchor_samples(written(num), played(), algorithm, "auto", seed)
+    return build_anchor_samples(written, played(), algorithm, "auto", 0)
 
 
 def test_anchor_rows_keep_the_sampling_context() -> None:

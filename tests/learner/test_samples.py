@@ -27,10 +27,6 @@ def one_row(episode: Trajectory, advantage: float = 1.5) -> Sample:
     return sample
 
 
-def blank(length: int, index: int = 0) -> Sample:
-    return Sample((1,) * length, (0,) + (1,) * (length - 1), (0.0,) * length, (0.0,) * length, trajectory=index)
-
-
 def test_an_episode_becomes_one_row() -> None:
     sample = one_row(trajectory([step([1, 2], [3, 4]), step([1, 2, 3, 4, 5], [6])]))
     assert sample.token_ids == (1, 2, 3, 4, 5, 6)
@@ -46,16 +42,6 @@ def test_a_history_that_was_rewritten_forks_a_new_row(prompt: list[int]) -> None
     first, second = build_samples([group(trajectory(steps))], [[1.0]])
     assert first.token_ids == (1, 2, 3, 4)
     assert second.token_ids == (*prompt, 6, 7, 8)
-
-
-def test_the_worked_example_of_an_off_policy_row() -> None:
-    go, home, note, take, left, fork, then, eos = range(1, 9)
-    acted = step([go, home, note, take, left, fork, then], [left, eos], plain=[go, home, fork, then])
-    sample = one_row(trajectory([acted], "off_policy"))
-    assert sample.token_ids == (go, home, fork, then, left, eos)
-    assert sample.loss_mask == (0, 0, 0, 0, 1, 1)
-    assert sample.behavior_logprobs == (0.0, 0.0, 0.0, 0.0, -0.1, -0.2)
-    assert sample.off_policy
 
 
 def test_on_policy_with_tips_keeps_the_tips() -> None:
@@ -111,19 +97,10 @@ def test_microbatches_hold_each_row_once_within_the_budget(lengths: list[int], b
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
 
 
-def test_microbatches_by_hand() -> None:
-    # sorted: 2 3 5 9; 2 * 3 = 6 fits 10, 3 * 5 = 15 does not; 2 * 9 does not
-    assert make_microbatches([(0,) * n for n in (9, 2, 5, 3)], 10) == [[1, 3], [2], [0]]
-
-
-def cut(samples: list[Sample], size: int, seed: int = 0) -> list[list[int]]:
-    return list(iter_minibatches(samples, size, np.random.default_rng(seed)))
-
-
 @given(st.lists(st.integers(0, 6), max_size=20), st.integers(0, 5), st.integers(0, 99))
 def test_minibatches_count_trajectories_not_rows(owners: list[int], size: int, seed: int) -> None:
-    samples = [blank(3, owner) for owner in owners]
-    batches = cut(samples, size, seed)
+    samples = [Sample((1, 1), (0, 1), (0.0, 0.0), (0.0, 0.0), trajectory=owner) for owner in owners]
+    batches = list(iter_minibatches(samples, size, np.random.default_rng(seed)))
     assert sorted(i for batch in batches for i in batch) == list(range(len(owners)))
     counts = [len({owners[i] for i in batch}) for batch in batches]
     assert all(count == (size or len(set(owners))) for count in counts[:-1])

@@ -25,15 +25,6 @@ from trailnotes.types import Completion, Observation, Step, Task, Trajectory, Tr
 finite = st.floats(-100, 100, allow_nan=False)
 
 
-def trajectory(rewards: list[float], intrinsic: list[float]) -> Trajectory:
-    completion = Completion((1,), (2,), (-0.5,), "go")
-    steps = tuple(
-        Step(Observation("here"), (), completion, (1,), "go", reward, bonus)
-        for reward, bonus in zip(rewards, intrinsic, strict=True)
-    )
-    return Trajectory(Task("t", "e"), steps, Observation("end"), "terminated", True, 1.0)
-
-
 def test_group_relative_by_hand() -> None:
     # mean 2, deviations -2 0 2, sample variance (4 + 0 + 4) / 2 = 4, std 2
     np.testing.assert_allclose(group_relative([0.0, 2.0, 4.0]), [-2 / 2.000001, 0, 2 / 2.000001], rtol=1e-12)
@@ -77,7 +68,8 @@ def test_advantages_are_centred_and_blind_to_a_shift(returns: list[float], shift
 
 
 def test_episode_return_adds_the_weighted_bonus() -> None:
-    episode = trajectory([0.5, -1.0, 2.0], [1.0, 0.5, 0.25])
+    earned = zip([0.5, -1.0, 2.0], [1.0, 0.5, 0.25], strict=True)
+    episode = played(*(replace(acted("go", reward), reward_intrinsic=bonus) for reward, bonus in earned))
     assert episode_return(episode) == episode.episode_return == 1.5
     assert episode_return(episode, beta=2.0) == 1.5 + 2 * 1.75
 
