@@ -14,7 +14,6 @@ from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config, MemoryConfig, RolloutConfig
 from trailnotes.errors import ConfigError
 from trailnotes.learner.credit.episodes import group_advantages, score_group
-from trailnotes.learner.losses import masked_sum
 from trailnotes.learner.samples import build_samples, iter_minibatches
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
@@ -81,13 +80,6 @@ def test_row_2_a_minibatch_counts_the_rows_of_turns() -> None:
     assert len(list(iter_minibatches(rows, 4, np.random.default_rng(0)))) == 1
 
 
-def test_row_3_the_loss_is_a_mean_of_the_means_of_turns() -> None:
-    """Turns of one token and of three: (1 + (2 + 3 + 7) / 3) / 2, where a mean over tokens is 13 / 4."""
-    losses, mask = torch.tensor([[1.0, 0.0, 0.0], [2.0, 3.0, 7.0]]), torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
-    numerator, denominator = masked_sum(losses, mask, "sequence")
-    assert float(numerator / denominator) == 2.5
-
-
 def test_row_4_weights_decay_by_the_rate_times_the_decay() -> None:
     samples = build_samples([group(READ, READ)], [[1.0, -0.5]], "step")
     subject, other = learner(lr=1e-2, weight_decay=0.01), learner(lr=1e-2)
@@ -122,20 +114,6 @@ def test_rows_8_and_9_only_an_equal_action_and_score_make_a_repeat() -> None:
     assert [(tip.score, tip.action, tip.support) for tip in memory.search("task", "here", 10)] == [
         (2.0, "a", 1), (1.0, "a", 1), (1.0, "b", 1)
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        (["score", "oldest"], ["best", "first", "second"]),
-        (["score"], ["best", "second", "first"]),
-        (["similarity", "oldest"], ["first", "second", "best"]),
-    ],
-)
-def test_row_10_of_equal_scores_the_oldest_comes_first(order: list[str], expected: list[str]) -> None:
-    memory = open_memory(None, MemoryConfig(threshold=-1, order=order))
-    memory.add([note("first", 1.0), note("second", 1.0), note("best", 2.0)])
-    assert [tip.text for tip in memory.search("task", "here", 10)] == expected
 
 
 def test_row_12_a_discount_pays_the_shorter_of_two_wins() -> None:

@@ -22,13 +22,7 @@ from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.memory import TipMemory, clean_tip, open_memory
 from trailnotes.memory.index import BM25Index, fuse_reciprocal_ranks
-from trailnotes.memory.retrieval import (
-    CachedEmbedder,
-    HashingEmbedder,
-    QueuedEmbedder,
-    make_embedder,
-    split_words,
-)
+from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder, QueuedEmbedder, make_embedder, split_words
 from trailnotes.memory.tip_stats import Doubles
 from trailnotes.memory.tipfile import write_tips
 from trailnotes.rollout.conversation import CUT_MARK, truncate
@@ -196,15 +190,6 @@ def test_the_real_minilm_knows_meaning() -> None:
     assert lamp @ light > lamp @ eggs + 0.3
 
 
-KEYS = {"a": "red door red", "b": "red gate", "c": "blue gate by the sea", "d": "nothing"}
-
-
-def memory_of(keys: dict[str, str], **fields: object) -> TipMemory:
-    memory = open_memory(None, MemoryConfig(threshold=-1).model_copy(update=fields))
-    memory.add([Tip("task", text, key, float(score)) for score, (text, key) in enumerate(keys.items())])
-    return memory
-
-
 def found(memory: TipMemory, query: str, top_k: int = 9) -> list[str]:
     tips = [tip.text for tip in memory.search("task", query, top_k)]
     assert tips == [tip.text for tip in asyncio.run(memory.search_async("task", query, top_k))]
@@ -246,7 +231,8 @@ def test_only_a_shared_word_counts_and_one_more_never_hurts(texts: list[list[str
 
 def test_hybrid_joins_both_lists() -> None:
     keys = {"like": "red door", "rare word": "xyzzy of a long and winding tale", "neither": "sea"}
-    with memory_of(keys, retrieval="hybrid", order=("similarity",), threshold=0.5) as memory:
+    with open_memory(None, MemoryConfig(retrieval="hybrid", order=("similarity",), threshold=0.5)) as memory:
+        memory.add([Tip("task", text, key, float(score)) for score, (text, key) in enumerate(keys.items())])
         assert set(found(memory, "red door xyzzy")) == {"like", "rare word"}
         assert found(memory, "red door xyzzy", 1) == ["like"], "first by vectors, and second by words"
 

@@ -21,7 +21,7 @@ from trailnotes.memory.scope import Scope
 from trailnotes.types import Task, Tip
 
 Wider = Literal["family", "env", "all"]
-KEYS = ["red door", "red gate", "blue door", "blue gate"]
+SPLITS = ("train", "validation", "test")
 
 
 def task(name: str, split: str = "train", family: str = "maze", env: str = "house", seed: int = 0) -> Task:
@@ -115,16 +115,17 @@ def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
         assert set(found(m, "held")) == {"first of b", "second of b", "second of held", "third"}
 
 
-@st.composite
-def meetings(draw: st.DrawFn) -> list[Task]:
-    names = st.integers(0, 14).map(str)
-    splits = st.sampled_from(["train", "validation", "test"])
-    family, env = st.sampled_from(["maze", "vault"]), st.sampled_from(["house", "garden"])
-    return draw(st.lists(st.builds(task, names, splits, family, env, st.integers(0, 6)), max_size=15))
+MEETINGS = st.lists(
+    st.builds(
+        task, st.integers(0, 14).map(str), st.sampled_from(SPLITS), st.sampled_from(["maze", "vault"]),
+        st.sampled_from(["house", "garden"]), st.integers(0, 6),
+    ),
+    max_size=15,
+)  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
-@given(meetings(), st.sampled_from(["family", "env", "all"]), st.sampled_from(["own", "other"]))
+@given(MEETINGS, st.sampled_from(["family", "env", "all"]), st.sampled_from(["own", "other"]))
 def test_no_tip_about_a_game_held_back_reaches_training(
     tasks: list[Task], scope: Wider, show: Literal["own", "other"]
 ) -> None:
@@ -142,9 +143,6 @@ def test_no_tip_about_a_game_held_back_reaches_training(
             texts = {tip.text for tip in make_prompt_memory(memory, show).search(reader, "red door", 99)} - {reader}
             assert not texts & held
             assert not texts & (same - unclear)
-
-
-SPLITS = ("train", "validation", "test")
 
 
 def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None:

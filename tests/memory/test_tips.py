@@ -60,6 +60,7 @@ def test_the_best_are_shown_not_the_most_similar() -> None:
     ("order", "expected"),
     [
         (("score",), ["c", "e", "b", "d", "a"]),  # ties: the newest
+        (("score", "oldest"), ["c", "b", "e", "d", "a"]),
         (("score", "support", "recency"), ["c", "b", "e", "d", "a"]),
         (("support",), ["b", "a", "e", "d", "c"]),
         (("recency",), ["e", "d", "c", "b", "a"]),
