@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import multiprocessing
 import signal
@@ -33,7 +34,7 @@ from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.train import run_method, train
 from trailnotes.runs.training import TrainingRun, open_run
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import Observation, Task
+from trailnotes.types import Observation
 
 TIMINGS = ("seconds", "update/seconds", "update/seconds_reference")
 TOUCHES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
@@ -95,6 +96,23 @@ def in_a_run(config: Config, directory: Path, body: Callable[[Iteration], Awaita
             await body(Iteration(run, 0))
 
     asyncio.run(opened())
+
+
+def record(patch: pytest.MonkeyPatch, owner: type, name: str) -> list[tuple[tuple[Any, ...], Any]]:
+    """Positional arguments and result of each call of a method from here on, in the order in which they return."""
+    calls: list[tuple[tuple[Any, ...], Any]] = []
+    method = getattr(owner, name)
+
+    async def awaited(*arguments: Any, **named: Any) -> Any:
+        calls.append((arguments, await method(*arguments, **named)))
+        return calls[-1][1]
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        calls.append((arguments, method(*arguments, **named)))
+        return calls[-1][1]
+
+    patch.setattr(owner, name, awaited if inspect.iscoroutinefunction(method) else called)
+    return calls
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -194,18 +212,6 @@ class Broken(Paid):
 
     def step(self, action: str) -> Observation:
         raise EnvError("broken")
-
-
-class Brittle(Paid):
-    """Fails at reset whenever it plays the first task that any did, but for the first time."""
-
-    first = ""
-
-    def reset(self, task: Task) -> Observation:
-        if task.id == Brittle.first:
-            raise EnvError("broken")
-        Brittle.first = Brittle.first or task.id
-        return super().reset(task)
 
 
 def command(words: Sequence[str], touched: Path, fatal: int, number: int = signal.SIGKILL) -> None:

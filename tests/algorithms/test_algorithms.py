@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyrun import SAME, differences, distance, equal_weights, metrics, tiny_config, train_in_process
+from tinyrun import (
+    SAME,
+    differences,
+    distance,
+    equal_weights,
+    metrics,
+    record,
+    tiny_config,
+    train_in_parts,
+    train_in_process,
+)
 from trailnotes.algorithms.empo2 import draw_modes
 from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
 from trailnotes.learner.learner import Learner
-from trailnotes.runs.directory import RunDir
 from trailnotes.runs.iteration import Iteration
 from trailnotes.types import Mode, Sample, Trajectory, TrajectoryGroup
 
@@ -57,22 +65,11 @@ class Watched:
     """A run of some iterations, with all episodes and all rows that it trained on."""
 
     def __init__(self, config: Config, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.groups: list[list[TrajectoryGroup]] = []
-        self.samples: list[list[Sample]] = []
-        rollout, update = Iteration.rollout, Learner.update
-
-        async def watched_rollout(iteration: Iteration, *args: Any) -> list[TrajectoryGroup]:
-            self.groups.append(await rollout(iteration, *args))
-            return self.groups[-1]
-
-        def watched_update(learner: Learner, samples: Sequence[Sample], **options: Any) -> dict[str, float]:
-            self.samples.append(list(samples))
-            return update(learner, samples, **options)
-
         with monkeypatch.context() as patch:
-            patch.setattr(Iteration, "rollout", watched_rollout)
-            patch.setattr(Learner, "update", watched_update)
+            played, learned = record(patch, Iteration, "rollout"), record(patch, Learner, "update")
             self.run = train_in_process(config, directory)
+        self.groups: list[list[TrajectoryGroup]] = [groups for _, groups in played]
+        self.samples: list[list[Sample]] = [[*arguments[1]] for arguments, _ in learned]
 
     def pairs(self) -> list[tuple[Trajectory, Sample]]:
         """Each episode with its only row."""
@@ -121,8 +118,6 @@ def test_only_off_policy_rows_drop_the_tips_and_have_tip_free_denominators(
 
 # --- novelty
 
-ECHO = {"name": "tinyrun:Echo"}
-
 
 @pytest.mark.parametrize(
     ("method", "intrinsic", "unit"),
@@ -138,7 +133,7 @@ def test_novelty_teaches_where_returns_are_equal(
 ) -> None:
     for kind in (intrinsic, "none"):
         algorithm = {"name": method, "p_memory": 1.0, "intrinsic": kind, "novelty_threshold": 0.5, "mode_unit": unit}
-        config = tiny_config(start_model, algorithm=algorithm, env=ECHO, loss={"kl": 0.0})
+        config = tiny_config(start_model, algorithm=algorithm, env={"name": "tinyrun:Echo"}, loss={"kl": 0.0})
         train_in_process(config, tmp_path / kind)
     lines = metrics(tmp_path / intrinsic)
     assert {line["rollout/return"] for line in lines} == {0.0}
@@ -152,11 +147,8 @@ def test_novelty_teaches_where_returns_are_equal(
 def test_novelty_survives_a_resumption(start_model: Path, tmp_path: Path, kind: str) -> None:
     algorithm = {"p_memory": 1.0, "intrinsic": kind, "novelty_threshold": 0.5, "mode_unit": "iteration"}
     train_in_process(tiny_config(start_model, algorithm=algorithm), tmp_path / "whole")
-    for iterations in (1, 3):
-        config = tiny_config(start_model, algorithm=algorithm, train={"iterations": iterations})
-        with RunDir.open(tmp_path / "parts", config, allow_change=["train"]):
-            pass
-        train_in_process(config, tmp_path / "parts")
+    configs = [tiny_config(start_model, algorithm=algorithm, train={"iterations": number}) for number in (1, 3)]
+    train_in_parts(tmp_path / "parts", *configs)
     assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
     for name in ("novelty.safetensors", "novelty.json"):
         kept, resumed = (

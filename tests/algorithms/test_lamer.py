@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tinyrun import distance, episodes, equal_weights, metrics, tiny_config, train_in_process
+from tinyrun import distance, episodes, equal_weights, metrics, record, tiny_config, train_in_process
 from trailnotes.algorithms.lamer import build_trials
 from trailnotes.config.schema import Config
 from trailnotes.learner.credit.episodes import Scores, discount_across_episodes, group_relative
@@ -50,34 +50,19 @@ class Watched:
     """What a run did in its first iteration."""
 
     path: Path
-    played: list[list[TrajectoryGroup]] = field(default_factory=list)  # by episode
-    written: list[list[WrittenTip]] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    played: list[list[TrajectoryGroup]]  # by episode
+    written: list[list[WrittenTip]]
+    samples: list[Sample]
 
 
 @pytest.fixture(scope="module")
 def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    seen = Watched(tmp_path_factory.mktemp("lamer") / "run")
-    rollout, write_tips, update = Iteration.rollout, Iteration.write_tips, Iteration.update
-
-    async def note_rollout(run: Iteration, *args: Any, **kwargs: Any) -> list[TrajectoryGroup]:
-        seen.played.append(await rollout(run, *args, **kwargs))
-        return seen.played[-1]
-
-    async def note_tips(run: Iteration, *args: Any, **kwargs: Any) -> list[WrittenTip]:
-        seen.written.append(await write_tips(run, *args, **kwargs))
-        return seen.written[-1]
-
-    async def note_update(run: Iteration, samples: Sequence[Sample]) -> dict[str, float]:
-        seen.samples += samples
-        return await update(run, samples)
-
+    path = tmp_path_factory.mktemp("lamer") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Iteration, "rollout", note_rollout)
-        patch.setattr(Iteration, "write_tips", note_tips)
-        patch.setattr(Iteration, "update", note_update)
-        train_in_process(lamer_config(start_model, train={"iterations": 1}), seen.path)
-    return seen
+        played, written, learned = (record(patch, Iteration, name) for name in ("rollout", "write_tips", "update"))
+        train_in_process(lamer_config(start_model, train={"iterations": 1}), path)
+    (((_, samples), _),) = learned
+    return Watched(path, [groups for _, groups in played], [tips for _, tips in written], samples)
 
 
 def test_each_member_plays_k_episodes_and_all_are_paid_for(watched: Watched) -> None:
