@@ -7,25 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from families import CHATML, train_byte_level
 
@@ -60,25 +42,17 @@ def make_model(kind: str = "qwen2", positions: int = 256, **options: Any) -> Any
     torch.manual_seed(0)
     size = len(make_tokenizer())
     ends = {"vocab_size": size, "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": 1}
-    if kind == "mamba":
-        config = MambaConfig(vocab_size=size, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.2)
-        return MambaForCausalLM(config).eval()
-    if kind == "gpt2":
-        sizes = {"n_positions": positions, "n_embd": 32, "n_layer": 2, "n_head": 4}
-        return GPT2LMHeadModel(GPT2Config(**ends | sizes | options)).eval()
-    common = ends | {
+    heads = {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": positions, "pad_token_id": None,
     }  # fmt: skip
-    if kind == "llama4_text":
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **common | options)).eval()
-    own = {"qwen2": {"tie_word_embeddings": True}, "gemma2": {"head_dim": 8}}.get(kind, {})
-    settings, of = {
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM),
-        "mistral": (MistralConfig, MistralForCausalLM), "phi3": (Phi3Config, Phi3ForCausalLM),
-        "gemma2": (Gemma2Config, Gemma2ForCausalLM),
-    }[kind]  # fmt: skip
-    return of(settings(**common | own | options)).eval()
+    own = {
+        "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "bos_token_id": 0, "eos_token_id": 0},
+        "gpt2": {"n_positions": positions, "n_embd": 32, "n_layer": 2, "n_head": 4},
+        "qwen2": heads | {"tie_word_embeddings": True},
+        "gemma2": heads | {"head_dim": 8},
+    }.get(kind, heads)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **ends | own | options)).eval()
 
 
 @pytest.fixture(scope="session")

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import MistralConfig, MistralForCausalLM
 
-from puppet import WORDS
+from puppet import WORDS, ask
 from tiny import tiny_model
+from tinyrun import episodes, tiny_config, train_in_process
 from trailnotes.config.model_schema import EngineConfig, LoraConfig
+from trailnotes.policies.hf import graphs
 from trailnotes.policies.hf.adapters import add_adapters
-from trailnotes.policies.hf.decoder import SlotDecoder
+from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
+from trailnotes.policies.hf.graphs import StaticDecoder
 from trailnotes.policies.hf.policy import HFPolicy
+from trailnotes.policies.hf.sampling import TokenSampler
 from trailnotes.types import Completion, Message, Sampling
 
 VIEWS = {
@@ -34,15 +42,6 @@ VIEWS = {
     "unbind",
     "lift_fresh",
 }
-
-
-def windowed(size: int) -> Any:
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, sliding_window=8, max_position_embeddings=512, initializer_range=0.2,
-    )  # fmt: skip
-    return MistralForCausalLM(config).eval()
 
 
 async def talk(policy: HFPolicy, turns: int = 3) -> list[list[Completion]]:
@@ -70,45 +69,6 @@ async def talk(policy: HFPolicy, turns: int = 3) -> list[list[Completion]]:
     for index in said:
         policy.close_episode(str(index))
     return found
-
-
-@pytest.mark.parametrize("kind", ["full", "windowed"])
-def test_bursts_give_the_completions_of_single_tokens(model: Any, tokenizer: Any, kind: str) -> None:
-    """Rows end inside a burst by stop texts, end tokens and limits; the next turn goes on from their true end."""
-    chosen = windowed(model.get_input_embeddings().num_embeddings) if kind == "windowed" else model
-    found = []
-    for burst in (1, 3, 8):
-        policy = HFPolicy(chosen, tokenizer, engine=EngineConfig(burst=burst))
-        assert isinstance(policy.engine.decoder, SlotDecoder)
-        policy.engine.endings.end_ids |= frozenset(range(0, 300, 7))
-        found.append([completion for turn in asyncio.run(talk(policy)) for completion in turn])
-    assert len({len(completion.token_ids) for completion in found[0]}) > 3
-    for others in found[1:]:
-        for one, other in zip(found[0], others, strict=True):
-            assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
-            assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
-
-
-def test_a_context_may_end_inside_a_burst(model: Any, tokenizer: Any) -> None:
-    """The row with more tokens to go draws the other past the last position."""
-    found = []
-    for burst in (1, 8):
-        policy = HFPolicy(model, tokenizer, engine=EngineConfig(burst=burst))
-        prompts = [policy.encode([Message("user", text)]) for text in ("a", "a dark hall " * 4)]
-        policy = HFPolicy(
-            model, tokenizer, engine=EngineConfig(burst=burst), max_context_tokens=len(prompts[1]) + 3
-        )  # fmt: skip
-
-        async def ask(policy: HFPolicy = policy, prompts: Any = prompts) -> list[Completion]:
-            for episode in "ab":
-                policy.open_episode(episode)
-            room = policy.context_length
-            asked = zip(prompts, "ab", strict=True)
-            given = (policy.engine.generate(ids, Sampling(max_tokens=room - len(ids)), name) for ids, name in asked)
-            return await asyncio.gather(*given)
-
-        found.append([completion.token_ids for completion in asyncio.run(ask())])
-    assert found[0] == found[1]
 
 
 class Kernels(TorchDispatchMode):
@@ -168,3 +128,125 @@ def test_kernels_of_a_step_are_those_of_the_model(tokenizer: Any, burst: int, gr
         per_layer.append(each)
         assert counts[0] + 34 * each <= most
     assert per_layer[0] == per_layer[1], "folded adapters cost nothing"
+
+
+# --- bursts and the static step, which runs as it is here; `tests/pretend_cases.py` replays it
+
+
+Play = Callable[[HFPolicy], Awaitable[list[list[Completion]]]]
+
+
+async def generate(policy: HFPolicy, *rows: tuple[str, int, int]) -> list[Completion]:
+    """One completion of each episode, of so many tokens, behind a prompt of so many."""
+    prompts = [tuple((7 * i + 3) % 300 for i in range(length)) for _, length, _ in rows]
+    asked = zip(rows, prompts, strict=True)
+    return await asyncio.gather(
+        *(policy.engine.generate(ids, Sampling(max_tokens=num, seed=num), name) for (name, _, num), ids in asked)
+    )
+
+
+async def cross_buckets(policy: HFPolicy) -> list[list[Completion]]:
+    """One, three and eleven rows, of which one grows from 250 to 270 tokens, and then again one."""
+    names, found = "abcdefghijk", []
+    for number in (1, 3, 11):
+        for name in names[:number]:
+            if name not in policy.engine._slots:
+                policy.open_episode(name)
+        rows = [(name, 250 if name == "a" else 9 * number + i, 20) for i, name in enumerate(names[:number])]
+        found.append(await generate(policy, *rows))
+    for name in names[1:]:
+        policy.close_episode(name)
+    return [*found, await generate(policy, ("a", 500, 9))]
+
+
+async def fill_the_context(policy: HFPolicy) -> list[list[Completion]]:
+    """The second episode ends at the last column there is, and idles there while its neighbours go on."""
+    for name in "abc":
+        policy.open_episode(name)
+    return [await generate(policy, ("a", 3, 40), ("b", policy.context_length - 11, 11), ("c", 3, 40))]
+
+
+async def change_weights(policy: HFPolicy) -> list[list[Completion]]:
+    """In place, and by other parameters."""
+    found = await talk(policy, 1)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.3)
+    policy.bump_version()
+    found += await talk(policy, 1)
+    policy.model.model.norm.weight = torch.nn.Parameter(policy.model.model.norm.weight.detach() * 0.5)
+    policy.bump_version()
+    return [*found, *await talk(policy, 1)]
+
+
+PLAYS: dict[str, Play] = {
+    "rows join and leave, stop inside bursts, and rewind": talk,
+    "rows and columns change": cross_buckets,
+    "a context is full": fill_the_context,
+    "weights change": change_weights,
+}
+
+
+@pytest.mark.parametrize("kind", ["full", "windowed"])
+@pytest.mark.parametrize("play", PLAYS)
+def test_bursts_and_static_steps_draw_as_single_tokens_do(model_of: Any, tokenizer: Any, play: str, kind: str) -> None:
+    model = model_of("mistral", 512, sliding_window=8) if kind == "windowed" else model_of(positions=512)
+    found = []
+    for burst, is_static in ((1, False), (3, False), (8, False), (1, True), (8, True)):
+        engine = EngineConfig(burst=burst, graphs=is_static)
+        policy = HFPolicy(copy.deepcopy(model), tokenizer, engine=engine)
+        assert isinstance(policy.engine.decoder, StaticDecoder) == is_static
+        if PLAYS[play] is talk:
+            policy.engine.endings.end_ids |= frozenset(range(0, 300, 7))
+        found.append([completion for turn in asyncio.run(PLAYS[play](policy)) for completion in turn])
+    assert len({len(completion.token_ids) for completion in found[0]}) > 1
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
+            assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("begun", [1, 2])
+def test_a_row_ends_on_the_device(model: Any, tokenizer: Any, begun: int) -> None:
+    """It draws no token behind an end, whether that comes from the prompt's pass or from a step."""
+    decoder = HFPolicy(model, tokenizer, engine=EngineConfig(graphs=True, burst=8)).engine.decoder
+    found, rows = [], [(Sampling(), np.linspace(0.1, 0.9, 6, dtype=np.float32))]
+    for ends in ((), (0,)):
+        slot = decoder.acquire()
+        sample = TokenSampler(rows, 6, frozenset(found[0][begun - 1] for _ in ends))
+        found += decoder.decode([(slot, (5, 6, 7))], sample, 6)[0]
+        assert decoder.rewind(slot, (5, 6, 7, *found[0][:5])) == (3 + begun if ends else 7)
+        decoder.release(slot)
+        decoder.free_idle()
+    assert found[1] == [*found[0][:begun], *[-1] * (6 - begun)]
+
+
+@pytest.mark.parametrize("fault", ["it raises", "it differs", "no cache"])
+def test_a_model_without_a_static_step_decodes_as_before(
+    model_of: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    draw = graphs.draw_tokens
+    if fault == "it raises":
+        monkeypatch.setattr(StaticDecoder, "_step", lambda *_sizes: (_ for _ in ()).throw(RuntimeError("no capture")))
+    elif fault == "it differs":
+        monkeypatch.setattr(graphs, "draw_tokens", lambda logits, *others: draw(1.01 * logits, *others))
+    model = model_of("mamba" if fault == "no cache" else "qwen2")
+    with caplog.at_level(logging.WARNING, logger="trailnotes"):
+        policy = HFPolicy(model, tokenizer, engine=EngineConfig(graphs=True))
+    assert type(policy.engine.decoder) is (RecomputeDecoder if fault == "no cache" else SlotDecoder)
+    assert len([record for record in caplog.records if record.name.startswith("trailnotes")]) == 1
+    assert ask(policy, Sampling(max_tokens=3)) == ask(HFPolicy(model, tokenizer), Sampling(max_tokens=3))
+
+
+def test_a_run_acts_as_without(start_model: Path, tmp_path: Path) -> None:
+    found = []
+    for is_static in (False, True):
+        directory = tmp_path / str(is_static)
+        config = tiny_config(start_model, engine={"graphs": is_static, "burst": 8}, train={"iterations": 2})
+        run = train_in_process(config, directory)
+        assert isinstance(run.policy.engine.decoder, StaticDecoder) == is_static
+        found.append([step["completion"] for episode in episodes(directory) for step in episode["steps"]])
+    assert len(found[0]) > 50
+    for one, other in zip(*found, strict=True):
+        assert other.pop("logprobs") == pytest.approx(one.pop("logprobs"), abs=1e-5)
+        assert one == other
