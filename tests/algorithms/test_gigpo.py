@@ -16,11 +16,7 @@ from tinyrun import distance, equal_weights, metrics, tiny_config, train_in_proc
 from trailnotes.algorithms.gigpo import GigpoConfig, TwoLevelAdvantages, compute_two_level_advantages, term_metrics
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.learner.credit.episodes import Scores, group_advantages
-from trailnotes.learner.credit.steps import (
-    Visits,
-    collect_visits,
-    step_relative,
-)
+from trailnotes.learner.credit.steps import Visits, collect_visits, step_relative
 
 INVALID = 0.1
 
@@ -87,14 +83,11 @@ FORKS = scores_by_hand(  # from each step on: 4 4 4 | 0 0 0 | 2 2
 )
 
 
-def hgpo(**options: Any) -> list[float]:
-    return advantages(FORKS, **{"hierarchical": True, "gamma": 1.0, "history": 1} | options)
-
-
 def test_levels_of_history_by_hand() -> None:
     # level 1 (weight 2):  1 2 2 | 0 -2 -2 | -1 0     groups s0: 4 2, s1: 4 0 2, s2: 4 0
     # level 2 (weight 3):  - 1 2 | - 0 -2  |  - -1    groups s0 s1: 4 2, s1 s2: 4 0; "x s1" was met once
-    assert hgpo() == [1, (2 * 2 + 3 * 1) / 5, 2, 0, -2, -2, -1, -1]
+    found = advantages(FORKS, hierarchical=True, gamma=1.0, history=1)
+    assert found == [1, (2 * 2 + 3 * 1) / 5, 2, 0, -2, -2, -1, -1]
 
 
 # --- properties

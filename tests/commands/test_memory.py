@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +105,6 @@ def test_a_checkpoint_is_refused_and_stays_as_it_was(
 # --- training begins
 
 
-def sources(config: Config, tmp_path: Path) -> dict[str, Path]:
-    """The same tip as a file, as a memory and as a run directory."""
-    directory = tmp_path / "other"
-    directory.mkdir()
-    with open_memory(directory / "memory.db", MemoryConfig()) as memory:
-        memory.add([make_tip(config)])
-        memory.snapshot(tmp_path / "tips.db")
-    write_jsonl(tmp_path / "tips.jsonl", make_tip(config))
-    return {"jsonl": tmp_path / "tips.jsonl", "db": tmp_path / "tips.db", "directory": directory}
-
-
 @pytest.fixture(scope="module")
 def undisturbed(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that began with that tip, and that nothing happened to."""
@@ -130,7 +118,12 @@ def test_a_run_begins_with_tips(
     start_model: Path, undisturbed: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, run = config_of(start_model), tmp_path / "run"
-    files = sources(config, tmp_path)
+    other, snapshot = tmp_path / "other", tmp_path / "tips.db"
+    other.mkdir()
+    with open_memory(other / "memory.db", MemoryConfig()) as memory:  # the same tip in three forms
+        memory.add([make_tip(config)])
+        memory.snapshot(snapshot)
+    files = {"jsonl": write_jsonl(tmp_path / "tips.jsonl", make_tip(config)), "db": snapshot, "directory": other}
     if kind == "placed":
         run.mkdir()
         (run / "memory.db").write_bytes(files["db"].read_bytes())
@@ -155,13 +148,11 @@ def place(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def run_memory(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
-    assert main(["memory", *words]) == 0
-    return capsys.readouterr().out.splitlines()
-
-
 def test_each_subcommand_on_a_small_memory(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = partial(run_memory, capsys)
+    def run(*words: str) -> list[str]:
+        assert main(["memory", *words]) == 0
+        return capsys.readouterr().out.splitlines()
+
     head, *listed = run("list", place)
     assert head.split() == ["id", "score", "task", "and", "marks", "text"]
     assert [line.split()[1:] for line in listed] == [

@@ -47,13 +47,6 @@ def alone(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def words(start_model: Path, tmp_path: Path) -> list[str]:
-    """The command line of that run, in tmp_path / "run"."""
-    (tmp_path / "config.toml").write_text(to_toml(long_config(start_model)))
-    return ["train", str(tmp_path / "config.toml"), "--run-dir", str(tmp_path / "run")]
-
-
 # --- the same again
 
 
@@ -71,18 +64,16 @@ def test_the_same_seed_gives_the_same_run(alone: Path, start_model: Path, tmp_pa
 # --- killed
 
 
-def kill_and_resume(alone: Path, tmp_path: Path, words: list[str], moments: list[int]) -> None:
+def test_resume_after_kills(alone: Path, start_model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    killed = [run_command(words, run, moment) for moment in moments]
-    assert killed.count(-signal.SIGKILL) >= min(2, len(moments)), killed
+    (tmp_path / "config.toml").write_text(to_toml(long_config(start_model)))
+    words = ["train", str(tmp_path / "config.toml"), "--run-dir", str(run)]
+    killed = [run_command(words, run, moment) for moment in (9, 45, 61)]
+    assert killed.count(-signal.SIGKILL) >= 2, killed
     assert set(killed) <= {-signal.SIGKILL, 0}
     assert run_command(words, run) == 0
     assert differences(alone, run) == SAME
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-000004", "step-000006"]
-
-
-def test_resume_after_kills(alone: Path, tmp_path: Path, words: list[str]) -> None:
-    kill_and_resume(alone, tmp_path, words, [9, 45, 61])
 
 
 def test_what_is_newer_than_the_checkpoint_moves_to_files(alone: Path, start_model: Path, tmp_path: Path) -> None:
@@ -103,11 +94,8 @@ def test_what_is_newer_than_the_checkpoint_moves_to_files(alone: Path, start_mod
 # --- asked to stop
 
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-
-
 @pytest.mark.usefixtures("heeds_hangup")
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_one_signal_finishes_the_iteration(
     alone: Path, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], number: signal.Signals,

@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from test_gateway_agents import agent_config, play
@@ -40,18 +39,13 @@ def _collect_clients() -> Iterator[None]:
         gc.collect()
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setenv("LANGSMITH_TRACING", "false")
-    return importlib.import_module
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example_plays_behind_the_gateway_and_remembers(
-    name: str, load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example: ModuleType = load(name)
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+    example = importlib.import_module(name)
     tip = Tip("one", "look into the attic", "Where is the key?", 0.0)
     with open_memory(tmp_path / "memory.db") as memory:
         memory.add([Tip("house", tip.text, tip.key, 0.0)])
@@ -61,7 +55,7 @@ def test_the_example_plays_behind_the_gateway_and_remembers(
         monkeypatch.setenv("OPENAI_API_KEY", session.api_key)
         monkeypatch.setenv("OPENAI_MODEL", session.model)
         monkeypatch.setattr(sys, "argv", [name, str(tmp_path / "memory.db")])
-        load("rooms").remember(example.solve)
+        importlib.import_module("rooms").remember(example.solve)
         return 0.0
 
     config = agent_config(tmp_path)

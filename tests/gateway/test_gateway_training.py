@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_functions import OPTIONS, write_tasks
 
-from tinyrun import equal_weights, metrics, tiny_config, tip_rows, train_in_process
+from tinyrun import equal_weights, metrics, record, tiny_config, tip_rows, train_in_process
 from trailnotes.learner.learner import Learner
-from trailnotes.types import Sample
-
-
-@pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> list[list[Sample]]:
-    """All training rows, one list for each update."""
-    seen: list[list[Sample]] = []
-    update = Learner.update
-
-    def watched(self: Learner, samples: Sequence[Sample], **facts: Any) -> dict[str, float]:
-        seen.append(list(samples))
-        return update(self, samples, **facts)
-
-    monkeypatch.setattr(Learner, "update", watched)
-    return seen
 
 
 @pytest.mark.parametrize("algorithm", [{"mode_unit": "iteration", "p_memory": 0.75}, {"anchor_tips": 0.5}])
 def test_an_agent_of_the_openai_client_gives_the_rows_of_our_own_environment(
-    start_model: Path, tmp_path: Path, rows: list[list[Sample]], algorithm: dict[str, Any]
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: dict[str, Any]
 ) -> None:
     own = {"name": "paying:Paid", "options": dict(OPTIONS)}
     agent = {
         "name": "gateway",
         "options": {"tasks": str(write_tasks(tmp_path / "tasks.jsonl")), "agent": "agent_functions:play"},
     }
+    updates = record(monkeypatch, Learner, "update")
     for place, env in (("own", own), ("agent", agent)):
         config = tiny_config(start_model, env=env, algorithm=algorithm, run={"name": "same"})
         train_in_process(config, tmp_path / place)
+    rows = [[*arguments[1]] for arguments, _ in updates]
     half = len(rows) // 2
     assert half == 3
     assert rows[:half] == rows[half:]

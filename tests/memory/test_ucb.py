@@ -15,19 +15,13 @@ import numpy as np
 import pytest
 
 from adaptrun import Guesser, adapt_by
-from tinyrun import SAME, differences, metrics, tiny_config, train_in_process
+from tinyrun import SAME, differences, metrics, tiny_config, train_in_parts, train_in_process
 from trailnotes.commands import main
 from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.errors import MemoryStoreError
 from trailnotes.learner.samples import build_samples
 from trailnotes.memory import TipMemory, open_memory
-from trailnotes.memory.tip_stats import (
-    TipEffect,
-    compute_gain_bounds,
-    compute_ucb_scores,
-    mean_gain,
-)
-from trailnotes.runs.directory import RunDir
+from trailnotes.memory.tip_stats import TipEffect, compute_gain_bounds, compute_ucb_scores, mean_gain
 from trailnotes.runs.tip_effects import estimate_reliance, estimate_tip_effects
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory, TrajectoryGroup
@@ -184,10 +178,7 @@ def test_training_counts_and_a_resumed_run_is_the_same(
         return tiny_config(start_model, memory=memory | {"threshold": -1}, algorithm=algorithm, **own)
 
     train_in_process(config(3), tmp_path / "whole")
-    for iterations in (2, 3):
-        with RunDir.open(tmp_path / "parts", config(iterations), allow_change=["train"]):
-            pass
-        train_in_process(config(iterations), tmp_path / "parts")
+    train_in_parts(tmp_path / "parts", config(2), config(3))
     assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
     counted = readings(tmp_path / "whole" / "memory.db")
     assert sum(shown for _, shown, _ in counted) > 0

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from small import SETTINGS
-from tinyrun import distance, metrics, tiny_config, train_in_process
+from tinyrun import distance, metrics, record, tiny_config, train_in_process
 from trailnotes.learner.states import export_model
 from trailnotes.policies.vllm.engine import EngineClient
 from trailnotes.runs.training import TrainingRun, save_checkpoint
-from trailnotes.types import Sample
 from trailnotes.warmstart.small_model import build_model
 
 pytestmark = pytest.mark.vllm
@@ -51,7 +50,6 @@ def wide_model(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_vllm_samples_train_the_same_weights(
     wide_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], sections: dict[str, Any]
 ) -> None:
-    learned: list[tuple[list[Sample], int]] = []
     calls: list[str] = []
     learn, call = TrainingRun.learn, EngineClient.call
 
@@ -59,11 +57,7 @@ def test_vllm_samples_train_the_same_weights(
         calls.append((body or {}).get("method", path))
         return call(client, path, body)
 
-    async def noted(run: TrainingRun, samples: Any, seed: int, activity: Any) -> dict[str, float]:
-        learned.append((list(samples), seed))
-        return await learn(run, samples, seed, activity)
-
-    monkeypatch.setattr(TrainingRun, "learn", noted)
+    learned = record(monkeypatch, TrainingRun, "learn")
     monkeypatch.setattr(EngineClient, "call", note)
     settings: dict[str, Any] = {"model": {"path": str(wide_model), **model}, "optim": {"lr": 1e-4, "epochs": 2}}
     settings |= {"run": {"deterministic": False}, "train": {"iterations": 3}} | sections
@@ -84,7 +78,7 @@ def test_vllm_samples_train_the_same_weights(
         assert [name for name, _ in groupby(calls)] == ["/v1/completions", *order, *order]
 
     async def again(run: TrainingRun) -> None:
-        for samples, seed in learned[: len(lines)]:
+        for (_, samples, seed, *_), _ in learned[: len(lines)]:
             await run.learn(samples, seed)
             run.count.iteration += 1
         save_checkpoint(run)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tinyrun import SAME, differences, metrics, run_command, tiny_config, train_in_process
+from tinyrun import SAME, differences, metrics, record, run_command, tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
@@ -120,17 +120,11 @@ def test_evaluation_on_rehearsed_games_is_reported(start_model: Path, recorded: 
 
 def test_recording_has_the_sampled_ids(start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row begins with a prompt that the start model was given, and ends with the very ids that it sampled."""
-    received: list[Completion] = []
-    generate = HFPolicy.generate
-
-    async def listening(self: HFPolicy, *arguments: Any) -> Completion:
-        received.append(await generate(self, *arguments))
-        return received[-1]
-
-    monkeypatch.setattr(HFPolicy, "generate", listening)
+    calls = record(monkeypatch, HFPolicy, "generate")
     config = rehearsing(start_model)
     path = record_rehearsal(config, tmp_path / "out")
     chat = ChatFormat(load_tokenizer(config.model))
+    received: list[Completion] = [completion for _, completion in calls]
     output = {(*each.prompt_ids, *each.token_ids) for each in received}
     values = read_demonstrations(path, "rehearsal.path")
     assert len(values) == 8, "2 games, 2 trials: an episode and its tip each"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from proxy import Proxy
 from served import MODEL
 from small import small_config
-from tinyrun import SAME, differences, episodes, equal_weights, metrics, tiny_config, train_in_process
+from tinyrun import SAME, differences, episodes, equal_weights, metrics, record, tiny_config, train_in_process
 from trailnotes.config.schema import Config
 from trailnotes.learner.learner import Learner
 from trailnotes.memory import open_memory
@@ -102,7 +101,7 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     seen = Watched(tmp_path_factory.mktemp("watched") / "run")
-    play, score = Iteration.rollout, Learner.logprobs
+    play = Iteration.rollout
 
     async def rollout(self: Iteration, *arguments: Any) -> list[TrajectoryGroup]:
         memory = self.run.memory
@@ -114,14 +113,11 @@ def watched(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Watc
         seen.printed.extend((self.number, tip) for step in steps for tip in step.tips)
         return groups
 
-    def logprobs(self: Learner, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
-        seen.scored.extend(sample for sample in samples if not sample.off_policy)  # those are EMPO2's own
-        return score(self, samples)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Iteration, "rollout", rollout)
-        patch.setattr(Learner, "logprobs", logprobs)
+        scored = record(patch, Learner, "logprobs")
         train_in_process(credited(start_model), seen.path)
+    seen.scored += [each for (_, rows), _ in scored for each in rows if not each.off_policy]  # those are EMPO2's own
     return seen
 
 
