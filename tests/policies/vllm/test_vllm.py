@@ -15,14 +15,12 @@ import pytest
 
 from children import alive
 from puppet import ask
-from trailnotes.config.model_schema import LoraConfig, ModelConfig
+from trailnotes.config.model_schema import ModelConfig
 from trailnotes.config.schema import Config
-from trailnotes.errors import PolicyError
-from trailnotes.policies.hf.adapters import save_adapters
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy, server
 from trailnotes.policies.vllm.server import EngineServer
-from trailnotes.types import Message, Sampling
+from trailnotes.types import Sampling
 
 pytestmark = pytest.mark.vllm
 
@@ -41,10 +39,10 @@ def saved(tmp_path: Path, tokenizer_of: Any, model_of: Any) -> Callable[..., Pat
     return save
 
 
-def config_of(path: Path, lora: dict[str, Any] | None = None, **engine: Any) -> Config:
+def config_of(path: Path, **engine: Any) -> Config:
     return Config(
         run={"deterministic": False},
-        model={"path": str(path), "device": "cpu", "lora": lora or {}},
+        model={"path": str(path), "device": "cpu"},
         engine={"name": "vllm", "python": VLLM, "max_concurrent": 8, "start_timeout": 1800.0, **engine},
     )
 
@@ -90,54 +88,6 @@ def test_weights_arrive_whole_and_again_after_a_kill(policy_of, saved, learner, 
     assert not alive(pid)
     assert learner.score(again) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in again]
     assert [each.token_ids for each in ask(policy, *samplings())] == [each.token_ids for each in expected]
-
-
-def test_an_engine_asleep_beside_the_learner(saved, learner) -> None:
-    """vLLM for CPUs keeps its memory when it sleeps; it serves nobody meanwhile."""
-    path = saved()
-    policy = make_vllm_policy(config_of(path, shared_card=True), trains=True)
-    learner.model = load_model(ModelConfig(path=str(path), device="cpu"))[0]
-    weights = dict(learner.model.named_parameters())
-
-    async def hand_over(version: int, *, kill: bool) -> None:
-        policy.open_episode("e")
-        await policy.sleep()
-        assert policy.replicas[0].client._http.get("/is_sleeping").json() == {"is_sleeping": True}
-        with pytest.raises(PolicyError, match="await wake"):
-            await policy.generate([Message("user", "Go.")], Sampling(), "e")
-        policy.close_episode("e")
-        if kill:
-            os.kill(policy.replicas[0].client.server.process.pid, signal.SIGKILL)
-        learner.update(version)
-        assert await policy.wake()
-        assert await policy.load(weights, version, learner.score(policy.probes)) < CLOSE
-
-    try:
-        for version in (1, 2):
-            asyncio.run(hand_over(version, kill=version == 2))
-            found = ask(policy, *samplings())
-            assert learner.score(found) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in found]
-        assert policy.replicas[0].num_rebuilds == 1
-        learner.update(3)  # in place
-        assert [each.logprobs for each in ask(policy, *samplings())] == [each.logprobs for each in found]
-    finally:
-        policy.close()
-
-
-def test_adapters_arrive_saved_and_trained(policy_of, saved, learner, tmp_path: Path) -> None:
-    path = saved()
-    lora = LoraConfig(enabled=True, rank=3, alpha=9.0)
-    learner.model = load_model(ModelConfig(path=str(path), device="cpu", lora=lora))[0]
-    learner.update(1, "lora_")
-    save_adapters(learner.model, tmp_path / "adapters")
-    policy = policy_of(config_of(tmp_path / "adapters", lora.model_dump()))
-    saved_ones = ask(policy, *samplings())
-    assert learner.score(saved_ones) == [pytest.approx(list(each.logprobs), abs=1e-4) for each in saved_ones]
-    for version in (2, 3, 4):
-        assert asyncio.run(policy.load(learner.update(version, "lora_"), version, learner.score(policy.probes))) < CLOSE
-    (first, *_) = ask(policy, *samplings())
-    with learner.model.disable_adapter():
-        assert max(abs(a - b) for a, b in zip(first.logprobs, learner.score([first])[0], strict=True)) > 0.5
 
 
 def test_an_engine_behind_an_address(saved, policy_of, learner, tmp_path: Path) -> None:
