@@ -11,7 +11,7 @@ import pytest
 
 from nodes import TwoNodes, refused
 from small import small_config
-from tinyrun import SAME, differences, episodes, metrics, tiny_config
+from tinyrun import SAME, differences, episodes, metrics, tiny_config, trained_once
 from trailnotes.config.schema import Config
 from trailnotes.memory import TipMemory
 from trailnotes.runs.cluster import connection
@@ -21,26 +21,12 @@ from trailnotes.runs.train import train
 from trailnotes.types import Tip
 
 pytestmark = pytest.mark.long
-PAID = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}}
 
 
-def alone(start_model: Path, **sections: dict[str, Any]) -> Config:
-    """Three iterations in this process."""
-    return tiny_config(start_model, env=PAID, **sections)
-
-
-def spread(nodes: TwoNodes, start_model: Path, env: Any = PAID, **sections: dict[str, Any]) -> Config:
-    """The same on the cluster, with an environment worker on each node, and room for both on either."""
-    cluster = {"address": nodes.address}
-    return tiny_config(start_model, env=env | {"num_workers": 2}, cluster=cluster, **sections)
-
-
-@pytest.fixture(scope="module")
-def untroubled(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that no cluster had a part in."""
-    path = tmp_path_factory.mktemp("alone") / "run"
-    train(alone(start_model), path)
-    return path
+def spread(nodes: TwoNodes, start_model: Path, **sections: dict[str, Any]) -> Config:
+    """A run on the cluster, with an environment worker on each node, and room for both on either."""
+    env = sections.pop("env", {}) | {"num_workers": 2}
+    return tiny_config(start_model, env=env, cluster={"address": nodes.address}, **sections)
 
 
 def tasks(path: Path) -> list[str]:
@@ -85,22 +71,19 @@ def test_a_cluster_is_looked_over(cluster: Cluster, two_nodes: TwoNodes, monkeyp
 def test_a_cluster_trains_what_one_process_trains(
     two_nodes: TwoNodes, start_model: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    train(alone(start_model, **settings), tmp_path / "alone")
-    train(spread(two_nodes, start_model, **settings), tmp_path / "cluster")
-    assert differences(tmp_path / "alone", tmp_path / "cluster") == SAME
+    train(spread(two_nodes, start_model, **settings), tmp_path)
+    assert differences(trained_once(start_model, **settings), tmp_path) == SAME
 
 
-def test_killed_env_worker_costs_an_episode(
-    untroubled: Path, two_nodes: TwoNodes, start_model: Path, tmp_path: Path
-) -> None:
+def test_killed_env_worker_costs_an_episode(two_nodes: TwoNodes, start_model: Path, tmp_path: Path) -> None:
     grave = tmp_path / "grave"
     grave.mkdir()
-    env = {"name": "paying:Mortal", "options": PAID["options"] | {"grave": str(grave), "deaths": 2}}
-    train(spread(two_nodes, start_model, env), tmp_path / "run")
+    options = {"families": ["keys/granite"], "max_steps": 2, "grave": str(grave), "deaths": 2}
+    train(spread(two_nodes, start_model, env={"name": "paying:Mortal", "options": options}), tmp_path / "run")
     failed = [episode for episode in episodes(tmp_path / "run") if episode["outcome"] == "error"]
     assert len(failed) >= 2
     assert all("was lost: its worker process has died" in episode["error"] for episode in failed)
-    assert tasks(tmp_path / "run") == tasks(untroubled)
+    assert tasks(tmp_path / "run") == tasks(trained_once(start_model))
     assert [line["iteration"] for line in metrics(tmp_path / "run")] == [0, 1, 2]
 
 

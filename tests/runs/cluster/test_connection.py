@@ -16,8 +16,6 @@ from trailnotes.config.schema import Config
 from trailnotes.runs.cluster.connection import connect_cluster
 from trailnotes.runs.cluster.ranks import create_store, find_interface
 
-HOME = "ab" * 28  # the node of this process
-
 
 def at(address: str, **sections: Any) -> Config:
     return small_config(cluster={"address": address}, **sections)

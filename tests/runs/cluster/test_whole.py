@@ -28,7 +28,6 @@ from trailnotes.storage import checkpoint
 
 pytestmark = pytest.mark.ray
 
-PAID = {"name": "paying:Paid", "options": {"families": ["keys/granite"], "max_steps": 2}}
 PROGRAM = Path(__file__).parents[2] / "causal.py"
 ENGINE = {"name": "vllm", "python": sys.executable}
 GRPO = {"algorithm": {"name": "grpo"}}
@@ -51,7 +50,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def alone(start_model: Path, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Config:
     """In this process; such that rounding cannot change a token."""
-    own = {"model": {"path": str(start_model), **(model or {})}, "optim": {"lr": 1e-4, "epochs": 2}, "env": PAID}
+    own = {"model": {"path": str(start_model), **(model or {})}, "optim": {"lr": 1e-4, "epochs": 2}}
     return tiny_config(start_model, run={"deterministic": False}, **own, **sections)
 
 
@@ -96,10 +95,6 @@ def test_a_cluster_trains_what_one_process_trains(
         assert two["engine/difference"] < 1e-5
 
 
-def stop(rank: RankActorHandle) -> None:
-    os.kill(get_pid(rank.actor), signal.SIGSTOP)
-
-
 @pytest.mark.parametrize("how", ["stopped", "lost"])
 def test_resume_after_lost_rank(
     cluster: Cluster, two_nodes: TwoNodes, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -110,7 +105,10 @@ def test_resume_after_lost_rank(
     train(config, tmp_path / "one")
     busy = occupied(cluster.home)  # so that the rank is on the other node
     losses: dict[str, tuple[Callable[[RankActorHandle], object], str]] = {
-        "stopped": (stop, r"hangs: nothing from it for learner.timeout = 10 s"),
+        "stopped": (
+            lambda rank: os.kill(get_pid(rank.actor), signal.SIGSTOP),
+            r"hangs: nothing from it for learner.timeout = 10 s",
+        ),
         "lost": (lambda rank: two_nodes.lose_other(), "was lost: "),
     }
     troubled = spread(two_nodes, config)
