@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
+from small import count_words
 from small_shop import ListCatalogue, product
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -22,7 +23,6 @@ from trailnotes.warmstart.demonstrations.episodes import play_script, replay_act
 from trailnotes_worlds.webshop import env as webshop
 from trailnotes_worlds.webshop.goals import Goal
 
-Turns = list[tuple[str, str]]
 _TIP = re.compile(r'^- "(.*)" \(score (\d) of (\d)\)$', re.MULTILINE)
 FEEDERS = ListCatalogue((
     product("GOOSEASHJAM", title="Sorvell Bird Feeder, Easy Clean", prices=(12.99,)),
@@ -55,13 +55,6 @@ def poplar_task() -> Task:
     return waymarks.make_task(rules.make_spec("route", "poplar", ("south", "east", "north"), 0), "route/poplar/made-up")
 
 
-def split_episodes(turns: Turns) -> Iterator[Turns]:
-    """The turns of each episode, which begins with its task."""
-    starts = [place for place, (text, _) in enumerate(turns) if text.startswith("Task: ")]
-    for begin, end in zip(starts, [*starts[1:], len(turns)], strict=True):
-        yield turns[begin:end]
-
-
 def render(config: Config, episode: Trajectory, tips: list[Tip], *, asks: bool) -> list[str]:
     """What the policy reads in an episode: its turns with these tips, or with the request for one at the end."""
     if asks:
@@ -74,10 +67,6 @@ def render(config: Config, episode: Trajectory, tips: list[Tip], *, asks: bool) 
             conversation.act(step.action)
         messages = conversation.acting
     return [message.content for message in messages if message.role == "user"]
-
-
-def count_words(text: str) -> int:
-    return len(text.split())
 
 
 @pytest.mark.parametrize("world", ["webshop", "textworld", "waymarks", "alfworld"])
@@ -94,7 +83,10 @@ def test_the_worked_example_has_the_form_of_a_turn(world: str, monkeypatch: pyte
     }
     task = made_up[world]()
     env: Any = make_env("waymarks-simulator" if world == "waymarks" else world, **config.env.options)
-    for turns in split_episodes(list(config.rollout.example_turns)):
+    shown = list(config.rollout.example_turns)
+    starts = [place for place, (text, _) in enumerate(shown) if text.startswith("Task: ")]
+    for begin, end in zip(starts, [*starts[1:], len(shown)], strict=True):
+        turns = shown[begin:end]
         asks = "Do not act any more" in turns[-1][0]
         actions = [answer for _, answer in turns[: -1 if asks else None]]
         episode = play_script(env, task, partial(replay_actions, actions))

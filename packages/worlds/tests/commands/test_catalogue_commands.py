@@ -1,4 +1,4 @@
-"""The commands on a catalogue: import, show."""
+"""The commands of the worlds: import and show a catalogue, and what they and `envs serve` refuse."""
 
 from __future__ import annotations
 
@@ -48,6 +48,9 @@ REFUSED = [
     (["wikihow", "show", "synthetic", "--path", "x", "--search", "y"], "--path and --search"),
     (["wikihow", "show", "synthetic", "--path", "nowhere"], "has no page nowhere"),
     (["wikihow", "import", "other", "--pages", ".", "--limit", "0"], "--limit 0"),
+    (["envs", "serve", "waymarks-simulator", "--host", "0.0.0.0"], "would let other machines in, without passwords"),
+    (["envs", "serve", "waymarks-simulator", "--split", "summer"], "unknown split 'summer'"),
+    (["envs", "serve", "no-such-env"], "env.name = 'no-such-env' is unknown"),
 ]
 
 

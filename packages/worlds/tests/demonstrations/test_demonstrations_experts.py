@@ -16,7 +16,7 @@ from small import count_words, small_config
 from trailnotes.config.methods_schema import RehearsalConfig
 from trailnotes.config.schema import Config, EnvConfig, EvalConfig, MemoryConfig, RolloutConfig, WarmstartConfig
 from trailnotes.errors import ConfigError
-from trailnotes.types import Observation, Task, Trajectory
+from trailnotes.types import Observation, Task
 from trailnotes.warmstart.demonstrations import iter_held_out_demonstrations
 from trailnotes.warmstart.demonstrations.episodes import get_actions, play_script, replay_actions
 from trailnotes_worlds.demonstrations.coin import TAKE, CoinDemonstrator, Searcher, extract_path, format_search_note
@@ -72,13 +72,9 @@ def houses(draw: st.DrawFn) -> House:
     return House(rooms, draw(st.sampled_from([*rooms.values()])))
 
 
-def searched(house: House, seed: int, num: int = 60, empty: frozenset[str] = frozenset()) -> Trajectory:
-    return play_script(house, TASK, partial(Searcher(random.Random(seed), empty).search, num))
-
-
 @given(houses(), st.integers(0, 9))
 def test_notes_of_a_search_lead_to_the_coin(house: House, seed: int) -> None:
-    found = searched(house, seed)
+    found = play_script(house, TASK, partial(Searcher(random.Random(seed), frozenset()).search, 60))
     assert found.success
     way = extract_path(found)
     assert len({room for room, _ in way}) == len(way)

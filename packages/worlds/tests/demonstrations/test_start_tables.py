@@ -36,14 +36,6 @@ def fill_column(example: dict[str, Any], examined: Any) -> dict[str, str]:
     return dict(zip(example["LABELS"], asyncio.run(examined.column()), strict=True))
 
 
-def list_own_actions(messages: Sequence[Message]) -> list[str]:
-    return [message.content for message in messages if message.role == "assistant"]
-
-
-def follow(path: Sequence[str], done: Sequence[str]) -> str:
-    return path[len(done)] if len(done) < len(path) else "dance"
-
-
 def find_right_tip(messages: Sequence[Message]) -> str:
     tips = TERSE_TIP.findall(messages[0].content)
     return next((text for text, score, most in tips if score == most), "")
@@ -60,10 +52,11 @@ def search_coin(messages: Sequence[Message]) -> str:
 
 
 def shop(messages: Sequence[Message]) -> str:
-    done = list_own_actions(messages)
+    done = [message.content for message in messages if message.role == "assistant"]
     if messages[-1].content.endswith("note ?"):
         return format_terse_tip(extract_purchase_path([action for action in done if action != "dance"]), ())
-    return follow(parse_tip_actions(find_right_tip(messages)), done)
+    path = parse_tip_actions(find_right_tip(messages))
+    return path[len(done)] if len(done) < len(path) else "dance"
 
 
 @pytest.mark.long

@@ -24,7 +24,6 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from odd_envs import Puppet
-from trailnotes.commands import main
 from trailnotes.config.schema import EnvConfig
 from trailnotes.envs import check_env, make_env
 from trailnotes.envs.workers.pool import EnvPool
@@ -203,19 +202,6 @@ def test_pages_of_other_sites_and_other_names_are_not_let_in(address: str) -> No
     request = urllib.request.Request(f"{address}/health", headers={"Host": "evil.example"})
     with pytest.raises(urllib.error.HTTPError, match="421"):
         urllib.request.urlopen(request, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([NAME, "--host", "0.0.0.0"], "--host 0.0.0.0 would let other machines in, without passwords"),
-        ([NAME, "--split", "summer"], "split = 'summer' is unknown"),
-        (["no-such-env"], "env.name = 'no-such-env' is unknown"),
-    ],
-)
-def test_what_cannot_be_served_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["envs", "serve", *words]) == 2
-    assert said in capsys.readouterr().err
 
 
 WORDS = st.text(max_size=4)

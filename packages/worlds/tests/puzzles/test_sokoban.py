@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trailnotes.envs import check_env, list_env_tasks, make_env
-from trailnotes.types import Observation, Task
+from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
 from trailnotes_worlds.puzzles.levels import (
     DIFFICULTIES,
     DIRECTIONS,
@@ -136,17 +136,6 @@ def test_a_level_is_what_its_difficulty_says(difficulty: str, split: str, seed: 
 SPLITS = ["train", "validation", "test"]
 
 
-def solved(env: Any, task: Task) -> tuple[list[float], Observation]:
-    """The rewards of the expert's actions, and what was seen last."""
-    observation, rewards = env.reset(task), []
-    for action in env.solution(task):
-        assert not observation.done
-        assert action in observation.actions
-        observation = env.step(action)
-        rewards.append(observation.reward)
-    return rewards, observation
-
-
 def test_it_keeps_the_contract() -> None:
     assert check_env(SokobanEnv) == ()
 
@@ -157,7 +146,9 @@ def test_it_keeps_the_contract() -> None:
 def test_every_level_is_solved_by_its_expert(reward: str, difficulty: str, split: str, number: int) -> None:
     env = make_env("sokoban", reward=reward)
     task = list_env_tasks("sokoban", split, {"difficulty": difficulty, "num_games": 201})[number]
-    rewards, last = solved(env, task)
+    played = play_script(env, task, partial(replay_actions, env.solution(task)))
+    assert all(step.action in (step.observation.actions or ()) for step in played.steps)
+    last, rewards = played.final_observation, [step.reward for step in played.steps]
     assert (last.terminated, last.truncated, last.success, last.score) == (True, False, True, 1.0)
     assert math.isclose(math.fsum(rewards), 1.0)
     assert reward == "dense" or all(reward == 0 for reward in rewards[:-1])

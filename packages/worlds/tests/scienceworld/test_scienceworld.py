@@ -17,11 +17,7 @@ from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
 from trailnotes_worlds.scienceworld.client import FaultTolerantGame, GoldPathFinder
 from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
-from trailnotes_worlds.scienceworld.tasks import (
-    PAPER_PANEL,
-    get_simulator_split,
-    resolve_simplifications,
-)
+from trailnotes_worlds.scienceworld.tasks import PAPER_PANEL, get_simulator_split, resolve_simplifications
 
 FIND = "find-non-living-thing"
 SOME = ("power-component", "boil", "lifespan-longest-lived", "chemistry-mix-paint-secondary-color")

@@ -128,9 +128,6 @@ def test_lookups_rank_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert sum(found for found, _ in asked) < sum(size for _, size in asked) / 4
 
 
-ASCII = st.text(st.characters(max_codepoint=127))
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -158,7 +155,7 @@ def test_words(text: str, expected: list[str]) -> None:
     assert split_words(text) == expected
 
 
-@given(ASCII)
+@given(st.text(st.characters(max_codepoint=127)))
 def test_the_ascii_pattern_agrees(text: str) -> None:
     wide = [found[0] for found in terms._WIDE.finditer(text.translate(terms._CLASSES))]
     assert list(map(len, split_words(text))) == list(map(len, wide))

@@ -13,7 +13,8 @@ import pytest
 
 from trailnotes.envs import check_env
 from trailnotes.errors import EnvError
-from trailnotes.types import Observation, Task
+from trailnotes.types import Task
+from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
 from trailnotes_worlds.textworld_express.client import TextWorldExpressClient
 from trailnotes_worlds.textworld_express.env import GAMES, TextWorldExpressEnv, textworld_express_tasks
 
@@ -50,16 +51,6 @@ def first_of(game: str, **params: int) -> Task:
     return textworld_express_tasks("train", game, params, 1)[0]
 
 
-def won(env: TextWorldExpressEnv, task: Task, path: tuple[str, ...]) -> Observation:
-    rewards, observation = [], env.reset(task)
-    for action in path:
-        assert not observation.done
-        observation = env.step(action)
-        rewards.append(observation.reward)
-    assert math.isclose(math.fsum(rewards), observation.score)
-    return observation
-
-
 def test_it_keeps_the_contract(client: TextWorldExpressClient) -> None:
     tasks = textworld_express_tasks("train", "simonsays", num_games=3)
     assert check_env(partial(Shared, client), tasks) == ()
@@ -72,7 +63,9 @@ def test_it_keeps_the_contract(client: TextWorldExpressClient) -> None:
 def test_each_game_is_won_by_its_own_solution(client: TextWorldExpressClient, game: str, split: str) -> None:
     env = Shared(client, max_steps=500)
     task = textworld_express_tasks(split, game, num_games=2)[1]
-    last = won(env, task, env.solution(task))
+    played = play_script(env, task, partial(replay_actions, env.solution(task)))
+    last = played.final_observation
+    assert math.isclose(math.fsum(step.reward for step in played.steps), last.score)
     assert (last.terminated, last.truncated, last.success, last.score, last.actions) == (True, False, True, 1.0, ())
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from trailnotes.errors import ConfigError
-from trailnotes_worlds.webshop.catalogue import Catalogue
 from trailnotes_worlds.webshop.importing import SourceFiles, import_catalogue
 from trailnotes_worlds.webshop.reading import read_entries
 
@@ -58,10 +57,6 @@ def files(tmp_path: Path) -> SourceFiles:
     return SourceFiles(*paths)
 
 
-def reported(catalogue: Catalogue) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (catalogue.folder / "report.jsonl").read_text().splitlines()]
-
-
 def test_four_files_become_one_catalogue(files: SourceFiles, tmp_path: Path) -> None:
     seen: list[tuple[str, float, float]] = []
     catalogue = import_catalogue(tmp_path / "shop", files, progress=lambda *told: seen.append(told))
@@ -84,7 +79,8 @@ def test_what_is_no_product_is_counted_and_named(tmp_path: Path) -> None:
     catalogue = import_catalogue(tmp_path / "shop", SourceFiles(tmp_path / "bad.json"))
     assert [product.title for product in catalogue] == ["Cup Number 1", "Cup Number 4"]  # the first of an asin stays
     assert catalogue.meta["left_out"] == {"asin twice": 1, "bad asin": 1, "bad pricing": 1, "not an object": 1}
-    assert [(line["entry"], line["asin"], line["reason"]) for line in reported(catalogue)] == [
+    reported = [json.loads(line) for line in (catalogue.folder / "report.jsonl").read_text().splitlines()]
+    assert [(line["entry"], line["asin"], line["reason"]) for line in reported] == [
         (1, "B000000001", "asin twice"),
         (2, "B000000002", "bad pricing"),
         (3, None, "not an object"),

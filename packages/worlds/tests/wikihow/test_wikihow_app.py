@@ -10,14 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import small_wikihow
-from trailnotes_worlds.wikihow.app import (
-    Action,
-    AppState,
-    AppTransition,
-    WikiHowApp,
-    list_actions,
-    parse_action,
-)
+from trailnotes_worlds.wikihow.app import Action, AppState, AppTransition, WikiHowApp, list_actions, parse_action
 from trailnotes_worlds.wikihow.library import Library
 from trailnotes_worlds.wikihow.pages import BUTTON, IMAGE, INPUT, PLAIN_VIEW, TEXT, Leaf, View, render_lines
 

@@ -76,13 +76,6 @@ def script(observation: Observation) -> str:
     return "SCROLL(DOWN)"
 
 
-def finish(env: wh.WikiHowEnv, task: Task) -> Observation:
-    observation = env.reset(task)
-    while not observation.done:
-        observation = env.step(script(observation))
-    return observation
-
-
 @pytest.mark.parametrize("options", [{}, {"view": "short", "actions": False}, {"free_nothing": True, "max_steps": 3}])
 def test_it_keeps_the_contract(small: str, options: dict[str, Any]) -> None:
     assert check_env(partial(wh.WikiHowEnv, library=small, **options)) == ()
@@ -108,7 +101,9 @@ def test_a_task_file_is_played_to_its_full_reward(small: str, files: Path) -> No
 def test_every_template_of_ours_is_played_to_its_full_reward() -> None:
     env = wh.WikiHowEnv()
     for task in listed("train", protocol="rememberer")[::2]:  # one of each
-        last = finish(env, task)
+        last = env.reset(task)
+        while not last.done:
+            last = env.step(script(last))
         assert (last.score, last.success) == (last.max_score, True)
     env.close()
 
