@@ -49,7 +49,7 @@ REFUSED = [
     (["wikihow", "show", "synthetic", "--path", "nowhere"], "has no page nowhere"),
     (["wikihow", "import", "other", "--pages", ".", "--limit", "0"], "--limit 0"),
     (["envs", "serve", "waymarks-simulator", "--host", "0.0.0.0"], "would let other machines in, without passwords"),
-    (["envs", "serve", "waymarks-simulator", "--split", "summer"], "unknown split 'summer'"),
+    (["envs", "serve", "waymarks-simulator", "--split", "summer"], "split = 'summer' is unknown"),
     (["envs", "serve", "no-such-env"], "env.name = 'no-such-env' is unknown"),
 ]
 
