@@ -202,8 +202,9 @@ def test_a_server_with_a_client_ends_by_sigterm(tmp_path: Path, words: list[str]
 @pytest.mark.parametrize(("words", "named"), [(["--public"], "token"), ([], "other machines")])
 def test_a_public_gateway_needs_a_token(tmp_path: Path, capsys, monkeypatch, words: list[str], named: str) -> None:
     monkeypatch.delenv("TRAILNOTES_GATEWAY_TOKEN", raising=False)
-    assert main(["gateway", "demo", *words, "--host", "0.0.0.0", "--out", str(tmp_path)])
+    assert main(["gateway", "demo", *words, "--host", "0.0.0.0", "--out", str(tmp_path / "out")])
     assert named in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
 
 
 def test_no_session_outside_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,10 +39,10 @@ def _run(args: Namespace) -> None:
         raise ConfigError("memory.scope = family: tasks of agents belong to no family: set task, env or all")
     live = {"deterministic": False}  # a deterministic engine waits for all that are open
     config = config.model_copy(update={"run": config.run.model_copy(update=live)})
-    args.out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
         refusal = "" if args.public else PUBLIC_HOST_WARNING
         listener = opened.enter_context(open_listener(args.host, args.port, refusal=refusal))
+        args.out.mkdir(parents=True, exist_ok=True)
         subject = opened.enter_context(open_evaluated_model(args.model or config.model.path))
         memory = None
         if config.algorithm.name == TIPS_ONLY_METHOD or resolve_method(config.algorithm.name).shows_tips:
