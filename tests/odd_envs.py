@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -76,6 +77,10 @@ class Puppet:
         sys.stderr.write("Traceback\nValueError: the last straw\n\n")
         sys.stderr.flush()
         os._exit(int(rest))
+
+    def do_segfault(self, rest: str) -> Observation:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return Observation("still there")
 
     def do_quit(self, rest: str) -> Observation:
         sys.exit(rest)
