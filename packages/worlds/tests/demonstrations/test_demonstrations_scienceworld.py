@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,7 @@ from trailnotes_worlds.demonstrations.scienceworld import (
 from trailnotes_worlds.demonstrations.scienceworld_english import (
     EnglishScienceWorld,
     format_attempt_tip,
+    parse_listed_actions,
 )
 from trailnotes_worlds.scienceworld.tasks import get_simulator_split, resolve_tasks
 
@@ -49,15 +49,6 @@ KITCHEN = """This room is called the kitchen. In it, you see:
 You also see:
 \tA door to the bathroom (that is open)
 """  # noqa: W291 (the simulator's own blank)
-_PARTS = re.compile(r", and then |, then | and finally |', '|, |; | / | ?\(\d+\) ")
-_END = re.compile(r"\.(?: |$)")
-
-
-def parse_listed_actions(text: str) -> tuple[str, ...]:
-    """Parse the actions that a tip lists between its first colon and the end of that sentence; () without a list."""
-    _, colon, rest = text.partition(": ")
-    listed = _END.split(rest, maxsplit=1)[0] if colon else ""
-    return tuple(action for part in _PARTS.split(listed) if (action := part.strip(" '")))
 
 
 def test_things_of_a_look() -> None:

@@ -1,4 +1,4 @@
-"""Scripted ScienceWorld episodes with tips in English.
+"""Scripted ScienceWorld episodes with tips in English, and a parser of the actions in such a tip.
 
 A tip lists the actions in order, word by word so that they can be repeated, and names their outcome. The wording is
 drawn at random, so that the model learns to read words and not one format.
@@ -7,6 +7,7 @@ drawn at random, so that the model learns to read words and not one format.
 from __future__ import annotations
 
 import random
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from trailnotes_worlds.demonstrations.scienceworld import ScienceWorldDemonstrat
 _PHRASES: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 # Separators of actions, and of the last two.
 LISTS: Final = ((", then ", ", then "), (", ", ", and then "), (", ", " and finally "), ("; ", "; "), (" / ", " / "))
+_PARTS: Final = re.compile(r", and then |, then | and finally |', '|, |; | / | ?\(\d+\) ")
+_END: Final = re.compile(r"\.(?: |$)")
 
 
 class EnglishScienceWorld(ScienceWorldDemonstrator):
@@ -35,6 +38,13 @@ def format_attempt_tip(actions: Sequence[str], score: float, rng: random.Random)
     opening = rng.choice(phrases["openings"]).format(num=len(actions))
     closing = rng.choice(phrases["endings"]).format(score=f"{score:g}", last=actions[-1])
     return f"{opening}{_format_actions(actions, rng)}. {closing}"
+
+
+def parse_listed_actions(text: str) -> tuple[str, ...]:
+    """Parse the actions that a tip lists between its first colon and the end of that sentence; () without a list."""
+    _, colon, rest = text.partition(": ")
+    listed = _END.split(rest, maxsplit=1)[0] if colon else ""
+    return tuple(action for part in _PARTS.split(listed) if (action := part.strip(" '")))
 
 
 def _format_actions(actions: Sequence[str], rng: random.Random) -> str:
