@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+SOURCES = [ROOT / "src", ROOT / "packages/worlds/src", ROOT / "packages/lab/src"]
 
 
 @pytest.mark.parametrize(("script", "drawing"), [("picture", "layers"), ("places", "places"), ("method", "method")])
@@ -55,3 +57,26 @@ def test_what_the_base_install_needs_is_free_of_torch() -> None:
         "    assert not {'torch', 'transformers', 'textworld'} & set(sys.modules), name\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def names_in(module: str) -> set[str]:
+    """All names that a module of the repository's binds, and its submodules."""
+    path = next(
+        root / Path(*module.split(".")) for root in SOURCES if (root / module.split(".", maxsplit=1)[0]).is_dir()
+    )
+    source = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+    tree = list(ast.walk(ast.parse(source.read_text(encoding="utf-8"))))
+    names = {node.name for node in tree if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    names |= {node.id for node in tree if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names |= {a.asname or a.name for node in tree if isinstance(node, ast.ImportFrom | ast.Import) for a in node.names}
+    strings = {node.value for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return names | strings | {each.stem for each in path.glob("*")}  # strings: what a package loads by its name
+
+
+def test_scripts_import_what_there_is() -> None:
+    scripts = [path for folder in ("examples", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]
+    assert scripts
+    for path in scripts:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trailnotes"):
+                assert {a.name for a in node.names} <= names_in(node.module or ""), path
