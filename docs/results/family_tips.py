@@ -141,7 +141,8 @@ def print_table(out: Path) -> None:
                 game = episode["task"]["id"]
                 families[game] = episode["task"]["family"]
                 of_arm[seed][game] = float(episode["return"])
-    whole = {seed for seed in range(100) if all(of.get(seed, {}).keys() == families.keys() for of in values.values())}
+    seeds = set[int]().union(*values.values())
+    whole = {seed for seed in seeds if all(of.get(seed, {}).keys() == families.keys() for of in values.values())}
     values = {name: {seed: own for seed, own in of.items() if seed in whole} for name, of in values.items()}
     head = [f"{len(whole)} seeds", *(f"{agent}, {arm}" for agent, arm in values)]
     print(f"| {' | '.join(head)} |\n|---{'|---:' * len(values)}|")

@@ -59,8 +59,7 @@ class NamedFolder:
 
     def __init__(self, files: MappedFolder) -> None:
         self._files, self.folder, self.meta = files, files.folder, files.meta
-        self.name = str(files.meta["name"])
-        """Hash of the content: equal names mean equal content."""
+        self.name = str(files.meta["name"])  # hash of the content: equal names mean equal content
 
 
 def _close(handles: list[int]) -> None:
