@@ -1,13 +1,13 @@
-"""What a start model can do in the game coin of TextWorldExpress, in houses that it has not been shown.
+"""What an initial model can do in the game coin of TextWorldExpress, in houses that it has not been shown.
 
     python examples/coin_start.py runs/textworld-express-start
     python examples/coin_start.py runs/textworld-express-start textworld-express/small 100
-    python examples/coin_start.py searchers
+    python examples/coin_start.py scripts
 
-The second path is of the settings, which give the wording and the games; the number is of the houses, those of the
-validation split. Training on tips needs all that the table shows: actions that the game takes, right tips followed,
+The second argument is the config, which gives the wording and the games; the number is of houses of the validation
+split. Training on tips needs all that the table shows: actions that the game takes, right tips followed,
 rooms that tips call empty left alone, and what was seen written down. The right tips are those of a scripted search of
-a hundred steps, the others of scripted searches that failed. The last line is what the scripts themselves do.
+a hundred steps, the others of scripted searches that failed. The last command evaluates the scripts themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from examination import Examination, print_table, share
+from start_evaluation import StartEvaluation, format_share, print_table
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -44,8 +44,8 @@ LABELS = (
 )
 
 
-class Examined(Examination):
-    """A policy, and houses whose coins a searcher has found.
+class CoinEvaluation(StartEvaluation):
+    """A policy, and houses whose coins a script has found.
 
     Args:
         policy: acts and writes.
@@ -56,65 +56,62 @@ class Examined(Examination):
     def __init__(self, policy: Policy, config: Config, num: int) -> None:
         super().__init__(policy, config)
         self.script = CoinDemonstrator(config, len, 0)
-        told = ((task, self.script.play_with_tip(task)) for task in panel(load_tasks(config, "validation"), num))
-        self.right = {task.id: found for task, found in told if found}
-        self.failed = {
-            name: list(self.script.build_failed_search_tips(found.task)) for name, (found, _) in self.right.items()
+        played = ((task, self.script.play_with_tip(task)) for task in panel(load_tasks(config, "validation"), num))
+        self.solved = {task.id: solved for task, solved in played if solved}
+        self.failure_tips = {
+            name: list(self.script.build_failed_search_tips(gold.task)) for name, (gold, _) in self.solved.items()
         }
         self.script.env.close()
 
     @property
     def tasks(self) -> list[Task]:
-        """The houses."""
-        return [found.task for found, _ in self.right.values()]
+        return [gold.task for gold, _ in self.solved.values()]
 
-    def told(self, *, right: bool, failures: bool) -> dict[str, list[Tip]]:
-        """The right tip of each house, those of failures, or both."""
+    def get_tips(self, *, right: bool, failures: bool) -> dict[str, list[Tip]]:
+        """Return the right tip of each house, those of failures, or both."""
         return {
-            name: [*(tips[:1] if right else ()), *(self.failed[name] if failures else ())]
-            for name, (_, tips) in self.right.items()
+            name: [*(tips[:1] if right else ()), *(self.failure_tips[name] if failures else ())]
+            for name, (_, tips) in self.solved.items()
         }
 
-    async def column(self) -> list[str]:
-        """The figures, in the order of `LABELS`."""
-        alone = await self.play()
-        right = await self.play(self.told(right=True, failures=False))
-        both = await self.play(self.told(right=True, failures=True))
-        failures = await self.play(self.told(right=False, failures=True))
-        own = await self.written(alone)
-        after = await self.play(own)
-        told = [(e.success, [tip.text for tip in own.get(e.task.id, ())] == [format_search_note(e)]) for e in alone]
+    async def compute_column(self) -> list[str]:
+        """Compute the figures, in the order of `LABELS`."""
+        plain = await self.play()
+        right = await self.play(self.get_tips(right=True, failures=False))
+        both = await self.play(self.get_tips(right=True, failures=True))
+        failures = await self.play(self.get_tips(right=False, failures=True))
+        own_tips = await self.write(plain)
+        after = await self.play(own_tips)
+        is_correct = [[tip.text for tip in own_tips.get(e.task.id, ())] == [format_search_note(e)] for e in plain]
         return [
-            str(len(alone)),
-            share([action in offered for episode in alone for action, offered in said(episode)]),
-            found(alone),
-            found(right),
-            share([get_actions(episode) == get_actions(self.right[episode.task.id][0]) for episode in right]),
-            found(both),
-            found(failures),
-            *(share([as_it_was for success, as_it_was in told if success is wanted]) for wanted in (True, False)),
-            found(after),
+            str(len(plain)),
+            format_share([s.action in (s.observation.actions or ()) for episode in plain for s in episode.steps]),
+            format_success(plain),
+            format_success(right),
+            format_share([get_actions(e) == get_actions(self.solved[e.task.id][0]) for e in right]),
+            format_success(both),
+            format_success(failures),
+            *(
+                format_share([correct for e, correct in zip(plain, is_correct, strict=True) if e.success is success])
+                for success in (True, False)
+            ),
+            format_success(after),
         ]
 
 
-def said(episode: Trajectory) -> list[tuple[str, Sequence[str]]]:
-    """Each action, with those that were admissible."""
-    return [(step.action, step.observation.actions or ()) for step in episode.steps]
+def format_success(episodes: Sequence[Trajectory]) -> str:
+    """Format the share of the episodes that took the coin."""
+    return format_share([episode.success for episode in episodes])
 
 
-def found(episodes: Sequence[Trajectory]) -> str:
-    """Share of the episodes that took the coin."""
-    return share([episode.success for episode in episodes])
-
-
-def searchers(config: Config) -> list[tuple[str, str, str]]:
-    """For each script, the coins that it finds, and those found when a search follows that knows the empty rooms."""
+def evaluate_scripts(config: Config) -> list[tuple[str, str, str]]:
+    """Evaluate each script, alone and followed by a search that knows the empty rooms."""
     script, rows = CoinDemonstrator(config, len, 7), []
     for manner in ("search", "wander"):
         first = [script.play(task, manner) for task in panel(script.coins, 200)]
         empty = {episode.task.id: parse_empty_rooms([script.build_tip(episode, episode.score)]) for episode in first}
         again = [e if e.success else script.play(e.task, "search", empty[e.task.id]) for e in first]
-        rows.append((manner, found(first), found(again)))
+        rows.append((manner, format_success(first), format_success(again)))
     script.env.close()
     return rows
 
@@ -122,11 +119,11 @@ def searchers(config: Config) -> list[tuple[str, str, str]]:
 def main(path: str, settings: str = SETTINGS, num: str = "64") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path])
-    if path == "searchers":
-        print_table(("script", "coins found", "and after a failure"), searchers(config))
+    if path == "scripts":
+        print_table(("script", "coins found", "and after a failure"), evaluate_scripts(config))
         return
-    examined = Examined(build_model_policy(config), config, int(num))
-    print_table(("", ""), zip(LABELS, asyncio.run(examined.column()), strict=True))
+    evaluation = CoinEvaluation(build_model_policy(config), config, int(num))
+    print_table(("", ""), zip(LABELS, asyncio.run(evaluation.compute_column()), strict=True))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""What a start model can do on tasks of ScienceWorld that it has not been shown, before any reinforcement.
+"""What an initial model can do on tasks of ScienceWorld that it has not been shown, before any reinforcement.
 
     python examples/scienceworld_start.py runs/smollm2-scienceworld-start
     python examples/scienceworld_start.py MODEL smollm2/scienceworld 8 find-non-living-thing=6
 
-The second path is of the settings, which give the wording; the number is of the training variations of each task, and
-each task has its number of steps. A model that reads and writes has .8 or more in the lines "share of the gold score"
-(reader) and "names the actions that scored" (author, about episodes without tips and with the right one); the last word
-is "return with its own tip". Tips are about recorded episodes: the simulator's own solution, and wanderings that
-failed. Training on tips needs all that the table shows: actions that the game knows, right tips followed, what was done
-written down so that it can be done again.
+The second argument is the config, which gives the wording, then comes the number of training variations of each task,
+and each task has its number of steps. A model that reads and writes has .8 or more in the lines "share of the gold
+score" (reader) and "names the actions that scored" (author, about episodes without tips and with the right one); what
+counts in the end is "return with its own tip". Tips are about recorded episodes: the simulator's own solution, and
+wanderings that failed. Training on tips needs all that the table shows: actions that the game knows, right tips
+followed, what was done written down so that it can be done again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import closing
 from pathlib import Path
 from statistics import fmean
 
-from examination import Examination, answers, count_to_last_raise, print_table, share
+from start_evaluation import StartEvaluation, count_to_last_gain, format_share, get_answers, print_table
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -55,7 +55,7 @@ LABELS = (
 )
 
 
-class Examined(Examination):
+class ScienceWorldEvaluation(StartEvaluation):
     """A policy, and recorded episodes of variations of one task.
 
     Args:
@@ -71,68 +71,66 @@ class Examined(Examination):
 
     @property
     def tasks(self) -> list[Task]:
-        """The variations."""
         return [each.wandered[0].task for each in self.recorded.values()]
 
-    def right(self, recorded: RecordedGame) -> list[Tip]:
-        """The tip of who has solved it; of single steps the actions themselves."""
-        assert recorded.gold is not None, "only what can be solved is examined"
+    def build_right_tips(self, recorded: RecordedGame) -> list[Tip]:
+        """Build the tip about the gold path; with `memory.entries = "step"` each action is one."""
+        assert recorded.gold is not None, "only variations with a gold path are evaluated"
         if self.config.memory.entries == "step":
             extracted = extract_tips(self.policy, [recorded.gold], self.config)
             return [*parse_tips(self.policy, [recorded.gold], extracted, self.config, step=0)[0].tips]
         return [self.script.build_tip(recorded.gold, recorded.gold.score)]
 
-    def mixed(self, recorded: RecordedGame) -> list[Tip]:
-        """The same beside those of failures."""
-        assert recorded.gold is not None, "only what can be solved is examined"
-        return [*self.right(recorded), *self.script.build_failure_tips(recorded, recorded.gold)]
+    def build_mixed_tips(self, recorded: RecordedGame) -> list[Tip]:
+        """Build the right tips, and those about failures."""
+        assert recorded.gold is not None, "only variations with a gold path are evaluated"
+        return [*self.build_right_tips(recorded), *self.script.build_failure_tips(recorded, recorded.gold)]
 
-    async def column(self) -> list[str]:
-        """The figures, in the order of `LABELS`."""
-        alone = await self.play()
-        told = [
-            await self.play({name: tips_of(each) for name, each in self.recorded.items()})
-            for tips_of in (self.right, self.mixed)
+    async def compute_column(self) -> list[str]:
+        """Compute the figures, in the order of `LABELS`."""
+        plain = await self.play()
+        right, mixed = [
+            await self.play({name: build_tips(each) for name, each in self.recorded.items()})
+            for build_tips in (self.build_right_tips, self.build_mixed_tips)
         ]
-        own, about_told = await self.written(alone), await self.written(told[0])
-        after = await self.play(own)
-        pairs = [(e, self.parse(tips, e)) for episodes, tips in ((alone, own), (told[0], about_told)) for e in episodes]
-        named = [said[:n] == tuple(get_actions(e)[:n]) for e, said in pairs if (n := count_to_last_raise(e))]
+        own_tips, tips_about_right = await self.write(plain), await self.write(right)
+        after = await self.play(own_tips)
+        listed = {episode.task.id: self.parse_actions(own_tips, episode) for episode in plain}
+        pairs = [(e, listed[e.task.id]) for e in plain] + [(e, self.parse_actions(tips_about_right, e)) for e in right]
+        named = [actions[:n] == tuple(get_actions(e)[:n]) for e, actions in pairs if (n := count_to_last_gain(e))]
         gold = {name: tuple(get_actions(each.gold)) for name, each in self.recorded.items() if each.gold}
-        said = {episode.task.id: self.parse(own, episode) for episode in alone}
         return [
-            str(len(alone)),
-            share([not answer.text.startswith(UNKNOWN) for episode in alone for answer in answers(episode)]),
-            returns(alone),
-            share([episode.success for episode in alone]),
-            returns(told[0]),
-            f"{fmean(max(0.0, episode.score) / episode.max_score for episode in told[0]):.2f}",
-            share([does(episode, gold) for episode in told[0]]),
-            returns(told[1]),
-            share([does(episode, gold) for episode in told[1]]),
-            share([said[episode.task.id] == tuple(get_actions(episode)) for episode in alone]),
-            share(named),
-            returns(after),
-            share([does(episode, said) for episode in after]),
+            str(len(plain)),
+            format_share([not answer.text.startswith(UNKNOWN) for e in plain for answer in get_answers(e)]),
+            format_return(plain),
+            format_share([episode.success for episode in plain]),
+            format_return(right),
+            f"{fmean(max(0.0, episode.score) / episode.max_score for episode in right):.2f}",
+            format_share([begins_with(episode, gold) for episode in right]),
+            format_return(mixed),
+            format_share([begins_with(episode, gold) for episode in mixed]),
+            format_share([listed[episode.task.id] == tuple(get_actions(episode)) for episode in plain]),
+            format_share(named),
+            format_return(after),
+            format_share([begins_with(episode, listed) for episode in after]),
         ]
 
-    def parse(self, tips: Mapping[str, Sequence[Tip]], episode: Trajectory) -> tuple[str, ...]:
-        """The actions that the tip about this episode lists."""
-        told = tips.get(episode.task.id, ())
+    def parse_actions(self, tips: Mapping[str, Sequence[Tip]], episode: Trajectory) -> tuple[str, ...]:
+        """Parse the actions that the tip about this episode lists."""
+        of_task = tips.get(episode.task.id, ())
         if self.config.memory.entries == "step":
-            return tuple(tip.action for tip in told)
-        text = told[0].text if told else ""
+            return tuple(tip.action for tip in of_task)
+        text = of_task[0].text if of_task else ""
         return tuple(text.split(" ; ")) if self.config.rollout.style == "terse" else parse_listed_actions(text)
 
 
-def does(episode: Trajectory, told: dict[str, tuple[str, ...]]) -> bool:
-    """Whether an episode begins with all that was told; nothing told cannot be done."""
-    wanted = told[episode.task.id]
-    return bool(wanted) and tuple(get_actions(episode))[: len(wanted)] == wanted
+def begins_with(episode: Trajectory, actions: Mapping[str, tuple[str, ...]]) -> bool:
+    """Tell whether an episode begins with all actions that are listed for its task; false where none are."""
+    listed = actions[episode.task.id]
+    return bool(listed) and tuple(get_actions(episode))[: len(listed)] == listed
 
 
-def returns(episodes: Sequence[Trajectory]) -> str:
-    """Mean score."""
+def format_return(episodes: Sequence[Trajectory]) -> str:
     return f"{fmean(episode.score for episode in episodes):.0f}"
 
 
@@ -145,8 +143,8 @@ def main(path: str, settings: str = SETTINGS, num: str = "8", *tasks: str) -> No
         options = ["--env.options", f'{{task = "{name}", max_steps = {steps}}}', "--rollout.max_steps", steps]
         config = load_config(Path(settings), ["--model.path", path, "--warmstart.variations", num, *options])
         policy = policy or build_model_policy(config)
-        with closing(Examined(policy, config)) as examined:
-            columns.append(asyncio.run(examined.column()))
+        with closing(ScienceWorldEvaluation(policy, config)) as evaluation:
+            columns.append(asyncio.run(evaluation.compute_column()))
     print_table(("", *(name for name, _, _ in names)), zip(LABELS, *columns, strict=True))
 
 

@@ -1,9 +1,9 @@
-"""What a start model can do on Waymarks, under fresh rules that no panel has.
+"""What an initial model can do on Waymarks, under fresh rules that no panel has.
 
     python examples/start_model.py builtin:waymarks-start
     python examples/start_model.py runs/smollm2-start smollm2/waymarks 16
 
-The second path is of the settings, which give the wording and the sizes; the number is of the games of each size.
+The second argument is the config, which gives the wording and the sizes; the number is of games of each size.
 Training on tips needs all that the table shows: without tips some episodes must read the archive, what was read must be
 written down so that it can be used, and a right tip must be followed, whatever stands beside it.
 """
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from examination import Examination, answers, print_table, share
+from start_evaluation import StartEvaluation, format_share, get_answers, print_table
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -44,7 +44,7 @@ LABELS = (
 )
 
 
-class Examined(Examination):
+class WaymarksEvaluation(StartEvaluation):
     """A policy, and games of one size of any family under fresh rules.
 
     Args:
@@ -64,70 +64,70 @@ class Examined(Examination):
 
     @property
     def tasks(self) -> list[Task]:
-        """The games."""
         return self.games
 
     def draw(self, rng: random.Random, name: str, but: str = "") -> Task:
-        """A game of any family but one."""
+        """Draw a game of any family but one."""
         family = rng.choice([name for name in rules.FAMILY_NAMES[self.kind] if name != but])
         rule = self.script.draw_rule(self.kind, family, self.size)
         spec = rules.make_spec(self.kind, family, rule, rng.getrandbits(40))
         return waymarks.make_task(spec, f"{self.kind}/{family}/{name}")
 
-    def noted(self, spec: Game, actions: Sequence[str]) -> str:
-        """What the script writes after such an episode."""
+    def write_note(self, spec: Game, actions: Sequence[str]) -> str:
+        """Return what the script writes after an episode with these actions."""
         return self.script.write_correct_note(spec, self.script.play(spec, (), tuple(actions))[0])
 
-    def right(self, spec: Game) -> str:
-        """The tip of who has read the archive."""
-        return self.noted(spec, rules.archive_actions(spec))
+    def write_right_tip(self, spec: Game) -> str:
+        """Return the tip after the archive was read."""
+        return self.write_note(spec, rules.archive_actions(spec))
 
-    def failure(self, spec: Game) -> str:
-        """The tip of who has guessed wrong."""
+    def write_failure_tip(self, spec: Game) -> str:
+        """Return the tip after a wrong guess."""
         while (guess := self.script.draw_rule(self.kind, spec.family, self.size)) == spec.rule:
             pass
-        return self.noted(spec, rules.gold_actions(rules.make_spec(self.kind, spec.family, guess, 0)))
+        return self.write_note(spec, rules.gold_actions(rules.make_spec(self.kind, spec.family, guess, 0)))
 
-    def elsewhere(self, spec: Game) -> str:
-        """The tip of who has read the archive of another family."""
-        return self.right(waymarks.parse_spec(self.draw(random.Random(spec.seed), "other", but=spec.family)))
+    def write_other_tip(self, spec: Game) -> str:
+        """Return the right tip of another family."""
+        return self.write_right_tip(waymarks.parse_spec(self.draw(random.Random(spec.seed), "other", but=spec.family)))
 
-    def told(self, *tips: Callable[[Game], str]) -> dict[str, list[Tip]]:
-        """These tips of each game, the last the newest."""
+    def build_tips(self, *writers: Callable[[Game], str]) -> dict[str, list[Tip]]:
+        """Build the tips of each game, the last the newest."""
         return {
-            task.id: [Tip(task.id, tip(waymarks.parse_spec(task)), key="", score=0.0) for tip in tips]
+            task.id: [Tip(task.id, write(waymarks.parse_spec(task)), key="", score=0.0) for write in writers]
             for task in self.tasks
         }
 
-    def tells(self, spec: Game, text: str) -> bool:
-        """Whether a tip says which family it is of, and its rule."""
-        return spec.family in text.lower() and parse_rule(spec.kind, text) == spec.rule
-
-    async def column(self) -> list[str]:
-        """The figures, in the order of `LABELS`."""
-        alone = await self.play()
-        read = [episode for episode in alone if episode.steps[0].action == rules.ARCHIVE_DIRECTION]
-        failed = [episode for episode in alone if episode not in read and not episode.success]
-        told = [
-            await self.play(self.told(*tips))
-            for tips in ((self.right,), (self.failure, self.right), (self.right, self.elsewhere))
+    async def compute_column(self) -> list[str]:
+        """Compute the figures, in the order of `LABELS`."""
+        plain = await self.play()
+        read = [episode for episode in plain if episode.steps[0].action == rules.ARCHIVE_DIRECTION]
+        failed = [episode for episode in plain if episode not in read and not episode.success]
+        right, failure, other = self.write_right_tip, self.write_failure_tip, self.write_other_tip
+        with_tips = [
+            await self.play(self.build_tips(*writers)) for writers in ((right,), (failure, right), (right, other))
         ]
-        own = await self.written([*read, *failed])
-        said = {episode.task.id: own[episode.task.id][0].text if episode.task.id in own else "" for episode in alone}
-        told_own = {episode.task.id: own[episode.task.id] for episode in read if said[episode.task.id]}
-        after = await self.play(told_own, [e.task for e in read if e.task.id in told_own]) if told_own else []
+        own_tips = await self.write([*read, *failed])
+        texts = {name: tips[0].text for name, tips in own_tips.items()}
+        usable = [episode.task for episode in read if episode.task.id in own_tips]
+        after = await self.play({task.id: own_tips[task.id] for task in usable}, usable) if usable else []
         return [
-            share([understood(answer.text) for episode in alone for answer in answers(episode)]),
-            share([episode in read for episode in alone]),
-            *(share([episode.success for episode in episodes]) for episodes in (alone, *told)),
-            share([self.tells(waymarks.parse_spec(episode.task), said[episode.task.id]) for episode in read]),
-            share([invents_nothing(episode, said[episode.task.id]) for episode in failed]),
-            share([episode.success for episode in after]),
+            format_share([answer.text.strip() != rules.NOT_UNDERSTOOD for e in plain for answer in get_answers(e)]),
+            format_share([episode in read for episode in plain]),
+            *(format_share([episode.success for episode in episodes]) for episodes in (plain, *with_tips)),
+            format_share([names_rule(waymarks.parse_spec(e.task), texts.get(e.task.id, "")) for e in read]),
+            format_share([invents_nothing(e, texts.get(e.task.id, "")) for e in failed]),
+            format_share([episode.success for episode in after]),
         ]
+
+
+def names_rule(spec: Game, text: str) -> bool:
+    """Tell whether a tip names its family and the rule."""
+    return spec.family in text.lower() and parse_rule(spec.kind, text) == spec.rule
 
 
 def invents_nothing(episode: Trajectory, text: str) -> bool:
-    """Whether a tip after a failure names no moves or gems, or those that were tried."""
+    """Tell whether a tip after a failure names no moves or gems, or those that were tried."""
     tried = tuple(word for step in episode.steps for word in step.action.split()[-1:])
     return parse_rule(waymarks.parse_spec(episode.task).kind, text) in {(), tried}
 
@@ -156,18 +156,15 @@ def parse_rule(kind: rules.Kind, text: str) -> rules.Rule:
     return tuple(gems[box] for box in rules.BOXES if box in gems)
 
 
-def understood(answer: str) -> bool:
-    """Whether the game took the action for one of its commands."""
-    return answer.strip() != rules.NOT_UNDERSTOOD
-
-
 def main(path: str, settings: str = "compare/textworld-base", num: str = "64") -> None:
     """Print the table."""
     config = load_config(Path(settings), ["--model.path", path, "--env.name", "waymarks-simulator"])
     policy = build_model_policy(config)
     specs = map(waymarks.parse_spec, load_tasks(config, "train"))
     sizes = sorted({(spec.kind, spec.size) for spec in specs}, reverse=True)
-    columns = [asyncio.run(Examined(policy, config, kind, size, int(num)).column()) for kind, size in sizes]
+    columns = [
+        asyncio.run(WaymarksEvaluation(policy, config, kind, size, int(num)).compute_column()) for kind, size in sizes
+    ]
     names = [f"{size} {'moves' if kind == 'route' else 'boxes'}" for kind, size in sizes]
     print_table(("", *names), zip(LABELS, *columns, strict=True))
 

@@ -1,4 +1,4 @@
-"""What a model can do in a world before any reinforcement: act, follow a right tip, write one.
+"""What an initial model can do in a world before any reinforcement: act, follow a right tip, write one.
 
     python examples/start_table.py models/qwen2.5-coder-0.5b qwen/webshop 6
     python examples/start_table.py runs/webshop-start webshop/small 62 --train.split validation
@@ -22,7 +22,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from examination import Examination, answers, count_to_last_raise, print_table, share
+from start_evaluation import StartEvaluation, count_to_last_gain, format_share, get_answers, print_table
 
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
@@ -52,8 +52,8 @@ REFUSALS = (  # beginnings of what worlds answer to what is no action of theirs
 )  # fmt: skip
 
 
-class Examined(Examination):
-    """A policy, and tasks with what wins them.
+class SolvedTasksEvaluation(StartEvaluation):
+    """A policy, and tasks with actions that win them.
 
     Args:
         policy: acts and writes.
@@ -68,25 +68,26 @@ class Examined(Examination):
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks that can be won in so many steps."""
+        """The tasks that are won within `rollout.max_steps`."""
         return [gold.task for gold, _ in self.solved.values()]
 
-    async def column(self) -> list[str]:
-        """The figures, in the order of `LABELS`."""
-        alone = await self.play()
-        told = await self.play({name: [tip] for name, (_, tip) in self.solved.items()})
-        gold = [gold for gold, _ in self.solved.values()]
-        about_gold, own = await self.written(gold), await self.written(alone)
-        after = await self.play(own)
-        taken = [is_action(*turn) for e in alone for turn in zip(e.steps, answers(e), strict=True)]
+    async def compute_column(self) -> list[str]:
+        """Compute the figures, in the order of `LABELS`."""
+        plain = await self.play()
+        right = await self.play({name: [tip] for name, (_, tip) in self.solved.items()})
+        gold = [episode for episode, _ in self.solved.values()]
+        tips_about_gold, own_tips = await self.write(gold), await self.write(plain)
+        after = await self.play(own_tips)
         return [
-            str(len(alone)),
-            share(taken),
-            score(alone),
-            score(told),
-            share([words(get_actions(e)) == words(get_actions(self.solved[e.task.id][0])) for e in told]),
-            share([names(about_gold.get(episode.task.id, ()), episode) for episode in gold]),
-            score(after),
+            str(len(plain)),
+            format_share([is_action(*turn) for e in plain for turn in zip(e.steps, get_answers(e), strict=True)]),
+            format_score(plain),
+            format_score(right),
+            format_share(
+                [strip_marks(get_actions(e)) == strip_marks(get_actions(self.solved[e.task.id][0])) for e in right]
+            ),
+            format_share([names_actions(tips_about_gold.get(episode.task.id, ()), episode) for episode in gold]),
+            format_score(after),
         ]
 
 
@@ -106,15 +107,15 @@ def solve(policy: Policy, config: Config, tasks: Sequence[Task]) -> Solved:
 
 
 def solve_webshop(_: Policy, config: Config, tasks: Sequence[Task]) -> Solved:
-    """Play a teacher who knows the goal's product."""
+    """Play the script that knows the goal's product."""
     script = load_demonstrator("webshop", config.rollout.style)(config, len, 0)
-    script.forbidden = frozenset()  # what is examined here is shown to nobody who learns
+    script.forbidden = frozenset()  # no model is taught on these products
     for attempt in filter(None, map(script.play_perfectly, tasks)):
         yield attempt.trajectory, script.build_tip(attempt, attempt.worth)
 
 
 def solve_wikihow(_: Policy, config: Config, tasks: Sequence[Task]) -> Solved:
-    """Play a reader who looks for what the instruction names."""
+    """Play the script that looks for what the instruction names."""
     script = load_demonstrator("wikihow", config.rollout.style)(config, len, 0)
     env: Any = make_env("wikihow", **config.env.options | {"max_steps": config.rollout.max_steps})
     for gold in (play_script(env, task, Reader(env, script.rng).straight) for task in tasks):
@@ -126,40 +127,40 @@ SOLVERS = {"webshop": solve_webshop, "wikihow": solve_wikihow}
 
 
 def is_action(step: Step, answer: Observation) -> bool:
-    """Whether the world took an answer for one of its actions."""
+    """Tell whether the world took an answer for one of its actions."""
     return bool(step.action) and not (answer.info.get("action_refused") or answer.text.startswith(REFUSALS))
 
 
-def words(texts: Sequence[str]) -> str:
-    """The words of some texts alone, each after a blank: brackets and quotation marks are nobody's fault."""
+def strip_marks(texts: Sequence[str]) -> str:
+    """Return the words of texts, each after a blank, without brackets and quotation marks."""
     return " " + " ".join(" ".join(re.findall(r"\w+", text.lower())) for text in texts)
 
 
-def names(tips: Sequence[Tip], episode: Trajectory) -> bool:
-    """Whether a tip names, in their order, the actions of an episode up to the last that raised the score."""
-    last = count_to_last_raise(episode)
-    told = words([tip.text for tip in tips]) + " "
+def names_actions(tips: Sequence[Tip], episode: Trajectory) -> bool:
+    """Tell whether tips name, in their order, the actions of an episode up to the last that raised the score."""
+    last = count_to_last_gain(episode)
+    rest = strip_marks([tip.text for tip in tips]) + " "
     for action in get_actions(episode)[:last]:
-        _, found, told = told.partition(words([action]) + " ")
-        if not found:
+        _, match, rest = rest.partition(strip_marks([action]) + " ")
+        if not match:
             return False
-        told = f" {told}"
+        rest = f" {rest}"
     return last > 0
 
 
-def score(episodes: Sequence[Trajectory]) -> str:
-    """Mean share of the full score, and share of the episodes that succeeded."""
+def format_score(episodes: Sequence[Trajectory]) -> str:
+    """Format the mean share of the full score, and the share of the episodes that succeeded."""
     if not episodes:
         return "-"
     mean = fmean(max(0.0, episode.score) / episode.max_score for episode in episodes)
-    return f"{mean:.2f}, {share([episode.success for episode in episodes])}"
+    return f"{mean:.2f}, {format_share([episode.success for episode in episodes])}"
 
 
 def main(path: str, settings: str, num: str = "6", *options: str) -> None:
     """Print the table."""
     config = load_config(settings, ["--model.path", path, *options])
-    with closing(Examined(build_model_policy(config), config, int(num))) as examined:
-        print_table(("", settings), zip(LABELS, asyncio.run(examined.column()), strict=True))
+    with closing(SolvedTasksEvaluation(build_model_policy(config), config, int(num))) as evaluation:
+        print_table(("", settings), zip(LABELS, asyncio.run(evaluation.compute_column()), strict=True))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a start model can do in each world, as `examples/` tabulates it, for agents whose figures are known.
+"""What an initial model can do in each world, as `examples/` tabulates it, for agents whose figures are known.
 
 Each agent does what the tip with the full score tells, else it dances: it scores by the right tip alone, and its own
 tips lead nowhere.
@@ -32,8 +32,8 @@ def load_example(name: str, config: str, *settings: str) -> tuple[dict[str, Any]
     return runpy.run_path(str(EXAMPLES / name)), load_config(config, [*WIDE, *LONG, *settings])
 
 
-def fill_column(example: dict[str, Any], examined: Any) -> dict[str, str]:
-    return dict(zip(example["LABELS"], asyncio.run(examined.column()), strict=True))
+def fill_column(example: dict[str, Any], evaluation: Any) -> dict[str, str]:
+    return dict(zip(example["LABELS"], asyncio.run(evaluation.compute_column()), strict=True))
 
 
 def find_right_tip(messages: Sequence[Message]) -> str:
@@ -63,17 +63,17 @@ def shop(messages: Sequence[Message]) -> str:
 def test_coin() -> None:
     pytest.importorskip("textworld_express", reason="needs the extra textworld-express")
     example, config = load_example("coin_start.py", "textworld-express/small")
-    examined = example["Examined"](ScriptedPolicy(search_coin), config, 8)
-    column = fill_column(example, examined)
-    assert int(column.pop("houses")) == len(examined.right) > 5
+    evaluation = example["CoinEvaluation"](ScriptedPolicy(search_coin), config, 8)
+    column = fill_column(example, evaluation)
+    assert int(column.pop("houses")) == len(evaluation.solved) > 5
     assert list(column.values()) == ["0.00", "0.00", "1.00", "1.00", "1.00", "0.00", "-", "1.00", "0.00"]
 
 
 def test_webshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
     example, config = load_example("start_table.py", "webshop/small", "--rollout.max_steps", "8")
-    examined = example["Examined"](ScriptedPolicy(shop), config, 8)
-    column = fill_column(example, examined)
-    assert int(column.pop("tasks")) == len(examined.solved) > 4
+    evaluation = example["SolvedTasksEvaluation"](ScriptedPolicy(shop), config, 8)
+    column = fill_column(example, evaluation)
+    assert int(column.pop("tasks")) == len(evaluation.solved) > 4
     assert list(column.values())[:3] == ["0.00", "0.00, 0.00", "1.00, 1.00"]
     assert list(column.values())[3:] == ["0.88", "0.88", "0.00, 0.00"]  # one right tip leaves a detour out

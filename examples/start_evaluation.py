@@ -1,7 +1,8 @@
-"""What the tables of start models share: a policy that plays chosen tasks, with tips or without, and writes."""
+"""What the tables of initial models share: a policy plays chosen tasks, with tips or without, and writes tips."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from trailnotes.config.schema import Config
@@ -14,8 +15,8 @@ from trailnotes.rollout.tips import WrittenTip, write_tips
 from trailnotes.types import Mode, Observation, Task, Tip, Trajectory, TrajectoryGroup
 
 
-class Examination:
-    """A policy, and the tasks that it is examined on.
+class StartEvaluation:
+    """A policy, and the tasks that it is evaluated on.
 
     Args:
         policy: acts and writes.
@@ -24,32 +25,38 @@ class Examination:
 
     def __init__(self, policy: Policy, config: Config) -> None:
         self.policy, self.config = policy, config
-        self.pool = EnvPool(config.env)  # one for all plays: simulators take long to start
+        self.pool = EnvPool(config.env)  # one for all episodes: simulators take long to start
 
     def close(self) -> None:
-        """End the environments."""
         self.pool.close()
 
     @property
     def tasks(self) -> list[Task]:
-        """What is played."""
         raise NotImplementedError
 
     async def play(
         self, tips: Mapping[str, Sequence[Tip]] | None = None, tasks: Sequence[Task] = ()
     ) -> list[Trajectory]:
-        """One episode of each task, or of these alone, with the tips of its id, or without any."""
+        """Play one episode of each task, or of these alone, with the tips of its id, or without any."""
         tasks = tasks or self.tasks
         mode: Mode = "plain" if tips is None else "on_policy_tips"
         with open_memory(None, self.config.memory) as memory:
-            for own in (tips or {}).values():
-                memory.add(list(own))
+            for of_task in (tips or {}).values():
+                memory.add(list(of_task))
             runner = GroupRunner(self.policy, self.pool, memory, self.config, seed=0)
             groups = await runner.play(tasks, [[mode]] * len(tasks))
-        return [trajectory for group in groups for trajectory in group.trajectories]
+        episodes = [trajectory for group in groups for trajectory in group.trajectories]
+        with_tips = [episode for episode in episodes if (tips or {}).get(episode.task.id)]
+        if unread := sum(not any(step.tips for step in episode.steps) for episode in with_tips):
+            print(
+                f"warning: {unread} of {len(with_tips)} episodes displayed none of their tips; if no room was left for "
+                f"them, raise rollout.max_context_tokens = {self.config.rollout.max_context_tokens}",
+                file=sys.stderr,
+            )
+        return episodes
 
-    async def written(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:
-        """What the policy writes about each of these episodes; nothing usable is left out."""
+    async def write(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:
+        """Have the policy write a tip about each episode; the ids of tasks whose tip is unusable are absent."""
         tips: dict[str, list[Tip]] = {}
 
         def keep(tip: WrittenTip) -> None:
@@ -65,23 +72,22 @@ class Examination:
         return tips
 
 
-def answers(episode: Trajectory) -> list[Observation]:
-    """What the environment said to each action."""
+def get_answers(episode: Trajectory) -> list[Observation]:
+    """Return the environment's answer to each action."""
     return [*(step.observation for step in episode.steps[1:]), episode.final_observation]
 
 
-def count_to_last_raise(episode: Trajectory) -> int:
-    """How many actions the episode took up to the last that raised the score."""
+def count_to_last_gain(episode: Trajectory) -> int:
+    """Count the actions up to the last that raised the score."""
     return max((number for number, step in enumerate(episode.steps, 1) if step.reward > 0), default=0)
 
 
-def share(hits: Sequence[bool]) -> str:
-    """As a table shows it; "-" where nothing was tried."""
+def format_share(hits: Sequence[bool]) -> str:
     return f"{sum(hits) / len(hits):.2f}" if hits else "-"
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """In Markdown, the first column to the left and the others to the right."""
+    """Print a table in Markdown, the first column to the left and the others to the right."""
     print(f"| {' | '.join(header)} |\n|---{'|---:' * (len(header) - 1)}|")
     for row in rows:
         print(f"| {' | '.join(row)} |")
