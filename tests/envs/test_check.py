@@ -171,6 +171,10 @@ FAULTS: dict[str, Any] = {  # part of the message -> environment
     "task id 'a' is in train and again in validation": bad(tasks=lists("a")),
     "tasks('train'): lists 'a' with split 'test'": bad(tasks=lists("a", split="test")),
     "the options of task 'a' must be JSON values": bad(tasks=lists("a", options={"path": object})),
+    "the options of task 'b' must be JSON values": bad(tasks=lists("b", options={"size": (3, 4)})),
+    "the options of task 'c' must be JSON values": bad(tasks=lists("c", options={1: "a"})),
+    "tasks('train'): raised TypeError": bad(tasks=lambda self, split: [Task(split, "x", split=split)]),
+    "identity: raised TypeError": bad(identity=lambda self: {"data": 1}),
     "tasks('train'): must list Task values, not str": bad(tasks=staticmethod(lambda split: ["a"])),
     "tasks('train'): differs from call to call": bad(
         tasks=staticmethod(lambda split: [Task(f"{random.random()}", "x", split=split)])

@@ -136,7 +136,7 @@ class _Check:
 
     def prepare(self, tasks: Sequence[Task] | None) -> None:
         self.env = self.make_env()
-        splits = self.list_tasks() if callable(getattr(self.env, "tasks", None)) else {}
+        splits = self.list_tasks() if callable(getattr(type(self.env), "tasks", None)) else {}
         self.chosen = list(tasks) if tasks is not None else [task for listed in splits.values() for task in listed[:1]]
         if not splits:
             self.unchecked.append("the class lists no tasks: splits were not checked")
@@ -165,7 +165,7 @@ class _Check:
         return splits
 
     def list_split(self, split: str) -> list[Task]:
-        what, lister = f"tasks({split!r})", self.env.tasks  # type: ignore[attr-defined]
+        what, lister = f"tasks({split!r})", type(self.env).tasks  # type: ignore[attr-defined]  # as runs call it
         options = select_accepted(lister, self.options)
         listed: list[list[Task]] = []
         for seed in (1, 2):
@@ -176,7 +176,11 @@ class _Check:
             if not isinstance(task, Task):
                 raise self.fail(what, f"must list Task values, not {type(task).__name__}")
             self.require(task.split == split, what, f"lists {task.id!r} with split {task.split!r}")
-            self.require(_is_json(dict(task.options)), what, f"the options of task {task.id!r} must be JSON values")
+            self.require(
+                _is_json(dict(task.options)),
+                what,
+                f"the options of task {task.id!r} must be JSON values, without tuples",
+            )
         return listed[0]
 
     def play(self) -> None:
@@ -234,10 +238,10 @@ class _Check:
             self.call("close", self.env.close)
 
     def identify(self) -> None:
-        if callable(identity := getattr(self.env, "identity", None)):
+        if callable(identity := getattr(type(self.env), "identity", None)):
             options = select_accepted(identity, self.options)
             first, second = (self.call("identity", lambda: dict(identity(**options))) for _ in range(2))
-            self.require(_is_json(first), "identity", "must hold JSON values only")
+            self.require(_is_json(first), "identity", "must hold JSON values only, without tuples")
             self.require(first == second, "identity", "differs from call to call: use its arguments and the data alone")
 
     def order(self) -> None:
@@ -284,7 +288,7 @@ class _Check:
             f"max_score must be positive, is {most:g}": most <= 0,
             f"the score must not exceed max_score, is {score:g} of {most:g}": score > most,
             f"success needs a positive score, is {score:g} of {most:g}": observation.success and score <= 0,
-            "info must hold JSON values only": not _is_json(dict(observation.info)),
+            "info must hold JSON values only (no tuples)": not _is_json(dict(observation.info)),
             f"actions must be a tuple or None, not {type(actions).__name__}": not isinstance(actions, tuple | None),
             "actions is empty in mid-episode: offer some, or None": actions == () and not observation.done,
             "each of actions must be a non-empty string": has_gap,
@@ -316,8 +320,8 @@ def _perturb_global_seed(seed: int) -> Iterator[None]:
 
 
 def _is_json(value: object) -> bool:
+    """Tell whether a value stays what it is on its way to a worker: tuples and keys that are no texts do not."""
     try:
-        json.dumps(value, allow_nan=False)
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError):
         return False
-    return True

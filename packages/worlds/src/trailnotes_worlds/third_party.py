@@ -59,7 +59,10 @@ def describe_success(**options: float | None) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SuccessRule:
-    """Success of an episode by its rewards alone: an episode may also end because it is lost."""
+    """Success of an episode by its rewards alone: an episode may also end because it is lost.
+
+    Returns are rounded to 9 decimals, so that ten rewards of 0.1 reach 1.
+    """
 
     least_return: float | None = None  # sum of all rewards; None sets no limit
     least_reward: float | None = None  # of the step that ends the episode; None sets no limit
@@ -83,7 +86,7 @@ class SuccessRule:
         """Whether an episode that ended by its own rules, with these total and last rewards, was won."""
         return (
             self.is_defined
-            and (self.least_return is None or total >= self.least_return)
+            and (self.least_return is None or round(total, 9) >= self.least_return)
             and (self.least_reward is None or reward >= self.least_reward)
             and (self.max_return is None or total > 0)  # a success has a score above 0
         )
@@ -92,4 +95,4 @@ class SuccessRule:
         """Compute the score so far, and the highest possible one."""
         if self.max_return is None:
             return float(success), 1.0
-        return min(max(total, 0.0), self.max_return), float(self.max_return)
+        return min(max(round(total, 9), 0.0), self.max_return), float(self.max_return)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ gymnasium = pytest.importorskip("gymnasium", reason="the extra gymnasium is not 
 
 from trailnotes.commands import main  # noqa: E402
 from trailnotes.envs import check_env, get_env_identity, list_env_tasks, make_env  # noqa: E402
-from trailnotes.errors import EnvError  # noqa: E402
+from trailnotes.errors import ConfigError, EnvError  # noqa: E402
 from trailnotes.types import Observation, Task  # noqa: E402
 from trailnotes_worlds.gymnasium.env import (  # noqa: E402
     GymnasiumEnv,
@@ -20,6 +21,7 @@ from trailnotes_worlds.gymnasium.env import (  # noqa: E402
     format_value,
     render_plain,
 )
+from trailnotes_worlds.third_party import SuccessRule  # noqa: E402
 
 LAKE = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False}}
 WAY = ("down", "down", "right", "right", "down", "right")  # over the 4x4 lake
@@ -110,6 +112,26 @@ def test_the_mask_says_what_is_admissible() -> None:
     names = ("south", "north", "east", "west", "pickup", "dropoff")
     assert start.actions == tuple(name for name, fits in zip(names, info["action_mask"], strict=True) if fits)
     assert start.actions != names
+    refused = env.step("fly")
+    assert refused.actions == start.actions
+    assert refused.text.endswith(f"Actions: {', '.join(start.actions)}.")
+
+
+@pytest.mark.parametrize(("size", "accepted"), [(63, True), (64, False)])
+def test_all_numbers_of_an_observation_are_counted(size: int, accepted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary or tuple of arrays is printed as a value, as one array is."""
+    box, one = gymnasium.spaces.Box(0, 1, (size,)), gymnasium.spaces.Discrete(2)
+    for space in (gymnasium.spaces.Dict(image=box, side=one), gymnasium.spaces.Tuple((box, one))):
+        monkeypatch.setattr(Point, "observation_space", space)
+        with contextlib.nullcontext() if accepted else pytest.raises(ConfigError, match="shows 65 numbers"):
+            GymnasiumEnv(id="Point-v0", success_reward=1)
+
+
+def test_ten_rewards_of_a_tenth_make_one() -> None:
+    rule = SuccessRule(least_return=1.0, max_return=1.0)
+    assert rule.is_won(sum([0.1] * 10), 0.1)
+    assert rule.score(sum([0.1] * 10), success=True) == (1.0, 1.0)
+    assert not rule.is_won(0.999, 0.1)
 
 
 def test_done_is_not_success() -> None:

@@ -74,6 +74,16 @@ def test_done_is_not_success() -> None:
     assert (cut.truncated, cut.terminated, cut.success) == (True, False, False)
 
 
+def test_scores_are_shares_of_the_highest_of_the_reset() -> None:
+    """Of a server that tells scores only in steps, and of one whose successes cost more than they bring."""
+    with serving(saying(observation("x", score=40, max_score=100))) as url:
+        half = played(client(url), "a")[-1]
+    assert (half.score, half.max_score, half.success) == (0.4, 1.0, False)
+    with serving(saying(observation("x", -1, True, success=True))) as url:
+        won = played(client(url, max_return=1.0), "a")[-1]
+    assert (won.score, won.max_score, won.success) == (1.0, 1.0, True)
+
+
 @pytest.mark.parametrize(
     ("schema", "wish", "text", "made"),
     [

@@ -27,6 +27,7 @@ from trailnotes_worlds.scienceworld.env import ScienceWorldEnv
 
 TASK = Task("scienceworld/boil/0", "scienceworld", options={"task": "boil", "variation": 0})
 ACTIONS = ["teleport to kitchen", "open cupboard", "pick up orange", "0", "wait1", "look around", "inventory"]
+WATERING = "teleportAction,selfWateringFlowerPots"
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +143,11 @@ def test_a_killed_worker_takes_its_stopped_simulator_along() -> None:
 @pytest.mark.long
 def test_games_of_one_process_know_nothing_of_each_other() -> None:
     """Interleaved, each gives the text of a process of its own, and lists actions in one."""
-    setups = [("boil", 0), ("find-animal", 1), ("find-animal", 1), ("power-component", 2)]
+    setups = [
+        (*task, WATERING) for task in (("boil", 0), ("find-animal", 1), ("find-animal", 1), ("power-component", 2))
+    ]
     games = [FaultTolerantGame(shared=True) for _ in setups]
-    begun = [game.begin(*setup, "") for game, setup in zip(games, setups, strict=True)]
+    begun = [game.begin(*setup) for game, setup in zip(games, setups, strict=True)]
     answers = [[game.step(action) for game in games] for action in ACTIONS]
     assert len({game._get_client().simulator.pid for game in games}) == 1
     listed = [game.valid_actions() for game in games]
@@ -152,7 +155,7 @@ def test_games_of_one_process_know_nothing_of_each_other() -> None:
     assert [game.valid_actions() for game in games] != listed, "names are drawn"
     for i, (setup, game) in enumerate(zip(setups, games, strict=True)):
         alone = ScienceWorldClient()
-        alone.load(*setup, "")
+        alone.load(*setup)
         assert alone.step("look around") == begun[i]
         assert [alone.step(action) for action in ACTIONS] == [column[i] for column in answers]
         assert alone.valid_actions() == listed[i]
@@ -162,8 +165,11 @@ def test_games_of_one_process_know_nothing_of_each_other() -> None:
 
 @pytest.mark.long
 def test_a_game_that_draws_at_random_gets_a_process_of_its_own() -> None:
-    """Bees that are let out fly as they do where no other game draws between."""
-    setup = ("find-animal", 0, "teleportAction,openDoors")
+    """Bees that are let out fly as they do where no other game draws between.
+
+    So does a game whose flower pots have to be watered: the simulator keeps that for all games of a process.
+    """
+    setup = ("find-animal", 0, f"openDoors,{WATERING}")
     actions = ["teleport to greenhouse", "open bee hive", *["wait1", "look around"] * 3]
     first, second = FaultTolerantGame(shared=True), FaultTolerantGame(shared=True)
     alone = ScienceWorldClient()
@@ -174,10 +180,11 @@ def test_a_game_that_draws_at_random_gets_a_process_of_its_own() -> None:
         answer = alone.step(action)
         assert first.step(action) == second.step(action) == answer
     assert first._get_client().simulator.pid != second._get_client().simulator.pid
-    grown = FaultTolerantGame(shared=True)
-    grown.begin("grow-plant", 0, "teleportAction")
-    assert grown._get_client().simulator._num_games == 1
-    for game in (alone, first, second, grown):
+    grown, dry = FaultTolerantGame(shared=True), FaultTolerantGame(shared=True)
+    grown.begin("grow-plant", 0, WATERING)
+    dry.begin("find-animal", 0, "teleportAction")
+    assert grown._get_client().simulator._num_games == dry._get_client().simulator._num_games == 1
+    for game in (alone, first, second, grown, dry):
         game.close()
 
 

@@ -58,7 +58,7 @@ def alfworld_tasks(
         ConfigError: an unknown name, a number out of range, or no data.
         MissingExtraError: the package is not installed.
     """
-    require_choice("split", split, FOLDERS)
+    require_choice("split", split, FOLDERS, where="")
     kinds = resolve_names("task_types", task_types, TASK_TYPES)
     published = require_choice("games", games, GAMES) == "published"
     require_int("num_games", num_games, 0 if published else 1, _SEEDS_PER_SPLIT)

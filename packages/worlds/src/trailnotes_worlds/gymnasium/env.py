@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from trailnotes.envs.base import require_choice, require_int, require_text_list, require_type
 from trailnotes.errors import ConfigError, EnvError, format_error
 from trailnotes.types import Observation, Task
-from trailnotes_worlds.third_party import FIRST_SEED, SuccessRule, describe_success, format_game_name, make_seeded_tasks
+from trailnotes_worlds.third_party import (
+    FIRST_SEED,
+    SuccessRule,
+    describe_success,
+    format_game_name,
+    make_seeded_tasks,
+)
 
 if TYPE_CHECKING:
     import gymnasium
@@ -113,7 +119,7 @@ _JSON_ENCODER: Final = json.JSONEncoder(default=_convert_numpy)  # json.dumps wo
 ObservationMode = Literal["auto", "ansi", "value"]
 
 NO_KWARGS: Mapping[str, Any] = MappingProxyType({})
-_MAX_NUMBERS: Final = 64  # of an array that is printed as a value
+_MAX_NUMBERS: Final = 64  # of an observation that is printed as a value
 
 
 class GymnasiumEnv:
@@ -167,6 +173,7 @@ class GymnasiumEnv:
         if not self._success.is_defined:
             raise ConfigError(f"env.options.success_return is missing: {id} does not define success")
         self._total, self._steps = 0.0, 0
+        self._allowed: tuple[str, ...] | None = None  # actions of the newest observation
         self._playing = False
 
     @staticmethod
@@ -207,9 +214,10 @@ class GymnasiumEnv:
         self._playing = False
         value, info = self._env.reset(seed=task.seed)
         self._total, self._steps, self._playing = 0.0, 0, True
+        self._allowed = self._list_actions(info)
         score, max_score = self._success.score(0.0, success=False)
         return Observation(
-            self._render_value(value), actions=self._list_actions(info), instruction=self._instruction, score=score,
+            self._render_value(value), actions=self._allowed, instruction=self._instruction, score=score,
             max_score=max_score,
         )  # fmt: skip
 
@@ -220,8 +228,8 @@ class GymnasiumEnv:
         taken = self._parse_action(action)
         if taken is None:
             score, max_score = self._success.score(self._total, success=False)
-            text = "There is no such action." + (f" Actions: {', '.join(self._names)}." if self._names else "")
-            return Observation(text, actions=self._names or None, score=score, max_score=max_score)
+            text = "There is no such action." + (f" Actions: {', '.join(self._allowed)}." if self._allowed else "")
+            return Observation(text, actions=self._allowed, score=score, max_score=max_score)
         self._playing = False  # an exception below ends the episode
         value, given, terminated, truncated, info = self._env.step(taken)
         reward = float(given)
@@ -230,11 +238,12 @@ class GymnasiumEnv:
         truncated = truncated or self._steps >= self._limit
         won = bool(terminated) and self._success.is_won(self._total, reward)
         self._playing = not (terminated or truncated)
+        self._allowed = self._list_actions(info)
         score, max_score = self._success.score(self._total, success=won)
         cut = bool(truncated and not terminated)
         return Observation(
             self._render_value(value), reward, terminated=bool(terminated), truncated=cut,
-            actions=self._list_actions(info), success=won, score=score, max_score=max_score,
+            actions=self._allowed, success=won, score=score, max_score=max_score,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -309,7 +318,7 @@ def _unwrap(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], floa
 def _choose_observation_mode(
     env: gymnasium.Env[Any, Any], env_id: str, wish: ObservationMode
 ) -> Literal["text", "ansi", "value"]:
-    from gymnasium.spaces import Box, Text
+    from gymnasium.spaces import Text
 
     drawn = env.render_mode == "ansi"
     if wish != "ansi" and isinstance(env.observation_space, Text):
@@ -318,8 +327,15 @@ def _choose_observation_mode(
         return "ansi"
     if wish == "ansi":
         raise ConfigError(f"env.options.observation = 'ansi': {env_id} has no drawing in letters; leave it out")
-    space = env.observation_space
-    if isinstance(space, Box) and math.prod(space.shape) > _MAX_NUMBERS:
+    if (numbers := _count_numbers(env.observation_space)) > _MAX_NUMBERS:
         fix = "register it with a wrapper to texts (gymnasium.spaces.Text), or with a render mode 'ansi'"
-        raise ConfigError(f"env.options.id = {env_id!r} shows {math.prod(space.shape):,} numbers: {fix}")
+        raise ConfigError(f"env.options.id = {env_id!r} shows {numbers:,} numbers: {fix}")
     return "value"
+
+
+def _count_numbers(space: Any) -> int:
+    from gymnasium.spaces import Dict, Tuple
+
+    if isinstance(space, Dict | Tuple):
+        return sum(map(_count_numbers, space.values() if isinstance(space, Dict) else space))
+    return math.prod(space.shape or ())

@@ -204,10 +204,12 @@ class OpenEnvClient:
         won = terminated and self._success.is_won(self._total, answer.reward)
         if answer.success is not None:
             won = answer.done and answer.success
-        latest, _ = answer.score or self._success.score(self._total, success=won)
-        score = min(latest, self._score[1])  # the highest score is that of the reset
+        latest, most = answer.score or self._success.score(self._total, success=won)
+        score = min(latest * self._score[1] / most, self._score[1])  # the highest score is that of the reset
         if won and score <= 0:
-            raise self._close_on_error(EnvError(f"{self._address.name} says success with a score of {score:g}"))
+            if answer.score:
+                raise self._close_on_error(EnvError(f"{self._address.name} says success with a score of {score:g}"))
+            score = self._score[1]  # the steps have cost more than the success has brought
         self._score = score, self._score[1]
         self._actions = answer.actions or form.choices or None
         self._playing = not answer.done

@@ -44,7 +44,7 @@ def sokoban_tasks(split: str, difficulty: str = "easy", num_games: int = 100, da
     Raises:
         ConfigError: an unknown split or difficulty, or a number out of range.
     """
-    require_choice("split", split, SPLIT_BUCKETS)
+    require_choice("split", split, SPLIT_BUCKETS, where="")
     options = {"difficulty": require_choice("difficulty", difficulty, DIFFICULTIES)}
     require_int("num_games", num_games, 1, _SEEDS_PER_SPLIT)
     require_int("dataset_seed", dataset_seed, 0, 9999)

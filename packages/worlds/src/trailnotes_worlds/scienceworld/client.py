@@ -217,7 +217,8 @@ class FaultTolerantGame:
         """Begin an episode, and return the answer to its first look."""
         self._setup, self._played, self.restarts = (name, variation, simplifications), [], 0
         self._listings.clear()
-        if name.startswith(DRAWING_TASKS) or "openContainers" in simplifications:
+        draws = name.startswith(DRAWING_TASKS) or "openContainers" in simplifications
+        if draws or "selfWateringFlowerPots" not in simplifications:  # which all games of a process share
             self._isolate()
 
         def first_look(client: ScienceWorldClient) -> StepResult:

@@ -114,6 +114,15 @@ class ScienceWorldEnv:
 
     tasks = staticmethod(scienceworld_tasks)
 
+    @staticmethod
+    def identity(
+        score: str = "raw", success: str = "complete", simplification: str | Sequence[str] = "easy"
+    ) -> dict[str, Any]:
+        """Return how episodes are scored and simplified, where it is not the default."""
+        labels = simplification if isinstance(simplification, str) else ",".join(simplification)
+        options = {"score": (score, "raw"), "success": (success, "complete"), "simplification": (labels, "easy")}
+        return {name: value for name, (value, default) in options.items() if value != default}
+
     def reset(self, task: Task) -> Observation:
         self._steps_left = 0
         options = {key: task.options.get(key, default) for key, default in self._defaults.items()}

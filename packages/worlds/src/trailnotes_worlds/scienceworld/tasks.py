@@ -145,7 +145,7 @@ def scienceworld_tasks(
     Raises:
         ConfigError: an unknown split, task, protocol or step limits, or a number below 1.
     """
-    require_choice("split", split, SPLITS)
+    require_choice("split", split, SPLITS, where="")
     require_choice("protocol", protocol, PROTOCOLS)
     limits = _resolve_step_limits(step_limits)
     nums = {"num_train": num_train, "num_validation": num_validation, "num_test": num_test}

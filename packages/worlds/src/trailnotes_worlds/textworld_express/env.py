@@ -51,7 +51,7 @@ def textworld_express_tasks(
     Raises:
         ConfigError: an unknown split, game or setting, or a number out of range.
     """
-    require_choice("split", split, FOLDS)
+    require_choice("split", split, FOLDS, where="")
     require_int("num_games", num_games, 1, NUM_SEEDS)
     names = resolve_names("game", game, GAMES)
     settings, known = dict(params or {}), {key: allowed for name in names for key, allowed in GAMES[name].items()}
