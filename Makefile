@@ -75,7 +75,7 @@ docs: $(if $(wildcard $(BIN)/zensical),,$(INSTALLED))
 
 bench: $(INSTALLED)
 	mkdir -p runs/bench
-	set -e; for file in $(filter-out %/shared.py %/mutations.py,$(wildcard benchmarks/*.py)); do \
+	set -e; for file in $(filter-out %/shared.py,$(wildcard benchmarks/*.py)); do \
 	  $(BIN)/python $$file --json runs/bench/$$(basename $$file .py).json; \
 	done
 

@@ -26,7 +26,7 @@ PACKAGES = {
 """Picture -> the package that it shows."""
 GROUND = ("types", "errors", "seeds")
 LEFT_OUT = ("__init__", "__main__")  # the package's face hands names on
-WAY = ("envs", "prompts", "policies", "rollout", "memory", "credit", "learner")  # of the data, in one iteration
+WAY = ("envs", "policies", "rollout", "memory", "learner")  # of the data, in one iteration
 
 WIDTH, HEIGHT, GAP, FLOOR, MARGIN = 236, 62, 26, 118, 24
 INK, SOFT, PAPER, WALL, MARK = "#22303c", "#8a9aa8", "#ffffff", "#eef3f7", "#b5651d"

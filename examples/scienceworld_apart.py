@@ -20,6 +20,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,8 +29,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
-
-from scienceworld_small import trailnotes
 
 from trailnotes.config.toml import load_config
 from trailnotes.reporting.intervals import t_quantile
@@ -42,6 +42,14 @@ GROUPS = (
     ("test-conductivity", "chemistry-mix", "identify-life-stages-2"),
 )
 METHODS = ("grpo", "empo2")
+
+
+def trailnotes(log: Path, *arguments: str) -> None:
+    """Run one command, with its output in a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as sink:
+        command = [sys.executable, "-m", "trailnotes", *arguments]
+        subprocess.run(command, check=True, stdout=sink, stderr=sink, env=os.environ | {"NO_COLOR": "1"})  # noqa: S603
 
 
 def run(folder: Path, tasks: tuple[str, ...], method: str, seed: int, arguments: argparse.Namespace) -> None:
