@@ -42,7 +42,6 @@ GUIDES = {
     "algorithm": "algorithms/empo2.md",
     "loss": "algorithms/losses.md",
     "rehearsal": "algorithms/empo2.md#anchor-losses-and-rehearsal",
-    "archive": "algorithms/exploration.md#archive-of-states",
     "notebook": "algorithms/memories.md",
 }
 """Section -> the page that says when to change its keys; that of one method is on the method's page."""

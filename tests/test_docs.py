@@ -191,7 +191,7 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
     rehearsed.write_text('{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "go"}]}\n')
     lines = []
     for name, more in (
-        ("empo2", f"--algorithm.intrinsic states --archive.share 1 {KEPT} --rehearsal.path {rehearsed}"),
+        ("empo2", f"--algorithm.intrinsic states {KEPT} --rehearsal.path {rehearsed}"),
         ("gigpo", "--algorithm.dynamic_sampling 1"),
         ("opsd", ""),
         ("opid", ""),

@@ -301,12 +301,6 @@ class Trajectory:
     def num_tokens(self) -> int:
         return sum(step.completion.num_tokens + step.other_tokens for step in self.steps)
 
-    @property
-    def num_replayed(self) -> int:
-        """Actions replayed before the episode (`runs/exploration.py`); 0 for one that began at the start."""
-        first = self.steps[0].observation if self.steps else self.final_observation
-        return int(first.info.get("returned", 0))
-
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryGroup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 
@@ -112,11 +112,3 @@ class RehearsalConfig(Section):
     imitate: float = key(
         0.0, "weight of the likelihood of conversations that helped (won, or followed by a better trial), or of all "
         "of a file that does not say; 0 = none", ge=0, needs=REHEARSED)  # fmt: skip
-
-
-class ArchiveConfig(Section):
-    """Go-Explore's first phase: promising states that episodes return to before they explore."""
-
-    capacity: ClassVar[int] = 64  # states kept for each task
-
-    share: float = key(0.0, "share of the plain members that start from a kept state; 0 = off", ge=0, le=1)

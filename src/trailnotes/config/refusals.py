@@ -107,10 +107,6 @@ def refuse_training(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
            f"model.path = {c.model.path!r} cannot be trained: name a model directory or hub name, or `trailnotes adapt`"
            )  # fmt: skip
     yield c.rollout.group_size < 2, "training compares the members of a group: set rollout.group_size to 2 or more"
-    yield (c.archive.share and (c.rollout.max_async_iterations or c.algorithm.dynamic_sampling or name == "lamer"
-                                or c.env.name == "gateway"),
-           ("archive.share goes with rollout.max_async_iterations = 0 and algorithm.dynamic_sampling = 0 alone, and "
-           "neither with lamer nor with agents of the gateway"))  # fmt: skip
     yield (c.memory.write_temperature != c.rollout.temperature
            and (name == "lamer" or (empo2.author_credit and method.shows_tips)),
            ("lamer and empo2.author_credit train tips as they were sampled: set memory.write_temperature to "

@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from trailnotes.config.former import rename_keys
 from trailnotes.config.methods import Method, find_method, is_known, list_sections, resolve_method
-from trailnotes.config.methods_schema import AlgorithmConfig, ArchiveConfig, Empo2Config, RehearsalConfig
+from trailnotes.config.methods_schema import AlgorithmConfig, Empo2Config, RehearsalConfig
 from trailnotes.config.model_schema import (
     TINKER,
     VLLM,
@@ -345,7 +345,6 @@ class Config(Section):
     memory: MemoryConfig = key(MemoryConfig, "the store of tips")
     algorithm: AlgorithmConfig = key(AlgorithmConfig, "the method")
     rehearsal: RehearsalConfig = key(RehearsalConfig, "what is rehearsed")
-    archive: ArchiveConfig = key(ArchiveConfig, "states to return to", needs="archive.share")
     loss: LossConfig = key(LossConfig, "the loss")
     optim: OptimConfig = key(OptimConfig, "the optimizer")
     train: TrainConfig = key(TrainConfig, "length and rhythm of training")

@@ -139,10 +139,10 @@ class GroupRunner:
             self.progress(slot.played)
 
     def _report_results(self, slots: Iterable[EpisodeSlot]) -> None:
-        """Report readers' results to each memory that asks; returned members began further on and do not count."""
+        """Report readers' results to each memory that asks."""
         readers: dict[int, tuple[FeedbackMemory, list[Trajectory]]] = {}
         for slot in slots:
-            if slot.played is not None and isinstance(slot.memory, FeedbackMemory) and not slot.played.num_replayed:
+            if slot.played is not None and isinstance(slot.memory, FeedbackMemory):
                 readers.setdefault(id(slot.memory), (slot.memory, []))[1].append(slot.played)
         for memory, episodes in readers.values():
             memory.report(episodes, once=self.once)

@@ -218,9 +218,7 @@ def _check_tip_gain(episodes: Sequence[JsonRecord], config: Config) -> Check:
     Weak only outside the interval of two standard errors (Welch) around the last gain.
     """
     question = "return with tips shown, less return without"
-    # An episode that returned to a kept state (`archive.share`) began on the way: no measure of playing without tips.
-    whole = [e for e in episodes if "return_to" not in e.get("task", {}).get("options", {})]
-    played = [e for e in whole if e["outcome"] != "error"]
+    played = [e for e in episodes if e["outcome"] != "error"]
     num_iterations = 1 + max((e["iteration"] for e in played), default=0)
     gains: list[tuple[float, float, int]] = []  # of each fifth: gain, two standard errors, episodes
     for i in range(5):

@@ -1,38 +1,22 @@
-"""Exploration baselines that the related work of EMPO2 names: Random Network Distillation and Go-Explore.
-
-The first is a novelty reward (`algorithm.intrinsic`), as are the counters of `learner/credit/steps.py`. The archive of
-states (`archive.share`) is Go-Explore's first phase, by replay (arXiv 1901.10995, arXiv 2004.12919).
-"""
+"""Random Network Distillation, a novelty reward: `algorithm.intrinsic = "rnd"`."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trailnotes.config.methods_schema import ArchiveConfig
 from trailnotes.learner.credit.steps import Estimator
 from trailnotes.memory import Embedder
-from trailnotes.rollout.episode import AsyncEnv, Pool
-from trailnotes.rollout.groups import GroupRunner
-from trailnotes.storage.checkpoint import Arrays, ComponentState, read_json, write_json
-from trailnotes.types import Mode, Observation, Task, Trajectory, TrajectoryGroup, hash_state
+from trailnotes.storage.checkpoint import Arrays, ComponentState
+from trailnotes.types import Trajectory
 
-ARCHIVE_FILE = "archive.json"  # in a checkpoint
-RETURN_OPTION = "return_to"  # option of a task that is played from a kept state: the actions that lead there
-MIN_RETURNING = 2  # members that return together: one alone has nothing to be compared with
 WIDTHS = (64, 32)  # of the networks: hidden layers, and the random features that are predicted
 LEARNING_RATE = 1e-3
 MINIBATCH = 64  # states
@@ -121,140 +105,3 @@ def _make_mlp(widths: Sequence[int], generator: torch.Generator) -> nn.Sequentia
         nn.init.zeros_(linear.bias)
         layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveCell:
-    """A kept state, and the shortest known actions that lead there."""
-
-    states: Sequence[int]  # hashes of the observations on the way, its own at the end; () is the start of the game
-    actions: Sequence[str]  # as many
-    score: float  # there, in the environment's own unit
-    visits: int  # episodes that met it, replays not counted
-
-
-class Archive:
-    """The cells of each task, by the hash of their observation; `play` and `update` make one iteration.
-
-    Some episodes start from a promising cell: its actions are replayed, and the conversation starts with the
-    observation there. Replayed actions are steps without tokens: they are not trained on, nor are their rewards.
-    """
-
-    def __init__(self, config: ArchiveConfig) -> None:
-        self.config = config
-        self.cells: dict[str, dict[int, ArchiveCell]] = {}  # by task and state
-        self._targets: dict[str, ArchiveCell] = {}  # by task: where its returning members go, in this iteration
-        self._lost: set[str] = set()  # tasks whose target was not reached again
-        self._replayed_steps = 0  # in this iteration
-
-    async def play(
-        self, runner: GroupRunner, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], rng: random.Random
-    ) -> list[TrajectoryGroup]:
-        """Play a batch whose returning members have groups of their own, since all members of a group start alike."""
-        rows = [part for task, row in zip(tasks, modes, strict=True) for part in self.split_group(task, row, rng)]
-        pool: Any = SimpleNamespace(lease=partial(self._lease, runner.pool))
-        groups = await replace(runner, pool=pool).play(*zip(*rows, strict=True))
-        parts = [
-            replace(group, trajectories=tuple(t for t in group.trajectories if bool(t.num_replayed) == returned))
-            for group in groups for returned in (True, False)  # False: those that had to start afresh
-        ]  # fmt: skip
-        return [part for part in parts if part.trajectories]
-
-    def split_group(self, task: Task, row: Sequence[Mode], rng: random.Random) -> list[tuple[Task, list[Mode]]]:
-        """Split off `share` of the plain members of a group: their task has the option `RETURN_OPTION`.
-
-        A task without a cell, or of which fewer than two members would return, stays as it is.
-        """
-        num = round(self.config.share * row.count("plain"))
-        if num < MIN_RETURNING or not (cell := self._choose_target(task.id, rng)):
-            return [(task, list(row))]
-        returning = [i for i, mode in enumerate(row) if mode == "plain"][-num:]
-        staying = [mode for i, mode in enumerate(row) if i not in returning]
-        marked = replace(task, options={**task.options, RETURN_OPTION: list(cell.actions)})
-        return [*([(task, staying)] if staying else []), (marked, ["plain"] * num)]
-
-    def _choose_target(self, task: str, rng: random.Random) -> ArchiveCell | None:
-        """Choose the highest score; of those, rarely visited ones by 1/sqrt(visits + 1). One a task and iteration."""
-        cells = [cell for cell in self.cells.get(task, {}).values() if cell.actions]
-        if cells and task not in self._targets:
-            highest = max(cell.score for cell in cells)
-            best = [cell for cell in cells if cell.score == highest]
-            (self._targets[task],) = rng.choices(best, [1 / math.sqrt(cell.visits + 1) for cell in best])
-        return self._targets.get(task)
-
-    @asynccontextmanager
-    async def _lease(self, pool: Pool) -> AsyncIterator[Any]:
-        async with pool.lease() as env:
-            yield SimpleNamespace(reset=partial(self._reset, env), step=env.step)
-
-    async def _reset(self, env: AsyncEnv, task: Task) -> Observation:
-        """Start `task`; if it is marked, replay the way to its target, which is lost where that differs."""
-        options = dict(task.options)
-        if options.pop(RETURN_OPTION, None) is None:
-            return await env.reset(task)
-        cell, plain = self._targets[task.id], replace(task, options=options)
-        first = seen = await env.reset(plain)
-        for action, state in zip(cell.actions, cell.states, strict=True):
-            self._replayed_steps += 1
-            seen = await env.step(action)
-            if seen.done or hash_state(seen.text) != state:
-                break
-        else:
-            if seen.score == cell.score:
-                info = {**seen.info, "returned": len(cell.actions)}
-                return replace(seen, reward=0.0, instruction=first.instruction, briefing=first.briefing, info=info)
-        self._lost.add(task.id)
-        return await env.reset(plain)
-
-    def update(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-        """Drop cells not reached again, record the states of the episodes, and end the iteration; returns metrics."""
-        for task in self._lost:
-            self.cells[task].pop(self._targets[task].states[-1], None)
-        for trajectory in (episodes := [each for group in groups for each in group.trajectories]):
-            self._record_states(trajectory)
-        returned = [each for each in episodes if each.num_replayed]
-        metrics = {
-            "cells": float(sum(bool(cell.actions) for cells in self.cells.values() for cell in cells.values())),
-            "dropped": float(len(self._lost)), "returned": float(len(returned)),
-            "replayed_steps": float(self._replayed_steps),
-            "return": math.fsum(t.episode_return for t in returned) / max(1, len(returned)),
-            "success": sum(t.success for t in returned) / max(1, len(returned)),
-        }  # fmt: skip
-        self._targets, self._lost, self._replayed_steps = {}, set(), 0
-        return metrics
-
-    def _record_states(self, trajectory: Trajectory) -> None:
-        """Record every state reached with a higher score, or by fewer actions at the same score."""
-        cells = self.cells.setdefault(trajectory.task.id, {})
-        start = self._targets[trajectory.task.id] if trajectory.num_replayed else ArchiveCell((), (), 0.0, 0)
-        states, actions = start.states, start.actions
-        met: set[int] = set()
-        seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
-        taken = ["", *(step.action for step in trajectory.steps)]
-        for number, (action, observation) in enumerate(zip(taken, seen, strict=True)):
-            state = hash_state(observation.text)
-            if number:
-                states, actions = (*states, state), (*actions, action)
-            if observation.done:
-                break
-            old = cells.get(state)
-            visits = (old.visits if old else 0) + (state not in met)
-            met.add(state)
-            if old and (old.score, -len(old.actions)) >= (observation.score, -len(actions)):
-                cells[state] = replace(old, visits=visits)
-            else:
-                cells[state] = ArchiveCell(states, actions, observation.score, visits)
-        ranked = sorted(cells, key=lambda state: (cells[state].score, -cells[state].visits))
-        kept = [state for state in ranked if cells[state].actions]
-        for state in kept[: max(0, len(kept) - self.config.capacity)]:
-            del cells[state]
-
-    def save(self, path: Path) -> None:
-        tasks = {task: [[state, asdict(cell)] for state, cell in cells.items()] for task, cells in self.cells.items()}
-        write_json(path / ARCHIVE_FILE, tasks)
-
-    def load(self, path: Path) -> None:
-        """Read the cells of a checkpoint, if it has any: the archive may have been off until then."""
-        if (file := path / ARCHIVE_FILE).exists():
-            tasks = read_json(file)
-            self.cells = {task: {key: ArchiveCell(**cell) for key, cell in cells} for task, cells in tasks.items()}

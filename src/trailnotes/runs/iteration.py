@@ -151,25 +151,19 @@ class Iteration:
             self.policy, self.run.pool, self.prompt_memory, self.config, seed=self.seed(phase),
             progress=record, on_error=self._record_error, memory_of=memory_of, once=f"{self.number}/{phase}",
         )  # fmt: skip
-        modes, archive = rows[: len(tasks)], self.run.archive
-        if archive is None:
-            return await runner.play(tasks, modes)
-        return await archive.play(runner, tasks, modes, self.rng(f"archive-{phase}"))
+        return await runner.play(tasks, rows[: len(tasks)])
 
     def _record_error(self, trajectory: Trajectory) -> None:
         self._errors.append(trajectory)
         log_traceback(trajectory)
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup], purpose: str = "tips") -> list[WrittenTip]:
-        """Have the policy write about every episode; the memory of the run gets what it wrote when learning begins.
-
-        Episodes from a state of the archive get none: it would tell only the last part of the way.
-        """
+        """Have the policy write about every episode; the memory of the run gets what it wrote when learning begins."""
         written: list[WrittenTip] = []
         with self._time_section("write_tips"):
             async with self.run.weights.use_author() as author:
                 tips, num_tokens = await write_tips(
-                    author, _select_from_start(groups), self.config, seed=self.seed(purpose), step=self.number,
+                    author, groups, self.config, seed=self.seed(purpose), step=self.number,
                     on_tip=written.append,
                 )  # fmt: skip
         self._tips += tips
@@ -302,11 +296,7 @@ class Iteration:
         count.tokens_trained += int(metrics.get("tokens_trained", 0))
         count.iteration += 1
         run.directory.append_trajectories(self.number, played)
-        self.add_metrics("rollout", compute_rollout_metrics(_select_from_start(groups) or groups, self._errors))
-        if run.archive is not None:
-            replay = run.archive.update(groups)
-            count.env_steps += int(replay["replayed_steps"])
-            self.add_metrics("archive", replay)
+        self.add_metrics("rollout", compute_rollout_metrics(groups, self._errors))
         self.add_metrics("update", metrics)
         if run.memory is not None:
             self.add_metrics("memory", run.memory.stats())
@@ -369,10 +359,6 @@ class Iteration:
                 yield activity
         finally:
             self._timings[name] = self._timings.get(name, 0.0) + time.monotonic() - started
-
-
-def _select_from_start(groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    return [group for group in groups if not any(t.num_replayed for t in group.trajectories)]
 
 
 def _validate_engine_match(difference: float, engine: EngineConfig) -> None:

@@ -38,7 +38,7 @@ from trailnotes.rollout.episode import Pool
 from trailnotes.runs.authors import AuthorRegistry
 from trailnotes.runs.directory import RunDir, has_begun
 from trailnotes.runs.estimate.footprint import fit_microbatch
-from trailnotes.runs.exploration import Archive, RandomNetworkDistillation
+from trailnotes.runs.exploration import RandomNetworkDistillation
 from trailnotes.runs.load_policy import build_model_policy, load_endpoint_author
 from trailnotes.runs.progress import TrainingProgress
 from trailnotes.runs.rehearsal import (
@@ -186,7 +186,6 @@ class TrainingRun:
     tasks: list[Task]
     embedder: Callable[[], Embedder]  # one model for novelty and memory
     novelty: Novelty
-    archive: Archive | None
     authors: AuthorRegistry | None
     policy: TrainedPolicy
     learner: ModelLearner
@@ -277,7 +276,6 @@ def open_run(
         credits_authors = config.section(Empo2Config).author_credit and method.shows_tips
         run = TrainingRun(
             config, directory, pool, progress, load_training_tasks(config), embedder, novelty,
-            archive=Archive(config.archive) if config.archive.share else None,
             authors=AuthorRegistry(config) if credits_authors else None,
             policy=policy, learner=learner, ledger=policy.server.ledger if config.is_hosted else None,
             weights=WeightSync(config, policy, learner, author), rehearsal=rehearsal, memory=memory,
@@ -408,8 +406,6 @@ def load_checkpoint(run: TrainingRun, path: Path) -> None:
     try:
         run.learner.load(path)
         run.novelty.load_state_dict(novelty, checkpoint.read_json(path / "novelty.json"))
-        if run.archive is not None:
-            run.archive.load(path)
         if run.authors is not None and (path / "authors.json").exists():
             run.authors.load_state_dict(checkpoint.read_json(path / "authors.json")["written"])
     except (ValueError, RuntimeError) as error:  # torch's word for tensors of other shapes is RuntimeError
@@ -425,8 +421,6 @@ def _write_state(run: TrainingRun, path: Path) -> None:
     arrays, rest = run.novelty.state_dict()
     save_numpy(dict(arrays), path / "novelty.safetensors")
     checkpoint.write_json(path / "novelty.json", rest)
-    if run.archive is not None:
-        run.archive.save(path)
     if run.authors is not None:
         checkpoint.write_json(path / "authors.json", {"written": run.authors.state_dict()})
     if run.memory is not None:

@@ -156,7 +156,7 @@ def _expand_panel(spec: ComparisonSpec, name: str, run: PlannedRun, base: Path |
         raise ConfigError(f"{path}: panels.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
     directory = panel_directory(run.directory, name)
     ours = {"run.name": directory.name, "run.seed": run.seed, "algorithm.name": TIPS_ONLY_METHOD,
-            "eval.trials": panel.trials, "archive.share": 0.0}  # fmt: skip
+            "eval.trials": panel.trials}  # fmt: skip
     shared, method = flatten_settings(spec.settings), flatten_settings(spec.methods[run.method].settings)
     config = _load_layered_config(base, (path, f"panels.{name}"), [shared, method, own, ours])
     # A relative path, so that the same directory has the same settings however --out was written.
