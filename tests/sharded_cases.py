@@ -40,6 +40,7 @@ class Case:
     untied: bool = False
     capped: bool = False  # more than the head makes the logits
     offload: bool = False
+    dtype: torch.dtype = torch.float32
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -70,22 +71,18 @@ def rows_of(case: Case) -> list[Sample]:
         episode(random.Random(i), 1 + 2 * (i % 3), ("plain", "off_policy")[i % 2]) for i in range(case.episodes)
     ]
     advantages = [(-1) ** i * (1 + i / 4) for i in range(case.episodes)]
-    rows = with_logprobs(build_samples([group(*episodes)], [advantages]), 1)
-    return (
-        rows
-        + [
-            told("tip", 1, 2, hold=0.3),
-            told("tip", 2, 9, hold=0.3, advantage=0.5),
-            told("rehearsal", 3, 4, hold=1.0, imitate=0.5),
-            told("reading", 4, 6, hold=0.1),
-        ]
-        * case.others
-    )
+    others = [
+        told("tip", 1, 2, hold=0.3),
+        told("tip", 2, 9, hold=0.3, advantage=0.7),
+        told("rehearsal", 3, 4, hold=1.0, imitate=0.5),
+        told("reading", 4, 6, hold=0.1),
+    ]
+    return with_logprobs(build_samples([group(*episodes)], [advantages]) + others * case.others, 1)
 
 
 def model_of(case: Case, seed: int = 0) -> Any:
     """A tiny model, as the case has it."""
-    model: Any = tiny_model(seed)
+    model: Any = tiny_model(seed, case.dtype)
     if case.untied:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone() * 1.1)
         model.config.tie_word_embeddings = False

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM
 
 from sharded_cases import CASES, alone, among, learn, model_of
+from small import small_config
 from tiny import VOCABULARY, tiny_model
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import TokenScorer, first_layers, is_packing_supported
+from trailnotes.learner.ranks import LOOPBACK, LearnerGroup, init_process_group
 from trailnotes.learner.samples import PackingMode, make_microbatches, split_microbatches
+from trailnotes.learner.sharding import ShardedRank
 from trailnotes.types import Sample
 
 pytestmark = [
@@ -159,6 +164,21 @@ def test_the_first_layers_have_each_kind_of_attention() -> None:
     with first_layers(model):
         assert (len(model.model.layers), model.config.num_hidden_layers) == (2, 2)
     assert (len(model.model.layers), model.config.num_hidden_layers) == (4, 4)
+
+
+@pytest.fixture
+def lone_rank() -> Iterator[LearnerGroup]:
+    """A process group of this process alone."""
+    config = small_config(model={"device": "cpu"})
+    yield init_process_group(0, config, dist.HashStore(), interface=LOOPBACK)
+    dist.destroy_process_group()
+
+
+def test_sharded_rows_keep_float32_beside_bfloat16_weights(lone_rank: LearnerGroup) -> None:
+    case = replace(CASES["empo2, held rows"], dtype=torch.bfloat16)
+    whole, sharded = learn(case), learn(case, ShardedRank(lone_rank.mesh, lone_rank.object_group, case.dtype))
+    assert furthest(whole, sharded) == 0.0, "not even the last bit of an old log-probability or advantage is lost"
+    assert_equal_metrics(whole, sharded)
 
 
 def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,7 @@ class Learner:
             reference = torch.empty(0, device=self.device)
             if any_anchored:
                 reference = self._compute_reference_states(batch, anchored)
-            terms = self._score.within(self._compute_terms, batch, anchored, reference)
+            terms = self._score.within(partial(self._compute_terms, batch, anchored, reference))
             weight = torch.tensor([weights[i] for i in indices] or [[0.0] * 3], device=self.device)  # (B, 3)
             loss = (terms * weight[:, None] * batch.mask[..., None]).sum()
             loss.backward()
@@ -277,7 +278,7 @@ class Learner:
             if batch.layout is not None:  # of all rows together
                 ids, mask = batch.token_ids, batch.mask & rows[:, None]
             score = self._score_reference
-            hidden: Tensor = score.within(score.compute_states, ids, mask, batch.layout)
+            hidden: Tensor = score.within(partial(score.compute_states, ids, mask, batch.layout))
         return hidden if own else hidden[:0]
 
     def _iter_microbatches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:

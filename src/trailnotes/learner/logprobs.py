@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
-from trailnotes.learner.samples import PackingMode, call_directly
+from trailnotes.learner.samples import GatheredCall, PackingMode, call_directly
 from trailnotes.policies.hf.attention import SharedRows, use_own_attention
 from trailnotes.policies.hf.decoder import evaluation_mode, get_attention_windows, split_model
 from trailnotes.policies.prefixes import PrefixTree, order_rows
@@ -113,7 +113,7 @@ class TokenScorer:
         if temperature <= 0:
             raise ValueError(f"training needs a temperature above 0, got {temperature}: set rollout.temperature")
         self.model, self.temperature, self.chunk = model, temperature, chunk
-        self.within: Callable[..., Any] = call_directly  # for all reading of weights, which may be sharded outside
+        self.within: GatheredCall = call_directly  # for all reading of weights, which may be sharded outside
         self.parts = split_model(model)
         if self.parts is None:
             base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]

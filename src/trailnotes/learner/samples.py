@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PackingMode = Literal["padded", "joined", "shared"]  # how the rows of a batch are laid out, see `logprobs`
-GatheredCall = Callable[..., Any]
-"""Calls a function with arguments while the outer weights of a model (embedding, last norm, head) are whole."""
+GatheredCall = Callable[[Callable[[], Any]], Any]
+"""Calls a function while the outer weights of a model (embedding, last norm, head) are whole.
+
+The function takes no arguments: FSDP would round those that are float32 to the model's dtype.
+"""
 
 
 @dataclass(slots=True)
@@ -308,8 +311,8 @@ class Ranks:
                 parameter.data = data
 
 
-def call_directly(function: Callable[..., T], *arguments: Any) -> T:
-    return function(*arguments)
+def call_directly(function: Callable[[], T]) -> T:
+    return function()
 
 
 def split_microbatches(

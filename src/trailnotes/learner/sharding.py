@@ -8,7 +8,7 @@ a chunk at a time, so neither is the `forward` of the model that FSDP knows of.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,7 +109,7 @@ class ShardedRank(Ranks):
             module.set_force_sum_reduction_for_comms(True)  # the default multiplies before it adds: nccl alone can
         model.within = call_directly  # type: ignore[assignment]
         register_fsdp_forward_method(model, "within")
-        within: Callable[..., Any] = model.within  # type: ignore[assignment]
+        within: GatheredCall = model.within  # type: ignore[assignment]
         return within
 
     def reshard(self, model: nn.Module) -> None:
