@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,14 @@ def process_of(learner: ShardedLearner) -> RankProcess:
     return rank
 
 
+@contextmanager
+def opened_directory(path: Path) -> Iterator[Path]:
+    """A path of a directory that this process alone can follow."""
+    descriptor = os.open(path, os.O_RDONLY)
+    yield Path(f"/proc/self/fd/{descriptor}")
+    os.close(descriptor)
+
+
 def test_two_processes_learn_save_and_resume_as_one(two: ShardedLearner, start_model: Path, tmp_path: Path) -> None:
     alone = one_process(config_of(start_model, 1))
     for seed in range(2):
@@ -111,7 +120,9 @@ def test_two_processes_learn_save_and_resume_as_one(two: ShardedLearner, start_m
 
 
 @pytest.mark.long
-def test_shared_errors_leave_the_ranks_and_a_kill_ends_all(two: ShardedLearner, tmp_path: Path) -> None:
+def test_shared_errors_leave_the_ranks_and_a_kill_ends_all(
+    two: ShardedLearner, start_model: Path, tmp_path: Path
+) -> None:
     broken = [replace(row, advantages=tuple(m * float("inf") if m else 0.0 for m in row.loss_mask)) for row in ROWS]
     with pytest.raises(NonFiniteError, match="the weights were left as they were"):
         two.update(broken)
@@ -122,6 +133,10 @@ def test_shared_errors_leave_the_ranks_and_a_kill_ends_all(two: ShardedLearner, 
     other.save(tmp_path)
     with pytest.raises(ValueError, match="another model's"):
         two.load(tmp_path)
+    (tmp_path / "own").mkdir()
+    one_process(config_of(start_model, 1)).save(tmp_path / "own")
+    with opened_directory(tmp_path / "own") as path, pytest.raises(ValueError, match="rank 1 of the learner: RunError"):
+        two.load(path)
     assert two.update(ROWS)["optimizer_steps"] == 1  # all goes on
 
     process_of(two).process.kill()

@@ -27,7 +27,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from trailnotes.errors import NonFiniteError
+from trailnotes.errors import NonFiniteError, format_error
+from trailnotes.learner.ranks import SHARED_ERRORS
 from trailnotes.learner.samples import Ranks
 from trailnotes.policies.hf.adapters import get_adapter_state_dict, save_adapters
 from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
@@ -249,17 +250,22 @@ def load_state(path: Path, blank: MakeBlank, ranks: Ranks) -> tuple[dict[str, Te
     the rest, as `save_state` was given them. Raises `ValueError` if they are another model's, or a rank cannot read
     them.
     """
-    rest = read_json(path / REST)
-    if (path / SHARDS).is_dir():
+    with _share_failure(ranks):
+        rest = read_json(path / REST)
+        if not (path / SHARDS).is_dir():
+            return _load_file(path / FILE, blank), rest
         reader = HuggingFaceStorageReader(str(path / SHARDS))
         parts: Any = reader.read_metadata().state_dict_metadata
         tensors = blank(parts)
         for name, tensor in tensors.items():
             _validate_shape(name, parts[name].size, tensor)
-        with _raise_first_failure(ValueError):
-            load_shards(tensors, storage_reader=reader, process_group=ranks.object_group, no_dist=ranks.world == 1)
-        return tensors, rest
-    with safe_open(path / FILE, framework="pt") as file:
+    with _raise_first_failure(ValueError):
+        load_shards(tensors, storage_reader=reader, process_group=ranks.object_group, no_dist=ranks.world == 1)
+    return tensors, rest
+
+
+def _load_file(path: Path, blank: MakeBlank) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as file:
         tensors = blank(set(file.keys()))
         for name, tensor in tensors.items():
             saved = file.get_slice(name)
@@ -271,12 +277,25 @@ def load_state(path: Path, blank: MakeBlank, ranks: Ranks) -> tuple[dict[str, Te
             shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
             if (local := tensor.to_local()).numel():
                 local.copy_(saved[offset[0] : offset[0] + shape[0]])
-    return tensors, rest
+    return tensors
 
 
 def _validate_shape(name: str, saved: Sequence[int], tensor: Tensor) -> None:
     if tuple(saved) != tuple(tensor.shape):
         raise ValueError(f"the saved weights are another model's: {name} is {tuple(saved)}, not {tuple(tensor.shape)}")
+
+
+@contextmanager
+def _share_failure(ranks: Ranks) -> Iterator[None]:
+    """Raise a failure of one rank's block on all ranks: that one alone would go on with the weights that it had."""
+    failure: Exception | None = None
+    try:
+        yield
+    except SHARED_ERRORS as error:
+        failure = error
+    reasons = ranks.gather(f"rank {ranks.rank} of the learner: {format_error(failure)}" if failure else "")
+    if failure or any(reasons):
+        raise failure or ValueError(next(filter(None, reasons)))
 
 
 @contextmanager
