@@ -38,7 +38,7 @@ if __name__ == "__main__":
     time.sleep(1000)
 """
 TORCHRUN = """
-import sys
+import signal, sys, threading
 from trailnotes.config.toml import load_config
 from trailnotes.learner.ranks import is_torchrun_worker
 from trailnotes.learner.sharded import ShardedLearner, run_torchrun_rank
@@ -49,9 +49,14 @@ if __name__ == "__main__":
         run_torchrun_rank(config)
     else:
         from sharded_cases import Case, rows_of
+        stopped = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
         learner = ShardedLearner(config)
-        print("tokens", learner.update(rows_of(Case()))["tokens_trained"], flush=True)
+        for _ in range(2):
+            print("tokens", learner.update(rows_of(Case()))["tokens_trained"], flush=True)
+            stopped.wait()
         learner.close()
+        print("closed", flush=True)
 """
 
 
@@ -205,16 +210,21 @@ def test_adapters_of_two_processes(start_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_torchrun_starts_the_ranks(start_model: Path, tmp_path: Path) -> None:
+def test_torchrun_starts_the_ranks_and_a_signal_lets_them_finish(start_model: Path, tmp_path: Path) -> None:
     from trailnotes.config.toml import to_toml
 
     (tmp_path / "config.toml").write_text(to_toml(config_of(start_model)), encoding="utf-8")
     (tmp_path / "both.py").write_text(TORCHRUN, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(tmp_path / "both.py")]
     arguments = [str(tmp_path / "config.toml"), str(Path(__file__).parents[1])]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert f"tokens {float(sum(sum(row.loss_mask) for row in ROWS))}" in done.stdout
+    env = os.environ | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True, env=env) as torchrun:
+        assert torchrun.stdout is not None
+        lines = [torchrun.stdout.readline()]
+        torchrun.terminate()
+        lines += torchrun.stdout.readlines()
+    tokens = f"tokens {float(sum(sum(row.loss_mask) for row in ROWS))}\n"
+    assert lines == [tokens, tokens, "closed\n"], "one update before the signal, and one after it"
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(start_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

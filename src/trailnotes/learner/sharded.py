@@ -141,7 +141,7 @@ class ShardedLearner:
 
 def main(rank: int, directory: Path) -> None:
     """Be a rank that `start_ranks` started, until the pipe from rank 0 ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _ignore_signals()
 
     def exit_with_rank_0() -> None:
         while os.read(0, 1):
@@ -162,6 +162,7 @@ def main(rank: int, directory: Path) -> None:
 
 def run_torchrun_rank(config: Config) -> None:
     """Run a rank that torchrun started. Raises `LearnerError` where it failed, or another is gone."""
+    _ignore_signals()
     ranks.validate_world_size(config)
     rank = int(os.environ["RANK"])
     try:
@@ -169,6 +170,12 @@ def run_torchrun_rank(config: Config) -> None:
         follow_rank_0(rank, store, local_rank=local_rank)
     except RuntimeError as error:
         raise LearnerError(f"rank {rank} of the learner failed: {format_error(error)}") from error
+
+
+def _ignore_signals() -> None:
+    """Leave signals that ask the run to stop to rank 0, which saves before it ends the other ranks."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def follow_rank_0(rank: int, store: Store, **where: Any) -> None:
