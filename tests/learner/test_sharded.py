@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,15 +17,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from children import alive, wait_for
 from sharded_cases import Case, config_of, difference, one_process, rows_of
 from tiny import tiny_model
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.ranks import RankProcess, is_torchrun_worker, validate_world_size
-from trailnotes.learner.sharded import ShardedLearner, make_learner
+from trailnotes.learner.ranks import BUILD_KEY, RankProcess, is_torchrun_worker, validate_world_size
+from trailnotes.learner.sharded import ShardedLearner, make_learner, run_torchrun_rank
 from trailnotes.policies.hf.policy import load_model
+from trailnotes.runs.dry_run import dry_run
+from trailnotes.runs.train import train
 
 ROWS = rows_of(Case())
 PARENT = """
@@ -225,6 +229,43 @@ def test_torchrun_starts_the_ranks_and_a_signal_lets_them_finish(start_model: Pa
         lines += torchrun.stdout.readlines()
     tokens = f"tokens {float(sum(sum(row.loss_mask) for row in ROWS))}\n"
     assert lines == [tokens, tokens, "closed\n"], "one update before the signal, and one after it"
+
+
+@pytest.fixture
+def torchrun_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TCPStore]:
+    """The store of a torchrun whose rank 1 is this process."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in (where | {"RANK": "1", "WORLD_SIZE": "2"}).items():
+        monkeypatch.setenv(name, value)
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield store
+    for number, handler in signals.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("command", ["finished", "dry run"])
+def test_torchrun_ranks_end_where_rank_0_needs_no_learner(
+    torchrun_store: TCPStore, start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    config = config_of(start_model)
+    with monkeypatch.context() as patch:
+        patch.setenv("RANK", "0")
+        if command == "finished":
+            patch.setattr("trailnotes.runs.training.find_final_model", lambda *_: start_model)
+            assert train(config, tmp_path) == start_model
+        else:
+            absent = config_of(Path("nobody/nothing"))
+            assert "nobody/nothing is not on this machine" in dry_run(absent)
+    assert torchrun_store.check([BUILD_KEY])
+    run_torchrun_rank(config)
+
+
+def test_torchrun_ranks_wait_however_long_rank_0_prepares(torchrun_store: TCPStore, start_model: Path) -> None:
+    rank_0 = threading.Timer(1.5, torchrun_store.set, (BUILD_KEY, "null"))
+    rank_0.start()
+    run_torchrun_rank(config_of(start_model, timeout=0.5))
+    rank_0.join()
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(start_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ GRACE = 5.0  # seconds for a rank to report why it failed, or to end by itself
 STORE_FILE = "store"  # in the private directory
 FAILURE_KEY = "failure/{}"  # of the store, by rank
 READY_KEY = "ready/{}"
-BUILD_KEY = "build"  # arguments of `build_rank`, as JSON
+BUILD_KEY = "build"  # arguments of `build_rank`, as JSON; null where rank 0 needs no learner
 MAX_TEXT_CHARS = 300  # of one rank's error in a message
 LOOPBACK = "lo"  # the interface that no other machine can reach
 SHARED_ERRORS = (TrailnotesError, ValueError, OSError)
@@ -240,9 +240,19 @@ def start_ranks(config: Config) -> RankMonitor:
 
 
 def join_torchrun(config: Config) -> tuple[Store, int]:
-    """Connect to the store of torchrun's environment; return it and the local rank of this process."""
-    store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=config.learner.timeout)))
+    """Connect to the store of torchrun's environment; return it and the local rank of this process.
+
+    Ranks above 0 wait there however long rank 0 prepares the run: it may record a rehearsal, and start engines.
+    """
+    limit = CALL_TIMEOUT if is_torchrun_worker() else timedelta(seconds=config.learner.timeout)
+    store, rank, _ = next(rendezvous("env://", timeout=limit))
     return store, int(os.environ.get("LOCAL_RANK", rank))
+
+
+def release_torchrun(config: Config) -> None:
+    """End the ranks above 0 that torchrun started, if any: rank 0 needs no learner."""
+    if config.learner.world_size > 1 and get_torchrun_rank():
+        join_torchrun(config)[0].set(BUILD_KEY, "null")
 
 
 def is_communication_error(error: BaseException) -> bool:

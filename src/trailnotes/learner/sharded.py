@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -179,13 +180,16 @@ def _ignore_signals() -> None:
 
 
 def follow_rank_0(rank: int, store: Store, **where: Any) -> None:
-    """Join the process group, and repeat the calls of rank 0 until it ends this rank.
+    """Join the process group, and repeat the calls of rank 0 until it ends this rank; return where it has no learner.
 
     Arguments are those of `init_process_group`. A failure of this rank's own is in the store when this raises it.
     """
     try:
         build = json.loads(store.get(ranks.BUILD_KEY))
+        if build is None:
+            return
         config, dump_dir = Config(**build["config"]), build["dump_dir"] and Path(build["dump_dir"])
+        store.set_timeout(timedelta(seconds=config.learner.timeout))
         torch.set_num_threads(config.run.threads or max(1, torch.get_num_threads() // config.learner.world_size))
         store.set(ranks.READY_KEY.format(rank), "")
         group = ranks.init_process_group(rank, config, store, **where)

@@ -50,6 +50,7 @@ def dry_run(
     run_preflight(config, None if memory is None else read_tips(memory), machine=False)
     if config.is_hosted:
         return report_hosted(config)
+    from trailnotes.learner.ranks import release_torchrun
     from trailnotes.policies.hf.policy import is_downloaded, require_context_length, require_trainable
     from trailnotes.runs.estimate.footprint import estimate_footprint
 
@@ -61,6 +62,7 @@ def dry_run(
         show(footprint.report())
         footprint.require_fit()
     if not is_here:
+        release_torchrun(config)
         missing = "time and disk" if footprint else "memory, time and disk"
         return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: {missing} are "
                 "unknown; `trailnotes train` downloads it, and `hf download NAME config.json` what the memory "

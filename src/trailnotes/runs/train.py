@@ -57,6 +57,7 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
     """
     tips = None if memory is None else read_tips(memory)
     run_preflight(config, tips)
+    from trailnotes.learner.ranks import release_torchrun
     from trailnotes.runs.training import find_final_model
 
     final_model = find_final_model(config, Path(run_dir))
@@ -70,6 +71,7 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
             RunDir.open(run_dir, config, allow_change=allow_change, fixed=FIXED_TRAIN_KEYS)
         )
         if final_model is not None:
+            release_torchrun(config)
             return final_model
         prepare_rehearsal(config, directory.path)
         return run_to_end(_train(config, directory, tips or (), cluster))
