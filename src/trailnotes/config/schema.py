@@ -92,8 +92,9 @@ class RolloutConfig(Section):
     system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
     max_async_iterations: int = key(
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
-        "newest weights; up to 1 repeats bit for bit, but for what memory.distilled, or a memory.order or "
-        "memory.retire that goes by readers, changes meanwhile", ge=0)  # fmt: skip
+        "newest weights; up to 1 repeats bit for bit, unless resumed (newer weights play the next iteration), "
+        "and but for what memory.distilled, or a memory.order or memory.retire that goes by readers, changes "
+        "meanwhile", ge=0)  # fmt: skip
 
 
 class MemoryConfig(Section):

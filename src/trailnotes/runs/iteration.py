@@ -1,6 +1,7 @@
 """One iteration of a training run, with its services in the order in which a method calls them.
 
-All randomness is drawn from (seed, iteration, purpose), so that a resumed run continues exactly as it would have.
+All randomness is drawn from (seed, iteration, purpose), so that a resumed run continues exactly as it would have,
+unless iterations overlap.
 """
 
 from __future__ import annotations

@@ -36,9 +36,10 @@ FIXED_TRAIN_KEYS = ("algorithm.name", "run.seed")
 def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (), memory: StrPath | None = None) -> Path:
     """Train `config.algorithm` until it is done, and return the directory of the last model.
 
-    The same call on an existing run resumes exactly at its last checkpoint. Ctrl-C finishes the iteration, saves, and
-    raises; a second one raises at once; so do SIGTERM, and SIGHUP of a closed terminal. A finished run is not opened
-    again where `train.keep_optimizer` is off.
+    The same call on an existing run resumes at its last checkpoint: exactly, unless iterations overlap
+    (`rollout.max_async_iterations`), since newer weights then play the next one. Ctrl-C finishes the iteration, saves,
+    and raises; a second one raises at once; so do SIGTERM, and SIGHUP of a closed terminal. A finished run is not
+    opened again where `train.keep_optimizer` is off.
 
     Args:
         config: the whole configuration.
