@@ -19,6 +19,8 @@ from trailnotes.config.unused import list_requirements, warn_unused
         (["--model.lora.rank", "16"], ""),  # the default
         (["--memory.ucb", "2"], "memory.ucb (needs memory.order = ucb)"),
         (["--memory.ucb", "2", "--memory.order", '["ucb"]'], ""),
+        (["--loss.observations", "0.1"], ""),
+        (["--loss.observations", "0.1", "--optim.rows", "step"], "loss.observations (needs optim.rows = auto)"),
         (["--learner.offload", "true"], "learner.offload (needs learner.world_size > 1)"),
         (["--learner.offload", "true", "--learner.world_size", "2"], ""),
         (["--rehearsal.rows", "3"], "rehearsal.rows (needs rehearsal.split or rehearsal.path)"),

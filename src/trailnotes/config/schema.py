@@ -204,7 +204,7 @@ class LossConfig(Section):
         "(DeepSeek-V3.2); none = off", gt=0)  # fmt: skip
     observations: float = key(
         0.0, "weight of the likelihood of what the environment answered, in contexts without tips (ECHO, as in "
-        "prime-rl); 0 = off", ge=0)  # fmt: skip
+        "prime-rl); 0 = off", ge=0, needs="optim.rows = auto")  # fmt: skip
     mismatch: Literal["none", "truncate", "mask"] = key(
         "none", "where another program samples: weigh tokens by the learner's probability over the engine's, under the "
         "prompt that was acted on, by the product over its episode; up to 3, or not at all above it (TRL 1.16, verl)",
