@@ -221,7 +221,7 @@ def test_long_texts_are_not_remembered_and_are_tokenized_in_a_thread() -> None:
         ({"frequency_penalty": 1}, True, "frequency_penalty"), ({"tool_choice": "required"}, False, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, False, "tool_choice"),
         ({"max_tokens": -1}, False, "max_tokens"), ({"max_tokens": 0}, False, "max_tokens"),
-        ({"n": 0}, False, "n must"),
+        ({"n": 0}, False, "n must"), ({"stop": ["x"] * 65}, False, "64"), ({"stop": [""]}, True, "stop"),
     ],
 )  # fmt: skip
 def test_sampling_that_cannot_be_is_refused(body: dict[str, Any], trained: bool, named: str) -> None:
@@ -248,6 +248,34 @@ def test_an_agent_that_is_served_sets_its_sampling_and_one_that_is_trained_its_l
         assert all(getattr(first, name) == value for name, value in served.items())
         assert second.temperature == 1.0
         assert episode.steps[0].completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_stop_of_the_agent_ends_what_is_sampled(trained: bool) -> None:
+    prompts: list[str] = []
+
+    class Policy(ScriptedPolicy):
+        def __init__(self) -> None:
+            super().__init__(lambda messages: "Action: look\nObservation: a key; Final: none")
+
+        async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
+            prompts.append("|".join(message.content for message in messages))
+            return await super().generate(messages, sampling, episode)
+
+    async def agent(opened: Session) -> None:
+        call = parse_chat_call({"messages": [user("a")], "stop": "\nObservation:"})
+        reply = await opened.ask(call)
+        assert (reply.content, reply.finish_reason) == ("Action: look", "stop")
+        assert list(requests.iter_chat_events([reply]))[1].count('"finish_reason": "stop"') == 1
+        await ask(opened, [user("a"), {"role": "assistant", "content": reply.content}, user("b")])
+        opened.report(Report(score=1.0))
+
+    policy = Policy()
+    episode = play(agent, policy, trained=trained, stop=("; Final:",))
+    stopped, unstopped = (step.completion for step in episode.steps)
+    assert (stopped.text, unstopped.text) == ("Action: look", "Action: look\nObservation: a key")
+    assert prompts == ["a", "a|Action: look|b"]
+    assert policy.decode(stopped.token_ids) == "Action: look", "what the agent never saw is not trained"
 
 
 def test_calls_that_the_agent_excludes_are_no_training_rows() -> None:

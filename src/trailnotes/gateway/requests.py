@@ -42,6 +42,7 @@ _USER_FORMS: Final = {
 _ROLE_TAG: Final = re.compile(r"<(\\*/?(?:system|tool_response)>)")  # gets a backslash where a text holds it
 MIN_TEMPERATURE: Final = 0.01  # lower ones overflow logits
 MAX_ANSWERS: Final = 128  # to one request, as OpenAI has it
+MAX_STOPS: Final = 64  # of a request: each is looked for after each token
 _BEGINNING: Final = "(The conversation begins.)"  # in place of a user's turn before the model's first
 
 
@@ -61,7 +62,7 @@ class RequestRefused(Exception):  # noqa: N818 (it is an answer)
 class ModelCall:
     messages: tuple[Json, ...]  # as chat completions have them
     tools: tuple[Json, ...] = ()
-    stop: tuple[str, ...] = ()  # cuts the answer, not what is sampled
+    stop: tuple[str, ...] = ()  # besides those of the run
     stream: bool = False
     sampling: tuple[tuple[str, Any], ...] = ()  # fields of `Sampling`, sorted
     parallel_calls: bool = True
@@ -89,8 +90,8 @@ def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
     )  # fmt: skip
     if not call.messages or not all(isinstance(each, dict) for each in (*call.messages, *call.tools)):
         raise RequestRefused("messages must be a list of objects that is not empty, and tools one of objects")
-    if not all(isinstance(each, str) and each for each in call.stop):
-        raise RequestRefused("stop must be texts")
+    if len(call.stop) > MAX_STOPS or not all(isinstance(each, str) and each for each in call.stop):
+        raise RequestRefused(f"stop must be at most {MAX_STOPS} texts, none of them empty")
     if type(call.num_answers) is not int or not 1 <= call.num_answers <= MAX_ANSWERS:
         raise RequestRefused(f"n must be 1 to {MAX_ANSWERS}")
     return call

@@ -174,6 +174,8 @@ class Session:
             changes["seed"] += number
         if "max_tokens" in changes:
             changes["max_tokens"] = min(changes["max_tokens"], self.sampling.max_tokens)
+        if call.stop:  # what is sampled must end where the agent's text does
+            changes["stop"] = (*self.sampling.stop, *call.stop)
         if self._start is not None:
             if call.num_answers > 1:
                 raise RequestRefused("n must be 1 in training: each answer is an action of one episode")
