@@ -111,6 +111,12 @@ def test_a_call_has_one_object_of_arguments(arguments: str, wanted: dict[str, An
     assert [json.loads(call["function"]["arguments"]) for call in reply.calls] == [wanted, wanted]
 
 
+def test_half_a_surrogate_pair_of_the_model_becomes_a_question_mark() -> None:
+    reply = answer('\udcff <tool_call>{"name": "s\\ud83day", "arguments": {"\\ud83d": "\\ud83d\\ude00"}}</tool_call>')
+    function = {"name": "s?ay", "arguments": '{"?": "😀"}'}
+    assert (reply.content, reply.calls[0]["function"]) == ("?", function)
+
+
 def test_an_agent_s_own_calls_are_rendered_with_an_object() -> None:
     for arguments in ('{"a": 1}', '"{\\"a\\": 1}"', {"a": 1}):
         call = {"id": "c", "function": {"name": "say", "arguments": arguments}}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
 from trailnotes.client import AgentSession
-from trailnotes.types import Completion, Role, Sampling, TokenIds, strip_thinking
+from trailnotes.types import Completion, Role, Sampling, TokenIds, replace_surrogates, strip_thinking
 
 Json = dict[str, Any]
 ChatTurn = tuple[Role, str]
@@ -294,7 +294,7 @@ def make_reply(call: ModelCall, completion: Completion, decode: Decode | None = 
 
     `decode` is what log-probabilities are given with, if the call wants them.
     """
-    text = strip_thinking(completion.text)
+    text = replace_surrogates(strip_thinking(completion.text))
     whole, text = text, text[: min((place for stop in call.stop if (place := text.find(stop)) >= 0), default=len(text))]
     calls, first = _read_calls(text) if call.tools else ([], 0)
     calls = calls if call.parallel_calls else calls[:1]
@@ -327,6 +327,7 @@ def _read_calls(text: str) -> tuple[list[Json], int]:
             arguments = _read_arguments(value.get("arguments"))
             if isinstance(value.get("name"), str) and arguments is not None and (closed := _CALL_END.match(text, end)):
                 function = {"name": value["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+                function = {name: replace_surrogates(part) for name, part in function.items()}
                 calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
                 first, place = min(first, begin.start()), closed.end()
     return calls, first
