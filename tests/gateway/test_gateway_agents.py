@@ -196,7 +196,9 @@ def test_a_lost_answer_is_sampled_once(tmp_path: Path) -> None:
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": "x"}]}]}, ""),
         ({"messages": [{"role": "user", "content": "x" * 10_000_000}]}, "4,194,304"),
         ({"response_format": {"type": "json_object"}}, "json_object"), ({"response_format": "json"}, ""),
-        ({"tools": 5}, ""), ({"messages": [{"role": "user", "content": "\udcff"}]}, "surrogate"),
+        ({"tools": 5}, ""), ({"tools": [{"type": "custom", "custom": {"name": "say"}}]}, "tools must be functions"),
+        ({"functions": [{"name": "say"}]}, "functions is"), ({"function_call": {"name": "say"}}, "function_call is"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "say"}}, {"role": "user"}]}, "function_call is"), ({"messages": [{"role": "user", "content": "\udcff"}]}, "surrogate"),
     ],
 )  # fmt: skip
 def test_a_request_that_cannot_be_is_refused_and_the_episode_goes_on(

@@ -90,6 +90,11 @@ def parse_chat_call(body: Mapping[str, Any]) -> ModelCall:
     )  # fmt: skip
     if not call.messages or not all(isinstance(each, dict) for each in (*call.messages, *call.tools)):
         raise RequestRefused("messages must be a list of objects that is not empty, and tools one of objects")
+    if not all(isinstance(tool.get("function"), dict) for tool in call.tools):
+        raise RequestRefused("tools must be functions, each in the field function: no other runs here")
+    for part in (body, *call.messages):
+        if name := next((name for name in ("functions", "function_call") if part.get(name)), ""):
+            raise RequestRefused(f"{name} is not supported here: use tools, tool_choice and tool_calls")
     if len(call.stop) > MAX_STOPS or not all(isinstance(each, str) and each for each in call.stop):
         raise RequestRefused(f"stop must be at most {MAX_STOPS} texts, none of them empty")
     if type(call.num_answers) is not int or not 1 <= call.num_answers <= MAX_ANSWERS:
