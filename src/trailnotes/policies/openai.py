@@ -25,6 +25,7 @@ from trailnotes.policies.base import OwnedPolicy
 from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
 from trailnotes.types import Completion, FinishReason, Message, Sampling, TokenIds, replace_surrogates, strip_thinking
 from trailnotes.web.faults import (
+    GATEWAY_FAULTS,
     RetryableError,
     compute_wait,
     explain_refusal,
@@ -205,7 +206,8 @@ class Endpoint:
         except APIStatusError as error:
             if is_retryable(error.status_code, error.body):
                 reason = redact_key(self._key, f"{error.status_code}: {extract_error_text(error.body)}")
-                raise RetryableError(reason, wait=parse_retry_after(error.response.headers)) from None
+                wait, billed = parse_retry_after(error.response.headers), error.status_code in GATEWAY_FAULTS
+                raise RetryableError(reason, wait=wait, billed=billed) from None
             refusal = explain_refusal(
                 error.status_code, error.body, url=self.config.base_url, model=self.model,
                 key_env=self.config.api_key_env,

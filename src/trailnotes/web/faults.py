@@ -15,6 +15,7 @@ MIN_WAIT = 0.5  # seconds before the first retry; doubles with each
 MAX_WAIT: Final = 60.0
 MAX_RETRY_AFTER: Final = 300.0  # a server that wants more is asked again after this
 MAX_ERROR_CHARS: Final = 300  # characters of a server's message that an error quotes
+GATEWAY_FAULTS: Final = frozenset({408, 502, 504, *range(520, 525)})  # a proxy gave up, maybe while the model generated
 _QUOTA_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _CONTEXT_OVERFLOW = re.compile(
     r"context.?length|context.?size|context.?window|maximum context|prompt is too long|longer than the model|"

@@ -126,6 +126,7 @@ def empty(answer: dict[str, Any]) -> dict[str, Any]:
 
 PASSING: dict[str, Fault] = {
     "429": refusal(429, "slow down"),
+    "504": refusal(504, "the proxy waited long enough"),
     "a cut body": cut_body,
     "a body cut unnoticed": cut_quietly,
     "no answer in time": hang,
