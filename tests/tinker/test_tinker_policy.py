@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from small import small_config
@@ -84,6 +85,19 @@ def ask(policy: Any, *samplings: Sampling, messages: Sequence[Message] = ASK) ->
 
 def count_asked(server: StandIn) -> int:
     return server.counts()["requests"].get("asample", 0)
+
+
+def test_one_health_check_serves_all_requests_that_wait(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, checks = opened().server, list[str]()
+
+    def hang() -> httpx.Response:
+        checks.append("hangs")
+        raise httpx.ReadTimeout("nothing came")
+
+    monkeypatch.setattr("trailnotes.web.tinker.ALIVE_EVERY", 3600.0)
+    monkeypatch.setattr(server, "_get_health", hang)
+    assert [server._is_alive() for _ in range(3)] == [False] * 3
+    assert checks == ["hangs"]
 
 
 def test_completions_are_cut_where_the_engines_here_end_them(own: StandIn, opened: Opened) -> None:

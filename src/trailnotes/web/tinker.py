@@ -77,7 +77,7 @@ class TinkerServer:
         self._headers = {"X-API-Key": self._key}
         self.ledger = TokenLedger(config, ledger)
         self._lock = Lock()
-        self._lived = -math.inf  # when the server was last known to be alive
+        self._checked, self._alive = -math.inf, True  # when the server was last asked whether it lives, and the answer
         self._require_alive()
         self.dialect = self._find_dialect()
         self.service: Any = self.call(
@@ -200,14 +200,13 @@ class TinkerServer:
 
     def _is_alive(self) -> bool:
         with self._lock:  # of many requests that wait, one asks
-            if time.monotonic() - self._lived > ALIVE_EVERY / 2:
+            if time.monotonic() - self._checked > ALIVE_EVERY / 2:
                 try:
-                    if self._get_health().status_code >= 500:  # one that is busy is alive
-                        return False
+                    self._alive = self._get_health().status_code < 500  # one that is busy is alive
                 except httpx.HTTPError:
-                    return False
-                self._lived = time.monotonic()
-            return True
+                    self._alive = False
+                self._checked = time.monotonic()
+            return self._alive
 
     def _get_health(self) -> httpx.Response:
         return httpx.get(f"{self.url}/api/v1/healthz", headers=self._headers, timeout=ALIVE_EVERY)
