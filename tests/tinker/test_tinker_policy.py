@@ -177,6 +177,26 @@ def test_repeated_requests_of_an_episode_are_kept_apart(own: StandIn, opened: Op
     assert second.report() == {"completions": 3.0, "reused": 0.0}
 
 
+def test_a_completion_whose_episode_is_cancelled_is_counted_and_kept(
+    own: StandIn, opened: Opened, tmp_path: Path
+) -> None:
+    policy, sampling = opened(tmp_path), Sampling(1.0, max_tokens=6, seed=3)
+
+    async def cancel_while_under_way() -> None:
+        playing = asyncio.current_task()
+        assert playing is not None
+        asyncio.get_running_loop().call_soon(playing.cancel)
+        policy.open_episode("one")
+        await policy.generate(ASK, sampling, "one")
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancel_while_under_way())
+    assert policy.server.ledger.count.sampled > 0
+    before, second = count_asked(own), opened(tmp_path)
+    ask(second, sampling)
+    assert (count_asked(own), second.report()["reused"]) == (before, 1.0)
+
+
 def test_a_line_that_was_cut_short_is_asked_for_again(own: StandIn, opened: Opened, tmp_path: Path) -> None:
     samplings = [Sampling(1.0, max_tokens=6, seed=seed) for seed in range(3)]
     first = ask(opened(tmp_path), *samplings)

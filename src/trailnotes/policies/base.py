@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.types import Completion, Message, Sampling, TokenIds
+
+T = TypeVar("T")
 
 
 class Policy(Protocol):
@@ -113,3 +116,15 @@ def make_probes(chat: ChatFormat, context_length: int) -> list[Completion]:
         ids = chat.encode_reply(messages, reply)[: min(PROBE_TOKENS, max(1, context_length - len(prompt)))]
         probes.append(Completion(prompt, ids, (0.0,) * len(ids), reply))
     return probes
+
+
+async def shield_until_done(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Shield a coroutine from cancellation, and wait for its end: a request that was sent is paid for."""
+    task = asyncio.ensure_future(coroutine)
+    # Of the exception that a cancelled caller leaves, asyncio would print a traceback.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError, PolicyError, format_install_command
-from trailnotes.policies.base import OwnedPolicy
+from trailnotes.policies.base import OwnedPolicy, shield_until_done
 from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
 from trailnotes.types import Completion, FinishReason, Message, Sampling, TokenIds, replace_surrogates, strip_thinking
 from trailnotes.web.faults import (
@@ -326,7 +326,7 @@ class OpenAIPolicy(OwnedPolicy):
                 most = TokenUsage(math.ceil(estimate * self._density), sampling.max_tokens)
                 try:
                     async with self._reserve_budget(most):
-                        answer = await _shield_until_done(self._send_once(key, messages, sampling, most, tries))
+                        answer = await shield_until_done(self._send_once(key, messages, sampling, most, tries))
                 except RetryableError as trouble:
                     tries += 1
                     if tries > self.config.max_retries:
@@ -394,18 +394,6 @@ class OpenAIPolicy(OwnedPolicy):
                 "model.template_options = { enable_thinking = false }", self.name, answer.finish_reason,
             )  # fmt: skip
         return answer
-
-
-async def _shield_until_done(coroutine: Coroutine[Any, Any, PaidAnswer]) -> PaidAnswer:
-    """Shield a coroutine from cancellation, and wait for its end: a request that was sent is paid for."""
-    task = asyncio.ensure_future(coroutine)
-    # Of the exception that a cancelled caller leaves, asyncio would print a traceback.
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def _parse_reply(text: str) -> EndpointReply:

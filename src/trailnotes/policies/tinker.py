@@ -17,7 +17,7 @@ import tinker
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError, ServerError
-from trailnotes.policies.base import TrainedPolicy, make_probes
+from trailnotes.policies.base import TrainedPolicy, make_probes, shield_until_done
 from trailnotes.policies.chat import ChatFormat, encode_replies
 from trailnotes.policies.hf.engine import StopCondition, require_room
 from trailnotes.policies.hf.policy import load_tokenizer
@@ -102,10 +102,9 @@ class TinkerPolicy(TrainedPolicy):
         if kept is None:
             self._num_under_way += 1
             try:
-                kept = await self._sample(prompt_ids, sampling)
+                kept = await shield_until_done(self._sample(key, prompt_ids, sampling))
             finally:
                 self._num_under_way -= 1
-            self._kept.store(self._newest, key, kept)  # what older weights write is kept as long
         return self._cut(prompt_ids, kept, sampling)
 
     def close_episode(self, episode: str) -> None:
@@ -155,7 +154,8 @@ class TinkerPolicy(TrainedPolicy):
             "opening the sampler",
         )
 
-    async def _sample(self, prompt_ids: TokenIds, sampling: Sampling) -> SampledTokens:
+    async def _sample(self, key: str, prompt_ids: TokenIds, sampling: Sampling) -> SampledTokens:
+        """Sample a completion; it is counted and kept before it is used."""
         params = tinker.SamplingParams(
             max_tokens=sampling.max_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
             top_k=sampling.top_k or -1, seed=sampling.seed % 2**31, stop=self._find_stop_ids(sampling.stop),
@@ -167,7 +167,9 @@ class TinkerPolicy(TrainedPolicy):
         tokens, logprobs = sequence.tokens, sequence.logprobs
         if not tokens or logprobs is None or len(logprobs) != len(tokens):
             raise PolicyError(f"{self.server.url} gives {len(tokens)} tokens without as many log-probabilities")
-        return SampledTokens([*tokens], [*logprobs], "length" if sequence.stop_reason == "length" else "stop")
+        sampled = SampledTokens([*tokens], [*logprobs], "length" if sequence.stop_reason == "length" else "stop")
+        self._kept.store(self._newest, key, sampled)  # what older weights write is kept as long
+        return sampled
 
     def _cut(self, prompt_ids: TokenIds, sampled: SampledTokens, sampling: Sampling) -> Completion:
         """Cut a completion where this package's engines would have ended it."""
