@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import load_file, save
 
 from tinker_servers import RANK, Server
-from tiny import episode, group
+from tiny import episode, group, told
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import resolve_config
 from trailnotes.errors import ServerError
 from trailnotes.learner.learner import Learner
+from trailnotes.learner.losses import UpdateMetrics
 from trailnotes.learner.samples import build_samples, replace_behavior_logprobs
 from trailnotes.learner.tinker import TinkerLearner
 from trailnotes.policies.hf.policy import load_model
@@ -151,3 +152,27 @@ def test_rehearsal_is_recorded_where_the_model_is(stand_in: Any) -> None:
     recorded = build_recording_config(make_config(server, "--rehearsal.split", "spare", "--learner.price_train", "3"))
     assert recorded.is_hosted
     assert (recorded.learner.url, recorded.learner.price_train) == (server.url, 0)
+
+
+def test_held_and_imitated_rows_of_one_role_and_weight_are_means_of_their_own(stand_in: Any) -> None:
+    config = make_config(stand_in("documented"), "--learner.anchor_by", "samples")
+    learner = TinkerLearner(config, TinkerServer(config.learner))
+    given = [told("rehearsal", 1, 3, imitate=0.5), told("rehearsal", 2, 5, imitate=0.5), told("rehearsal", 3, 4, hold=0.5)]
+    rows, metrics = learner._replace_anchors(given, seed=0), UpdateMetrics()
+    scored = [torch.tensor(row) for row in learner.logprobs(rows)]
+    logprobs = torch.nn.utils.rnn.pad_sequence(scored, batch_first=True)
+    loss = learner._compute_loss(rows, logprobs, None, metrics)[0]
+    one, two, held = (-float(row.sum()) / sum(sample.loss_mask) for row, sample in zip(scored, rows, strict=True))
+    assert loss.item() == pytest.approx(0.5 * (one + two) / 2 + 0.5 * held, rel=1e-5)
+    tokens = [sum(row.loss_mask) for row in rows]
+    nll = sum(mean * num for mean, num in zip((one, two, held), tokens, strict=True)) / sum(tokens)
+    assert metrics.result()["nll_rehearsal"] == pytest.approx(nll, rel=1e-5)
+
+
+def test_a_minibatch_without_gradient_takes_no_step(stand_in: Any) -> None:
+    config = make_config(stand_in("documented"), "--loss.drop_zero_advantage", "false", "--loss.dual_clip", "0")
+    learner = TinkerLearner(config, TinkerServer(config.learner))
+    rng = random.Random(0)
+    samples = build_samples([group(*(episode(rng, 2) for _ in range(4)))], [[0.0] * 4])
+    assert learner._is_plain_ppo(samples)
+    assert learner.update(samples)["optimizer_steps"] == learner.steps == 0

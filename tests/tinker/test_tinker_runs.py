@@ -380,7 +380,7 @@ def test_anchors_are_learned_from_what_the_start_model_says(own: StandIn, tmp_pa
     held = [replace(ROW, role="tip", hold=1.0)]
     (said,) = learner._replace_anchors(held, seed=0)
     assert said.token_ids[:2] == ROW.token_ids[:2]
-    assert (said.imitate, said.hold) == (1.0, 0.0)
+    assert (said.imitate, said.hold) == (0.0, 1.0)
     before = sum(learner.logprobs([said])[0])
     for _ in range(3):
         learner.update(held, seed=0)

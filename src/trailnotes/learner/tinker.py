@@ -309,18 +309,19 @@ class TinkerLearner:
             batch = Batch.from_samples(chosen, logprobs.device)
             own = logprobs[others, : batch.mask.shape[1]]
             surrogate = losses.compute_surrogate(self.loss, own, batch).loss
-            terms = torch.stack([surrogate, torch.zeros_like(own), -own], dim=-1)
+            terms = torch.stack([surrogate, -own, -own], dim=-1)  # held rows are samples of the start model
             weights = torch.tensor(compute_token_weights(chosen, self.loss.aggregation))[:, None]  # (B, 1, 3)
             rest = (terms * weights * batch.mask[..., None]).sum()
             if metrics is not None:
-                metrics.add_non_episodes(chosen, batch, terms)
+                told = [replace(row, hold=0.0, imitate=row.hold or row.imitate) for row in chosen]
+                metrics.add_non_episodes(told, batch, terms)
         return policy + self.loss.kl * kl + rest, float(policy.detach()), float(kl.detach())
 
     def _replace_anchors(self, rows: Sequence[Sample], seed: int) -> list[Sample]:
         """Replace rows that are anchored to the start model by its own samples there (`learner.anchor_by`).
 
         The likelihood of its samples has, on average, the gradient of KL(start || model) on the way that they take.
-        Each answer of a row becomes a row.
+        Each answer of a row becomes a row, which has that likelihood in the place of the KL, by the weight `hold`.
         """
         kept = [replace(row, hold=0.0) for row in rows if not row.hold or is_trained(replace(row, hold=0.0), self.loss)]
         asked: list[tuple[Sample, int, Any]] = []
@@ -342,7 +343,7 @@ class TinkerLearner:
             blank = (0.0,) * size
             kept.append(replace(
                 row, token_ids=(*row.token_ids[:start], *token_ids), loss_mask=(0,) * start + (1,) * len(token_ids),
-                behavior_logprobs=blank, advantages=blank, hold=0.0, imitate=row.hold,
+                behavior_logprobs=blank, advantages=blank, imitate=0.0,
             ))  # fmt: skip
         return kept
 
