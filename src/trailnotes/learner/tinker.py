@@ -101,7 +101,8 @@ class TinkerLearner:
         """Update the adapters on one batch of rows, as `Learner.update`.
 
         All passes and steps are submitted before any is waited for, except that a loss sent by its gradient waits for
-        its forward pass. Where the server does not answer, part of the steps may have been taken. The API tells neither
+        its forward pass. So a mini-batch whose tokens the server's "ppo" clips all still takes its step, without a
+        gradient. Where the server does not answer, part of the steps may have been taken. The API tells neither
         `entropy` nor `grad_norm`.
         """
         started = time.perf_counter()
@@ -227,6 +228,8 @@ class TinkerLearner:
         dialect, logprobs = self.server.dialect, None
         if self._is_plain_ppo(rows):
             batch = Batch.from_samples(rows, torch.device("cpu"))
+            if not batch.advantages.any():
+                return None
             shares = batch.mask / batch.mask.sum()  # of each token in the mean over a mini-batch
             if self.loss.aggregation != "token":
                 shares = batch.mask / batch.mask.sum(-1, keepdim=True) / len(batch.mask)
