@@ -54,6 +54,11 @@ def test_a_template_that_rewrites_history_is_found_and_still_obeyed(tokenizer_of
     assert text_of(tokenizer, chat.encode(messages)) == rendered(tokenizer, messages)
 
 
+def test_a_template_that_prints_the_date_gives_the_same_prompt_every_day(tokenizer_of):
+    tokenizer = tokenizer_of("Today is {{ strftime_now('%Y-%m-%d') }}." + QWEN25)
+    assert text_of(tokenizer, ChatFormat(tokenizer).encode(talk("A hall."))).startswith("Today is 2024-07-26.")
+
+
 def test_sampled_ids_enter_as_they_are(tokenizer_of):
     tokenizer = tokenizer_of(MARKS_LAST)
     chat = ChatFormat(tokenizer)

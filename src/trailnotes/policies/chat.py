@@ -15,9 +15,10 @@ import logging
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain, groupby, pairwise, product
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trailnotes.errors import PolicyError, format_error
 from trailnotes.types import THINK, Message, Role, TokenIds, replace_surrogates
@@ -29,6 +30,8 @@ MAX_CACHED_CHARS = 2**24  # characters of all texts remembered
 WORD_START = "\u2581"  # how tokens of sentencepiece's kind spell one
 TAG = re.compile(f"({'|'.join(THINK)})")
 MARK = re.compile(r"Zq(\d+)qZ")
+NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+TODAY: Final = datetime(2024, 7, 26, tzinfo=UTC)  # to templates: a run is the same each day. Llama's own default
 
 
 class TemplateLayout(NamedTuple):
@@ -117,6 +120,8 @@ class Template:
             has_prefix = bool(first) and tokenizer.bos_token_id is not None and first[0] == tokenizer.bos_token_id
             plain = {"chat_template": PLAIN_TEMPLATE, "prefix": tokenizer.bos_token if has_prefix else ""}
             plain["suffix"] = tokenizer.eos_token or ""
+        elif isinstance(tokenizer.chat_template, str):  # transformers gives a template no functions but its own
+            plain["chat_template"] = NOW.sub(lambda call: repr(TODAY.strftime(call[2])), tokenizer.chat_template)
         self._options = {**plain, **options}
         self._reason = ""  # why the template refused a conversation, the last time that it did
         self._folds = False
@@ -189,11 +194,7 @@ class Template:
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=roles[-1] != "assistant",
-                **self._options,
-                **options,
+                messages, tokenize=False, add_generation_prompt=roles[-1] != "assistant", **self._options, **options
             )
         except Exception as error:  # noqa: BLE001 (the boundary: a template is a program that may fail in any way)
             self._reason = format_error(error)
