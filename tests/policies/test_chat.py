@@ -31,6 +31,10 @@ COUNTS = (
     "{{ messages | length }} messages\n{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+HARMONY = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}{{ '<|begin_of_text|>final' if m.role == 'assistant' }}\n"
+    "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
 REWRITING = {"marks_last": MARKS_LAST, "drops_old": DROPS_OLD, "counts": COUNTS, "thinks": KEEPS_OPEN}
 
 
@@ -57,6 +61,11 @@ def test_a_template_that_rewrites_history_is_found_and_still_obeyed(tokenizer_of
 def test_a_template_that_prints_the_date_gives_the_same_prompt_every_day(tokenizer_of):
     tokenizer = tokenizer_of("Today is {{ strftime_now('%Y-%m-%d') }}." + QWEN25)
     assert text_of(tokenizer, ChatFormat(tokenizer).encode(talk("A hall."))).startswith("Today is 2024-07-26.")
+
+
+def test_a_template_whose_answers_have_parts_is_refused(tokenizer_of):
+    with pytest.raises(PolicyError, match=r"puts '<\|begin_of_text\|>final.n' before an answer.*openai:NAME"):
+        ChatFormat(tokenizer_of(HARMONY))
 
 
 def test_sampled_ids_enter_as_they_are(tokenizer_of):

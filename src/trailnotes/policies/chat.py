@@ -227,11 +227,9 @@ class Template:
         opened, closed = THINK
         thought, answer = make_mark(0), make_mark(1)
         for content in (
-            f"{opened}\n{thought}\n{closed}\n\n{answer}",
-            f"{opened}{thought}{closed}{answer}",
-            f"{opened}\n{thought}",
-            f"{thought}\n{closed}\n\n{answer}",
-        ):
+            f"{opened}\n{thought}\n{closed}\n\n{answer}", f"{opened}{thought}{closed}{answer}",
+            f"{opened}\n{thought}", f"{thought}\n{closed}\n\n{answer}",
+        ):  # fmt: skip
             for head, num in product(HEADS, (2, 3, 5)):
                 roles: RoleSequence = (*head, *alternate_roles(num))
                 text = self._try_render(roles, [content if role == "assistant" else "x" for role in roles])
@@ -308,8 +306,7 @@ class ChatFormat:
         """
         messages = [self._drop_foreign_ids(message) for message in messages]
         _, parts = self._find_parts(messages)
-        ids: list[int] = []
-        mask: list[int] = []
+        ids, mask = list[int](), list[int]()
         for index, (run, spoken) in enumerate(self._iter_segments(messages)):  # each part follows a template's piece
             ids += run
             mask += [int(spoken and parts[index // 2].message in turns)] * len(run)
@@ -446,6 +443,13 @@ class ChatFormat:
     def _find_end_ids(self) -> frozenset[int]:
         """The tokenizer's end token, and the control token that the template closes the assistant's turn with."""
         pieces, order = self._template.render_layout(alternate_roles(3))
+        before, prompt = pieces[order.index(1)] if 1 in order else "", self._template.prompt
+        added = before.removeprefix(prompt) if before.startswith(prompt) else ""
+        if self._control.search(TAG.sub("", added)):
+            raise PolicyError(
+                f"the model's chat template puts {added!r} before an answer, and not at the end of a prompt: the model "
+                "writes answers in parts, which only a server separates. Serve it, and set model.path = openai:NAME"
+            )
         closing = self._piece(pieces[order.index(1) + 1])[:1] if 1 in order else ()
         control = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
         self._end_mark = closing if set(closing) <= control else ()
@@ -460,8 +464,7 @@ class ChatFormat:
                 'where it moves the system message, rollout.system_prompt = "" helps',
                 "earlier turns" if self._template.rules is None else "the thinking of earlier turns",
             )
-        known = str(self.tokenizer.chat_template or "")
-        if unknown := [name for name in options if name not in known]:
+        if unknown := [name for name in options if name not in str(self.tokenizer.chat_template or "")]:
             logger.warning("the model's chat template knows nothing of model.template_options.%s", unknown[0])
 
 
