@@ -34,11 +34,11 @@ from trailnotes_lab.compare import run_comparison
 from trailnotes_lab.compare.cost import ProcessResult, record_process
 from trailnotes_lab.compare.expand import _format_overrides, expand_runs
 from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
-from trailnotes_lab.compare.results import build_attempts, read_trial_records
+from trailnotes_lab.compare.results import Attempts, RunResult, build_attempts, read_trial_records
 from trailnotes_lab.compare.running import list_stages, list_unfinished_stages, validate_unchanged_settings
 from trailnotes_lab.compare.spec import load_spec
 from trailnotes_lab.compare.statistics import Difference, estimate_paired_difference, interquartile_mean
-from trailnotes_lab.compare.summary import MethodSummary, Summary
+from trailnotes_lab.compare.summary import MethodSummary, Summary, SummaryOptions, _summarise_method
 from trailnotes_lab.methods.retrospex import RetrospexConfig
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -246,6 +246,26 @@ def test_attempts_by_hand(tmp_path: Path) -> None:
     figures = {row["figure"]: row["mean"] for row in json.loads((tmp_path / "r/table.json").read_text())["rows"]}
     means = [sum(games.values()) / 4 for games in (attempts.first, attempts.last, attempts.best)]
     assert means == [figures["trial 0"], figures["final trial only"], figures["solved by trial 2"]]
+
+
+def test_seeds_of_one_method_are_judged_by_the_same_attempt() -> None:
+    """Reflexion without `replay_last`: seed 0 wins one of two games at first, seed 1 neither, seed 2 both at once."""
+    one, both, neither = {"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 1.0}, {"a": 0.0, "b": 0.0}
+    tries = {0: Attempts(2, one, {}, both), 1: Attempts(2, neither, one, one), 2: None}
+    nothing: Any = None
+    results = [
+        RunResult("Reflexion", seed, nothing, False, both, attempts, {}, ())
+        for seed, attempts in tries.items()
+    ]  # fmt: skip
+    given: Any = {"families": {"a": "a", "b": "b"}, "question": SummaryOptions(), "metric": "success"}
+    line = _summarise_method("Reflexion", results, baseline=dict.fromkeys(tries, neither), **given)
+    assert (line.seeds, line.last, line.final) == ((0, 1, 2), None, line.best)
+    assert line.best is not None
+    assert line.difference is not None
+    assert line.best.mean == line.difference.estimate.mean == pytest.approx((1 + 0.5 + 1) / 3), "of all seeds"
+    assert line.iqm == 1.0, "of 1, 1, 1, 0, 1, 1"
+    alone = _summarise_method("Reflexion", results[1:2], baseline={}, **given)
+    assert (alone.final, alone.num_attempts) == (alone.last, 2)
 
 
 RANDOM = """

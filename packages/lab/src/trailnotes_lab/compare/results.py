@@ -46,11 +46,6 @@ class RunResult:
     families: Mapping[str, str] = field(default_factory=dict)  # game -> family
     returns: tuple[GameValues, ...] = ()  # attempt by attempt, where success is judged and does not say all; else ()
 
-    @property
-    def final(self) -> GameValues:
-        """Get the values that the run is judged by: the last attempt at each game, or else the evaluation."""
-        return self.attempts.last or self.attempts.best if self.attempts else self.games
-
 
 def read_result(directory: Path, label: str = "") -> RunResult:
     """Read a run that has been evaluated, or an evaluation alone; `label` is by default made of its method."""
@@ -144,6 +139,17 @@ def read_trial_records(run_dir: Path) -> list[list[Record]]:
             record.pop("steps", None)
             trials.setdefault(record["iteration"], []).append(record)
     return [records for _, records in sorted(trials.items())]
+
+
+def collect_last(results: Sequence[RunResult]) -> dict[int, GameValues]:
+    """Collect the last attempts of a method, seed by seed; {} unless every seed has one: its seeds are judged alike."""
+    last = {result.seed: result.attempts.last for result in results if result.attempts and result.attempts.last}
+    return last if len(last) == len(results) else {}
+
+
+def collect_final(results: Sequence[RunResult]) -> dict[int, GameValues]:
+    """Collect the values that a method is judged by: the last of several attempts, or else the best of them."""
+    return collect_last(results) or {r.seed: r.attempts.best if r.attempts else r.games for r in results}
 
 
 def validate_same_panel(results: Sequence[RunResult]) -> None:

@@ -19,6 +19,8 @@ from trailnotes_lab.compare.results import (
     GameValues,
     RunResult,
     average_trials,
+    collect_final,
+    collect_last,
     read_trial_records,
     validate_same_panel,
 )
@@ -110,7 +112,7 @@ def summarise_panel(question: PanelOptions, played: Sequence[PanelTrials], main:
     lines = []
     for label in question.methods:
         group = [trials for trials in own if trials.label == label]
-        without = {result.seed: result.final for result in main if result.label == label} if same_games else start
+        without = collect_final([result for result in main if result.label == label]) if same_games else start
         baseline = without if same_games or label != question.start else {}
         missing = {seed: why for (name, seed), why in question.missing.items() if name == label}
         lines.append(_summarise_panel_method(label, group, baseline, missing))
@@ -154,7 +156,7 @@ class MethodSummary:
     num_games: int
     num_attempts: int  # at a game; 1 for most methods
     one: Estimate | None  # one attempt: the evaluation, or the first trial
-    last: Estimate | None  # last of several attempts
+    last: Estimate | None  # last of several attempts; None unless every seed has one
     best: Estimate | None  # any of several attempts
     iqm: float | None  # of the last attempt, which the method is judged by
     difference: statistics.Difference | None  # likewise
@@ -213,7 +215,7 @@ def summarise(results: Sequence[RunResult], question: SummaryOptions, trials: Se
     labels = list(question.labels) or list(dict.fromkeys(result.label for result in results))
     families = {game: family for result in results for game, family in result.families.items()}
     groups = {label: [result for result in results if result.label == label] for label in labels}
-    baseline = {result.seed: result.final for result in groups.get(question.baseline, [])}
+    baseline = collect_final(groups.get(question.baseline, []))
     first = results[0].evaluation
     panels = tuple(summarise_panel(panel, trials, results) for panel in question.panels)
     line_of = partial(_summarise_method, families=families, baseline=baseline, question=question, metric=first.metric)
@@ -243,11 +245,10 @@ def _summarise_method(
     question: SummaryOptions,
     metric: str,
 ) -> MethodSummary:
-    final = {result.seed: result.final for result in results}
-    several = [(result.seed, result.attempts) for result in results if result.attempts]
+    last, final = collect_last(results), collect_final(results)
+    several = [result.attempts for result in results if result.attempts]
     one = {r.seed: r.attempts.first if r.attempts else r.games for r in results}
-    last = {seed: attempts.last for seed, attempts in several if attempts.last}
-    best = {seed: attempts.best for seed, attempts in several}
+    best = {r.seed: r.attempts.best if r.attempts else r.games for r in results} if several else {}
     compared = bool(baseline and results) and label != question.baseline
     returns = {r.seed: r.returns for r in results if r.returns}
     first_returns = {seed: own[0] for seed, own in returns.items()}
@@ -261,7 +262,7 @@ def _summarise_method(
         trains=any(result.trains for result in results),
         seeds=tuple(final),
         num_games=len({game for games in final.values() for game in games}),
-        num_attempts=max((attempts.number for _, attempts in several), default=1),
+        num_attempts=max((attempts.number for attempts in several), default=1),
         one=pool(one),
         last=pool(last),
         best=pool(best),
@@ -287,12 +288,12 @@ def _make_notes(lines: Sequence[MethodSummary], groups: Mapping[str, Sequence[Ru
         counts = ", ".join(f"{label} {count:,.0f}" for label, count in steps.items())
         notes.append(f"The environment steps of training differ by more than {STEP_TOLERANCE:.0%} ({counts}).")
     for label, results in groups.items():
-        if any(r.attempts and not r.attempts.last for r in results):
+        if any(r.attempts for r in results) and not collect_last(results):
             notes.append(f"{label}: its last trial did not play the whole panel again, since what was solved was left "
                          "out; so it has no last attempt, and is judged by the cumulative figure.")  # fmt: skip
         lost = sum(len(r.evaluation.planned) - len(r.games) for r in results)
         if lost:
-            common = len(find_common_games({result.seed: result.final for result in results}))
+            common = len(find_common_games(collect_final(results)))
             notes.append(f"{label}: {lost} games failed in the environment; its line is of the {common} games that "
                          "every seed of it has played.")  # fmt: skip
     for line in lines:
