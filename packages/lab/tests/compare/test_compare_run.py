@@ -34,6 +34,7 @@ from trailnotes_lab.compare import run_comparison
 from trailnotes_lab.compare.cost import ProcessResult, record_process
 from trailnotes_lab.compare.expand import _format_overrides, expand_runs
 from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
+from trailnotes_lab.compare.picture import _make_main_row
 from trailnotes_lab.compare.results import Attempts, RunResult, build_attempts, read_trial_records
 from trailnotes_lab.compare.running import list_stages, list_unfinished_stages, validate_unchanged_settings
 from trailnotes_lab.compare.spec import load_spec
@@ -400,6 +401,13 @@ def test_the_page_has_every_kind_of_line() -> None:
     record = json.loads(render_summary_json(summary))
     assert [line["missing"] for line in record["lines"]] == [{}, {}, {}, {"3": "lost"}]
     assert record["lines"][0]["reached"] == [12800.0, None]
+
+
+def test_the_picture_names_the_attempt_that_it_draws() -> None:
+    own = Estimate(0.5, None, None)
+    line = a_line("A", num_attempts=3, last=own, best=own)
+    remarks = _make_main_row(a_summary(line, replace(line, label="B", last=None), a_line("C"))).remarks
+    assert remarks == {"A": "last of 3", "B": "best of 3"}
 
 
 SLOW = """

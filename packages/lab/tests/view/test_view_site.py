@@ -131,16 +131,17 @@ def test_a_comparison_is_read_as_it_was_written(root: Path, person: Person) -> N
         "label": "EMPO2", "seeds": [0, 1], "num_games": 8, "num_attempts": 1, "one": estimate, "last": None,
         "best": None, "difference": None, "missing": {"2": "it failed"}, "costs": {"env_steps": 1500},
     }  # fmt: skip
+    cumulative = line | {"label": "Reflexion", "num_attempts": 3, "best": estimate}
     panel = {"label": "new", "metric": "success", "lines": [{"label": "EMPO2", "trials": [{"mean": 0.125}]}]}
     record = {
-        "title": "small", "metric": "success", "baseline": "", "lines": [line], "panels": [panel],
+        "title": "small", "metric": "success", "baseline": "", "lines": [line, cumulative], "panels": [panel],
         "notes": ["too short"], "methods": [],
         "curves": {"EMPO2": [[[0, 0.0], [10, 0.5]]]},
     }  # fmt: skip
     (root / "table.json").write_text(json.dumps(record), encoding="utf-8")
     (root / "runs").mkdir()
     page = person.look("/compare/here")
-    for words in ("small", "0.75", "[0.5, 1]", "1,500", "seed 2: it failed", "too short", "0.125"):
+    for words in ("small", "0.75", "[0.5, 1]", "1,500", "seed 2: it failed", "too short", "0.125", "best of 3"):
         assert words in page.text
     (root / "table.json").write_text("{}", encoding="utf-8")
     assert "run `trailnotes compare` again" in person.look("/compare/here", 409).text

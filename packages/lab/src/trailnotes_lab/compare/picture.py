@@ -62,6 +62,7 @@ def draw_summary(summary: Summary, path: Path) -> None:
 def _make_main_row(summary: Summary) -> PlotRow:
     again = [panel for panel in summary.panels if panel.same_games]
     finals = [{line.label: line.final.mean for line in panel.lines if line.final} for panel in again]
+    several = [line for line in summary.lines if line.num_attempts > 1]
     return PlotRow(
         title=summary.title,
         metric=summary.metric,
@@ -69,7 +70,7 @@ def _make_main_row(summary: Summary) -> PlotRow:
         finals={line.label: line.final for line in summary.lines},
         axis="environment steps",
         judged="on the panel" + "".join(f"; hollow: {panel.label}, trial {panel.num_trials}" for panel in again),
-        remarks={line.label: f"last of {line.num_attempts}" for line in summary.lines if line.num_attempts > 1},
+        remarks={line.label: f"{'last' if line.last else 'best'} of {line.num_attempts}" for line in several},
         rings={line.label: [own[line.label] for own in finals if line.label in own] for line in summary.lines},
         threshold=summary.threshold,
     )

@@ -158,7 +158,7 @@ class MethodSummary:
     one: Estimate | None  # one attempt: the evaluation, or the first trial
     last: Estimate | None  # last of several attempts; None unless every seed has one
     best: Estimate | None  # any of several attempts
-    iqm: float | None  # of the last attempt, which the method is judged by
+    iqm: float | None  # of `final`, which the method is judged by
     difference: statistics.Difference | None  # likewise
     reached: tuple[float | None, ...]  # environment steps to the threshold, a seed each
     costs: Mapping[str, float]  # mean of a run; of peak memory the largest
