@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,9 +106,34 @@ def test_methods_after_a_run_of_the_same_seed(tmp_path: Path, monkeypatch: pytes
     assert tips.config.section(RetrospexConfig).data == ()
     assert (critic_stage.command[1], tips_stage.command[1]) == ("model", "out/runs/grpo-1"), "whose model plays"
     played = tips.config.model_copy(update={"model": tips.config.model.model_copy(update={"path": "its checkpoint"})})
-    tips.directory.mkdir(parents=True)
-    (tips.directory / "config.toml").write_text(to_toml(played))
-    validate_unchanged_settings([tips])
+    finish(tips.directory, played)
+    finish(runs["grpo-1"].directory, runs["grpo-1"].config)
+    validate_unchanged_settings([*runs.values()])
+
+
+def finish(directory: Path, config: Config) -> None:
+    """Leave of a run what says that it is done, as a record does."""
+    (directory / "eval").mkdir(parents=True)
+    for name, text in {"config.toml": to_toml(config), "metrics.jsonl": "{}\n", "eval/table.json": "{}"}.items():
+        (directory / name).write_text(text)
+
+
+def test_runs_after_a_removed_one_are_refused(tmp_path: Path) -> None:
+    """They would keep the results of the removed model."""
+    more = '[methods."with tips"]\nalgorithm = "empo2-tips"\nafter = "grpo"\n'
+    path = write_plan(tmp_path / "plan.toml", PLAN + more)
+    out = tmp_path / "out"
+    for run in (runs := expand_runs(load_spec(path), path, out)):
+        finish(run.directory, run.config)
+    validate_unchanged_settings(runs)
+    path.write_text(path.read_text().replace("[methods.grpo]", '[methods.grpo]\n"optim.lr" = 0.5'))
+    runs = expand_runs(load_spec(path), path, out)
+    with pytest.raises(RunError, match=r"\(grpo-0: optim\.lr; .*with-tips-0: after grpo-0, which has changed;"):
+        validate_unchanged_settings(runs)
+    for seed in (0, 1):
+        shutil.rmtree(out / f"runs/grpo-{seed}")
+    with pytest.raises(RunError, match=r"\(with-tips-0: after grpo-0, which is unfinished; with-tips-1: .*remove"):
+        validate_unchanged_settings(runs)
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,23 @@ def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
             changes = _diff_settings(panel.directory, panel.config)
             if more := [name for name in changes if not is_within(name, expected)]:
                 changed[f"{run.name} on panel {panel.name}"] = more
+    by_name = {run.name: run for run in runs}
+    for run in runs:
+        has_results = run.after and has_begun(run.directory)  # of what the run before it had left by then
+        if has_results and (run.after in changed or _is_unfinished(by_name[run.after])):
+            why = f"after {run.after}, which {'has changed' if run.after in changed else 'is unfinished'}"
+            changed[run.name] = [*changed.get(run.name, ()), why]
     if changed:
         named = "; ".join(f"{name}: {', '.join(names)}" for name, names in changed.items())
         raise RunError(f"{runs[0].directory.parents[1]} holds runs with other settings ({named}): remove their "
                        "directories to run them again, or choose another --out")  # fmt: skip
+
+
+def _is_unfinished(run: PlannedRun) -> bool:
+    try:
+        return not list_stages(run)[0].is_done
+    except RunError:
+        return False  # it is damaged, and reports that itself
 
 
 def _list_changed_settings(run: PlannedRun) -> list[str]:
