@@ -32,7 +32,7 @@ from trailnotes.runs.directory import load_run_config
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.storage.files import read_jsonl
 from trailnotes_lab.compare import run_comparison
-from trailnotes_lab.compare.cost import ProcessResult, record_process
+from trailnotes_lab.compare.cost import ProcessResult, load_costs, record_process
 from trailnotes_lab.compare.expand import _format_overrides, expand_runs
 from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
 from trailnotes_lab.compare.picture import _make_main_row
@@ -114,8 +114,22 @@ def test_methods_after_a_run_of_the_same_seed(tmp_path: Path, monkeypatch: pytes
 def finish(directory: Path, config: Config) -> None:
     """Leave of a run what says that it is done, as a record does."""
     (directory / "eval").mkdir(parents=True)
-    for name, text in {"config.toml": to_toml(config), "metrics.jsonl": "{}\n", "eval/table.json": "{}"}.items():
+    files = {"config.toml": to_toml(config), "metrics.jsonl": '{"env_steps": 24}\n', "table.json": "{}"}
+    for name, text in (files | {"eval/table.json": "{}"}).items():
         (directory / name).write_text(text)
+
+
+def test_a_record_is_done_also_with_another_number_of_workers(tmp_path: Path) -> None:
+    """It has neither weights nor episodes of training, so what these read is not counted again."""
+    path, out = write_plan(tmp_path / "plan.toml"), tmp_path / "out"
+    for run in expand_runs(load_spec(path), path, out):
+        finish(run.directory, run.config)
+    path.write_text(PLAN + '[settings]\n"env.num_workers" = 3')
+    assert list_unfinished_stages(expand_runs(load_spec(path), path, out)) == []
+    run_dir = out / "runs/grpo-0"
+    (run_dir / "cost.json").write_text('{"total": {"env_steps": 24, "tokens_read": 7000}}')
+    record_process(run_dir, "eval", ProcessResult(0, 1.0, 0.5, 1 << 20))
+    assert load_costs(run_dir) == {"env_steps": 24, "tokens_read": 7000, "seconds": 0.0}
 
 
 def test_runs_after_a_removed_one_are_refused(tmp_path: Path) -> None:

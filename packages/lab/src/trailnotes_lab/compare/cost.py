@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trailnotes.runs.directory import TRAJECTORIES
 from trailnotes.runs.usage import COMPARISON_FIELDS, COSTS, SPENDING
 from trailnotes.storage.files import parse_json, parse_record, read_jsonl, read_lines_from, write_text_atomic
 
@@ -51,8 +52,11 @@ def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, f
     own = [own for own in processes if own["stage"].split()[0] != EVAL_STAGE]
     total = {name: line[name] for name in COMPARISON_FIELDS if name in line}
     if line and "tokens_read" not in total:  # a training run: the prompts of its actions, each counted whole
-        records = read_jsonl(run_dir / "trajectories.jsonl")
-        total["tokens_read"] = sum(step["prompt_tokens"] for record in records for step in record["steps"])
+        if (episodes := run_dir / TRAJECTORIES).exists():
+            steps = (step for record in read_jsonl(episodes) for step in record["steps"])
+            total["tokens_read"] = sum(step["prompt_tokens"] for step in steps)
+        elif "tokens_read" in (before := _read_json(run_dir).get("total", {})):
+            total["tokens_read"] = before["tokens_read"]  # a record has no episodes of training
     if line or own:
         seconds = sum(process["seconds"] for process in own)
         total["seconds"] = round(max(seconds, line.get("seconds", 0.0)), 2)

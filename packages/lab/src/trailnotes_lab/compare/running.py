@@ -60,7 +60,7 @@ def _is_record(run: PlannedRun) -> bool:
     """Say whether a directory has the results of these settings without checkpoints, as published records do."""
     weights = (run.directory / "checkpoints").glob("step-*/*")
     is_whole = (run.directory / EVAL_STAGE / "table.json").is_file() and not any(weights)
-    return is_whole and not _list_changed_settings(run)
+    return is_whole and all(is_within(name, RUNTIME_KEYS) for name in _list_changed_settings(run))
 
 
 def panel_result_name(run: str, panel: str) -> str:
