@@ -132,6 +132,16 @@ def test_a_record_is_done_also_with_another_number_of_workers(tmp_path: Path) ->
     assert load_costs(run_dir) == {"env_steps": 24, "tokens_read": 7000, "seconds": 0.0}
 
 
+def test_costs_follow_a_run_that_was_continued_by_hand(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"env_steps": 24, "tokens_read": 100, "seconds": 8.0}\n')
+    record_process(tmp_path, "adapt", ProcessResult(-9, 9.0, 4.5, 1 << 20))
+    assert load_costs(tmp_path)["env_steps"] == 24
+    metrics.write_text(metrics.read_text() + '{"env_steps": 48, "tokens_read": 150, "seconds": 16.0}\n')
+    (tmp_path / "run.json").write_text('{"starts": [{}, {}]}')
+    assert load_costs(tmp_path) == {"env_steps": 48, "tokens_read": 150, "seconds": 16.0, "peak_memory": 1 << 20}
+
+
 def test_runs_after_a_removed_one_are_refused(tmp_path: Path) -> None:
     """They would keep the results of the removed model."""
     more = '[methods."with tips"]\nalgorithm = "empo2-tips"\nafter = "grpo"\n'

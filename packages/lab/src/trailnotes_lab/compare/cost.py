@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.runs.directory import TRAJECTORIES
-from trailnotes.runs.usage import COMPARISON_FIELDS, COSTS, SPENDING
+from trailnotes.runs.usage import COMPARISON_FIELDS, COSTS, SPENDING, USAGE_FIELDS
 from trailnotes.storage.files import parse_json, parse_record, read_jsonl, read_lines_from, write_text_atomic
 
 COST_FILE = "cost.json"
+COUNTERS = tuple(name for name in USAGE_FIELDS if name not in {"episodes", "seconds"})  # of steps and tokens
 EVAL_STAGE = "eval"  # begins the stages whose processes count apart: a panel is no cost of training
 
 
@@ -38,17 +39,23 @@ def load_costs(run_dir: Path) -> dict[str, float]:
     """Load the totals of a run, by the names of `COMPARISON_FIELDS`; unknown ones are absent.
 
     Counts are those of the last line of metrics.jsonl, seconds and processor seconds are summed over the processes of
-    training or adapting, peak memory (bytes) is the largest of any one process. Processes that outlived a comparison
-    that was killed were not seen to end: seconds are at least those that the run itself counted, and processor seconds
-    are not known.
+    training or adapting, peak memory (bytes) is the largest of any one process. Processes started by hand, and those
+    that outlived a comparison that was killed, were not seen to end: seconds are at least those that the run itself
+    counted, and processor seconds are not known.
     """
-    total = _read_json(run_dir).get("total")
-    return dict(total) if total is not None else _sum_costs(run_dir, [])
+    record, line = _read_json(run_dir), _read_last_line(run_dir)
+    if "total" in record and all(record["total"].get(name) == line[name] for name in COUNTERS if name in line):
+        return dict(record["total"])  # no command by hand has gone on since
+    return _sum_costs(run_dir, record.get("processes", []))
+
+
+def _read_last_line(run_dir: Path) -> dict[str, Any]:
+    lines = map(parse_record, read_lines_from(run_dir / "metrics.jsonl"))
+    return next(filter(None, reversed([*lines])), {})
 
 
 def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float]:
-    lines = map(parse_record, read_lines_from(run_dir / "metrics.jsonl"))
-    line: dict[str, Any] = next(filter(None, reversed([*lines])), {})
+    line = _read_last_line(run_dir)
     own = [own for own in processes if own["stage"].split()[0] != EVAL_STAGE]
     total = {name: line[name] for name in COMPARISON_FIELDS if name in line}
     if line and "tokens_read" not in total:  # a training run: the prompts of its actions, each counted whole
