@@ -105,10 +105,16 @@ def test_methods_after_a_run_of_the_same_seed(tmp_path: Path, monkeypatch: pytes
     assert critic.config.retrospex.data == ("out/runs/grpo-1",), "it learns from its episodes"
     assert tips.config.section(RetrospexConfig).data == ()
     assert (critic_stage.command[1], tips_stage.command[1]) == ("model", "out/runs/grpo-1"), "whose model plays"
-    played = tips.config.model_copy(update={"model": tips.config.model.model_copy(update={"path": "its checkpoint"})})
-    finish(tips.directory, played)
-    finish(runs["grpo-1"].directory, runs["grpo-1"].config)
+    model = tips.config.model.model_copy(update={"path": "out/runs/grpo-1/checkpoints/step-000003/model"})
+    finish(tips.directory, tips.config.model_copy(update={"model": model}))
+    for run in (runs["grpo-1"], critic):
+        finish(run.directory, run.config)
     validate_unchanged_settings([*runs.values()])
+    moved = shutil.move("out", "elsewhere")
+    validate_unchanged_settings(expand_runs(load_spec(path), path, Path(moved)))
+    path.write_text(path.read_text().replace('after = "grpo"', 'after = "half of them"'))
+    with pytest.raises(RunError, match=r"retrospex-1: retrospex\.data, .*with-tips-1: model\.path, "):
+        validate_unchanged_settings(expand_runs(load_spec(path), path, Path(moved)))
 
 
 def finish(directory: Path, config: Config) -> None:

@@ -53,9 +53,14 @@ class PlannedRun:
         return resolve_method(self.config.algorithm.name).trains
 
     @property
+    def prior_key(self) -> str:
+        """Get the key that names the run that went before, or its checkpoint; "" where none did."""
+        return (resolve_method(self.config.algorithm.name).data or "model.path") if self.after else ""
+
+    @property
     def uses_prior_model(self) -> bool:
         """Say whether it plays the last model of the run that went before."""
-        return bool(self.after) and not resolve_method(self.config.algorithm.name).data
+        return self.prior_key == "model.path"
 
     @property
     def initial_model(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, is_within, to_toml
+from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, flatten_config, is_within, to_toml
 from trailnotes.errors import RunError
 from trailnotes.reporting.terminal import format_duration, ignore_write_errors
 from trailnotes.runs.directory import has_begun, is_trained, load_run_config
@@ -135,8 +135,12 @@ def _is_unfinished(run: PlannedRun) -> bool:
 
 
 def _list_changed_settings(run: PlannedRun) -> list[str]:
-    changed = _diff_settings(run.directory, run.config)  # its own model.path names the checkpoint
-    return [name for name in changed if not (name == "model.path" and run.uses_prior_model)]
+    changed = _diff_settings(run.directory, run.config)
+    if run.prior_key in changed:  # a path from where the run was started: the same run may lie elsewhere now
+        named = flatten_config(load_run_config(run.directory))[run.prior_key]
+        if any(run.after in Path(path).parts for path in ([named] if isinstance(named, str) else named)):
+            changed.remove(run.prior_key)
+    return changed
 
 
 def _diff_settings(directory: Path, config: Config) -> list[str]:
