@@ -98,6 +98,15 @@ def test_environment_options_of_file_and_command_line_are_merged(tmp_path: Path)
     assert config.env.options == {"size": 3, "deep": {"a": 1, "b": 5}}
 
 
+@pytest.mark.parametrize("text", ["[env.options]\nx = " + "[" * 3000, f"[env.options]\nx{'.x' * 3000} = 1"])
+def test_deep_nesting_is_refused(tmp_path: Path, text: str) -> None:
+    key, _, value = text.removeprefix("[env.options]\n").partition(" = ")
+    with pytest.raises(ConfigError, match="nests too deeply"):
+        load_config(write(tmp_path, text))
+    with pytest.raises(ConfigError, match="nests too deeply"):
+        load_config(None, [f"--env.options.{key}", value])
+
+
 REFUSED = {  # words of a command line -> what the line names: the key, and what to use instead
     "--rolout.group_size 3": ["command line", "'rolout'", "rollout?"],
     "--rollout.group_sise 3": ["[rollout]", "rollout.group_size?"],

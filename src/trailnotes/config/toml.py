@@ -5,6 +5,7 @@ Precedence, lowest first: defaults, preset, file, command line. TOML has no null
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import json
@@ -40,6 +41,14 @@ RUNTIME_KEYS = (
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
+@contextlib.contextmanager
+def _refuse_deep_nesting() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise ConfigError("a setting nests too deeply: no environment takes such a value") from None
+
+
 @dataclass(frozen=True)
 class ResolvedConfig:
     config: Config
@@ -60,6 +69,7 @@ def load_config(path: StrPath | None = None, overrides: Sequence[str] = (), *, t
     return resolve_config(path, overrides, trusted=trusted).config
 
 
+@_refuse_deep_nesting()
 def resolve_config(
     path: StrPath | None = None, overrides: Sequence[str] = (), *, trusted: bool = True
 ) -> ResolvedConfig:
@@ -91,6 +101,7 @@ def resolve_config(
     return ResolvedConfig(config, origins)
 
 
+@_refuse_deep_nesting()
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Parse ``["--optim.lr", "1e-5", ...]`` into a tree, without checking names."""
     tree: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,24 @@ def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: b
         answer = person.client.get(page)
         assert answer.status_code in {200, 404, 409}, (page, answer.text)
         assert "<h1>" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.jsonl", '{"iteration": 0, "env_steps": 1%s, "memory/tips": 1}\n' % ("0" * 400)),
+        ("lock", f"process {'9' * 30} on {socket.gethostname()} since then\n"),
+        ("config.toml", "[env.options]\nx = " + "[" * 3000),
+    ],
+)
+def test_a_damaged_run_leaves_the_others_on_the_page_of_all(root: Path, name: str, content: str) -> None:
+    make_run(root / "second")
+    (root / "second" / name).write_text(content, encoding="utf-8")
+    person = Person(root)
+    page = person.look("/?metric=memory/tips&run=first&run=second")
+    assert {"/run/first", "/run/second"} <= set(page.values("a", "href"))
+    assert page.values("polyline", "points"), "the curve of the other run"
+    assert person.client.get("/run/second").status_code in {200, 409}
 
 
 def test_runs_of_earlier_versions(tmp_path: Path) -> None:

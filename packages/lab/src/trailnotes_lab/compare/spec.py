@@ -191,7 +191,7 @@ def parse_spec(text: str, path: Path, *, imports: bool = True) -> ComparisonSpec
     """
     try:
         values = tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
     if not values.get("methods"):
         raise ConfigError(f"{path}: names no methods to compare: add a table [methods.NAME] for each, or give the "

@@ -11,6 +11,7 @@ from trailnotes.config.methods import get_label
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config
 from trailnotes.errors import RunError
+from trailnotes.runs.directory import report_damaged_run
 from trailnotes.storage.files import parse_json
 from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
 from trailnotes_lab.view.lines import MetricsLine, extract_series, is_number, read_episode
@@ -39,19 +40,13 @@ def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
     tabs = [tab for tab in _CHARTS["metrics"] if tab[0] in names]
     metric = next(iter(query.get("metric") or []), "") or next((name for name, _ in tabs), "")
     chosen = set(query.get("run") or [])
-    rows: list[dict[str, Any]] = [
-        {
-            "place": place, "method": get_label(config.algorithm.name) if config else "?",
-            "trouble": trouble or unread or _describe_failure(window, place, lines),
-            "running": find_running_process(place.path), "differs": differs,
-            "progress": estimate_progress(config, lines), "iterations": len(lines),
-            "spark": make_sparkline(extract_series(lines, metric)), "last": _find_last_value(lines, metric),
-            "costs": {name: _find_last_value(lines, name) for name in COST_METRICS}, "laid": place.slug in chosen,
-        }
+    rows = [
+        _load_row(window, place, config, trouble or unread, lines, metric)
+        | {"differs": differs, "laid": place.slug in chosen}
         for (place, config, trouble, lines, _, unread), differs in zip(known, differing, strict=True)
-    ]  # fmt: skip
-    curves = [(row["place"].name, extract_series(lines, metric), f"/run/{row['place'].slug}")
-              for row, (*_, lines, _, _) in zip(rows, known, strict=True) if row["laid"] or not chosen]  # fmt: skip
+    ]
+    curves = [(row["place"].name, row["series"], f"/run/{row['place'].slug}")
+              for row in rows if row["laid"] or not chosen]  # fmt: skip
     curves = [curve for curve in curves if curve[1]]
     return {
         "rows": rows, "metric": metric, "names": names, "tabs": tabs,
@@ -60,6 +55,25 @@ def load_runs_page(window: Window, query: Query) -> dict[str, Any]:
         "comparisons": [place for place in places if place.kind == "comparison"], "root": window.root.resolve().name,
         "live": any(row["running"] for row in rows),
     }  # fmt: skip
+
+
+def _load_row(
+    window: Window, place: ViewEntry, config: Config | None, trouble: str, lines: Sequence[MetricsLine], metric: str
+) -> dict[str, Any]:
+    """Gather the values of a run's row; of a damaged one, why, and none of its lines."""
+    try:
+        with report_damaged_run(place.path):
+            series = extract_series(lines, metric)
+            return {
+                "place": place, "method": get_label(config.algorithm.name) if config else "?",
+                "trouble": trouble or _describe_failure(window, place, lines),
+                "running": find_running_process(place.path),
+                "progress": estimate_progress(config, lines), "iterations": len(lines),
+                "series": series, "spark": make_sparkline(series), "last": _find_last_value(lines, metric),
+                "costs": {name: _find_last_value(lines, name) for name in COST_METRICS},
+            }  # fmt: skip
+    except RunError as error:
+        return _load_row(window, place, config, str(error), [], metric)
 
 
 def load_run_page(window: Window, place: ViewEntry) -> dict[str, Any]:
@@ -94,7 +108,7 @@ def load_comparison_page(window: Window, place: ViewEntry) -> dict[str, Any]:
         names = ("title", "metric", "baseline", "notes", "methods")
         values = {"lines": lines, "panels": record.get("panels", ()), **{name: record[name] for name in names}}
         costs = [name for name in COST_METRICS if any(name in line["costs"] for line in lines)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{file} cannot be read ({error}): run `trailnotes compare` again") from error
     runs = [each for each in window.list_entries() if each.kind == "run" and each.path.parent == place.path / "runs"]
     return {**values, "curves": make_chart(curves), "cost_names": costs, "runs": runs}

@@ -66,7 +66,7 @@ def find_running_process(run: Path) -> str:
     """Find the process that trains in a run directory, as its lock names it; "" where it is known to have ended."""
     file = run / "lock"
     words = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    match = re.match(r"process (\d+) on (\S+)", words)
+    match = re.match(r"process (\d{1,9}) on (\S+)", words)  # Linux gives none a longer number
     if not match or match[2] != socket.gethostname():
         return ""
     try:
