@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from embeddings import Compass
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import clean_tip, open_memory
 from trailnotes.memory.schema import EmbedderIdentity
-from trailnotes.memory.store import TipStore
+from trailnotes.memory.store import TipPage, TipStore
 from trailnotes.memory.tips import MARKUP, MAX_KEY_CHARS, TipMemory
 from trailnotes.types import Tip
 
@@ -47,6 +48,20 @@ def test_without_a_threshold_even_the_opposite_is_found_and_nothing_is_embedded(
     memory = compass_memory(threshold=-1)
     memory.add([note("the opposite", key="180")])
     assert texts(memory.search("task", "not an angle at all", 10)) == ["the opposite"]
+
+
+@pytest.mark.parametrize("scope", ["task", "all"])
+def test_a_tip_that_comes_during_a_search_of_an_empty_memory(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = compass_memory(scope=scope)
+
+    def load_later(*args: Any) -> TipPage:
+        memory.add([note("the opposite", key="180")])
+        return TipMemory._load_page(memory, *args)
+
+    monkeypatch.setattr(memory, "_load_page", load_later)
+    assert memory.search("task", "0", 10) == [], "the query was not embedded"
+    assert memory.search("task", "0", 10) == [], "unlike the query"
+    assert texts(memory.search("task", "180", 10)) == ["the opposite"]
 
 
 def test_the_best_are_shown_not_the_most_similar() -> None:

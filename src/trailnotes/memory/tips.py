@@ -355,13 +355,16 @@ class TipMemory(StoreBackedMemory):
     def _stored_sort_keys(self) -> list[str]:
         return [name for name in self.config.ranking if name not in COMPUTED_KEYS]
 
+    @property
+    def _ranks_all(self) -> bool:
+        """Say whether all tips of a place are candidates, in an order that does not depend on the query."""
+        return self.config.threshold <= -1 and "similarity" not in self.config.ranking
+
     def _needs_vector(self, place: str | TipFilter, by_index: bool) -> bool:
         """Return whether the result depends on the vector of the query, which is else not embedded."""
-        config = self.config
-        if by_index or config.retrieval == "sparse":
+        if by_index or self.config.retrieval == "sparse":
             return by_index
-        ranks_all = config.threshold <= -1 and "similarity" not in config.ranking
-        return not ranks_all and bool(self.store.load_page(place, self._stored_sort_keys).ids)
+        return not self._ranks_all and bool(self.store.load_page(place, self._stored_sort_keys).ids)
 
     def _search_place(
         self, place: str | TipFilter, by_index: bool, query: str, vector: Floats | None, top_k: int
@@ -369,8 +372,8 @@ class TipMemory(StoreBackedMemory):
         if top_k <= 0:
             return []
         page = self._load_page(place, by_index, vector, top_k)
-        if vector is None and self.config.retrieval != "sparse":
-            return self._rank_candidates(page, np.arange(len(page.ids)), None, top_k)
+        if vector is None and self.config.retrieval != "sparse":  # if the query decides, the place was empty before
+            return self._rank_candidates(page, np.arange(len(page.ids)), None, top_k) if self._ranks_all else []
         return self._rank_candidates(page, *self._find_candidates(page, query, vector), top_k)
 
     def _find_candidates(self, page: TipPage, query: str, vector: Floats | None) -> tuple[Ints, Numbers]:
