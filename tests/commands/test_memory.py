@@ -173,11 +173,11 @@ def test_each_subcommand_on_a_small_memory(place: str, tmp_path: Path, capsys: p
     assert "first tip of maze/11" in warning
     assert "0.9/1  maze/2  climb" in run("edit", place, "2", "climb", "--score", "0.9")[0]
     file = tmp_path / "tips.jsonl"
-    assert run("export", place, str(file), "--namespace", "maze/1") == [f"2 tips written to {file}"]
+    assert run("export", place, str(file), "--namespace", "maze/1") == [f"1 tips written to {file}"], "1 is off"
     assert run("delete", place, "1", "3") == ["2 tips deleted"]
-    assert run("import", place, str(file))[0].startswith("2 tips imported (off until")
+    assert run("import", place, str(file))[0].startswith("1 tips imported (off until")
     assert all(" imported off " in line for line in run("list", place, "--namespace", "maze/1")[1:])
-    assert run("enable", place, "--all") == ["3 tips enabled"]
+    assert run("enable", place, "--all") == ["2 tips enabled"]
 
 
 @pytest.mark.parametrize(

@@ -95,12 +95,23 @@ def test_imported_tips_are_marked_and_wait(memory: TipMemory, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["memory.db", ""])
 def test_import_from_another_memory(memory: TipMemory, tmp_path: Path, name: str) -> None:
     """A file, or the run directory that it lies in, live or not."""
-    p.enable_tips(memory.store, [1], enabled=False)
-    assert [tip.enabled for tip in read_tips(tmp_path / name)] == [False, True, True, True]
+    p.import_tips(memory.store, lines(tmp_path / "in.jsonl", record()))
+    assert [tip.enabled for tip in read_tips(tmp_path / name)] == [True, True, True, True, False]
     with open_memory(None, ANY, clock=lambda: "") as theirs:
-        assert p.import_tips(theirs.store, tmp_path / name, enable=True) == (4, 0)
+        assert p.import_tips(theirs.store, tmp_path / name, enable=True) == (5, 0)
         expected = [replace(tip, imported=True, enabled=True) for tip in memory.store.load_tips()]
         assert theirs.store.load_tips() == expected
+
+
+@pytest.mark.parametrize("name", ["memory.db", "tips.jsonl"])
+def test_a_tip_that_was_switched_off_is_carried_nowhere(memory: TipMemory, tmp_path: Path, name: str) -> None:
+    with memory.store.transaction():
+        memory.store.retire([1], "oldest", "by a test")
+    p.enable_tips(memory.store, [1, 2], enabled=False)
+    p.export_tips(memory.store, tmp_path / "tips.jsonl")
+    with open_memory(None, ANY, clock=lambda: "") as theirs:
+        assert p.import_tips(theirs.store, tmp_path / name, enable=True) == (2, 0)
+        assert [tip.text for tip in theirs.store.load_tips()] == ["tip 2", "mind the lamp"]
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

@@ -173,8 +173,11 @@ def set_tip_enabled(store: TipStore, tip: Tip, *, enabled: bool) -> bool:
 
 
 def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) -> int:
-    """Export tips as JSONL, the oldest first, atomically, without vectors and retired tips; return how many."""
-    tips = list_tips(store, namespace)[::-1]
+    """Export tips as JSONL, the oldest first, atomically, without vectors; return how many.
+
+    Retired tips are left out, and so are those that were switched off, unless these were imported, and may just wait.
+    """
+    tips = [tip for tip in list_tips(store, namespace)[::-1] if tip.enabled or tip.imported]
     _refuse_items(path, [item for item in store.load_items() if namespace in {None, item.dotted_namespace}])
     write_tips(path, tips, memory=store.lineage)
     return len(tips)

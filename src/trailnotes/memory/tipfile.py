@@ -58,11 +58,14 @@ def read_tips(path: StrPath) -> list[Tip]:
 
 
 def iter_tips(path: StrPath) -> Iterator[Tip]:
-    """Yield tips as `read_tips` does; that a file was cut is raised at its end, so read on until there."""
+    """Yield tips as `read_tips` does; that a file was cut is raised at its end, so read on until there.
+
+    Of a memory file, tips that were retired, or switched off by their owner, are left out.
+    """
     path = resolve_memory_file(path)
     if is_memory_file(path):
         with open_snapshot(path) as source:
-            for row in source.execute(f"{SELECT_TIP} WHERE retired = '' ORDER BY age"):
+            for row in source.execute(f"{SELECT_TIP} WHERE retired = '' AND (enabled OR imported) ORDER BY age"):
                 yield replace(parse_tip_row(row), id=None)
     else:
         yield from _iter_jsonl(path)
