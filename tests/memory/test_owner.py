@@ -72,6 +72,13 @@ def test_later_tips_are_set_aside(memory: TipMemory, tmp_path: Path) -> None:
     assert [tip.text for tip in memory.search("cellar", "q", 9)] == ["three", "two", "one"]
 
 
+def test_a_batch_without_tips_is_forgotten(memory: TipMemory, tmp_path: Path) -> None:
+    """Played again, the same batch may have some."""
+    assert memory.add(own("..."), once="batch") == 0
+    assert back(memory, tmp_path) == []
+    assert memory.add(own("late"), once="batch") == 1
+
+
 # --- the owner's --------------------------------------------------------------------------------------------------
 
 Do = Callable[[TipMemory, Path], object]
