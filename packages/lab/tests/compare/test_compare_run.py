@@ -176,6 +176,8 @@ def test_runs_after_a_removed_one_are_refused(tmp_path: Path) -> None:
         (PLAN + '"train.max_env_steps" = 9', r"half of them sets train\.max_env_steps, which is the comparison's"),
         (PLAN + '[settings]\n"run.seed" = 9', r"settings sets run\.seed, which is the comparison's"),
         (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
+        (PLAN + '"env.options" = { "a.b" = 1 }', r"plan\.toml: env\.options has the key 'a\.b', which only the file of"),
+        (PLAN + '"env.options" = { deep = { "x=y" = 2 } }', r"env\.options\.deep has the key 'x=y'"),
         (PLAN + 'train.split = "test"', r"half of them: train\.split = 'test': 4 of the 4 games"),
         ("[rollout]\nnum_tasks = 2", r"add a table \[methods.NAME\] for each, or .* to trailnotes train"),
     ],

@@ -197,6 +197,9 @@ def _format_overrides(settings: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in settings.items():
         if isinstance(value, Mapping):
+            if odd := [inner for inner in value if "." in inner or "=" in inner]:
+                raise ConfigError(f"command line: {name} has the key {odd[0]!r}, which only the file of compare.config "
+                                  "can set: move it there")  # fmt: skip
             words += _format_overrides({f"{name}.{inner}": item for inner, item in value.items()})
         else:
             words.append(f"--{name}={format_toml_value(value)}")
