@@ -176,7 +176,7 @@ def test_runs_after_a_removed_one_are_refused(tmp_path: Path) -> None:
         (PLAN + '"train.max_env_steps" = 9', r"half of them sets train\.max_env_steps, which is the comparison's"),
         (PLAN + '[settings]\n"run.seed" = 9', r"settings sets run\.seed, which is the comparison's"),
         (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
-        (PLAN + '"env.options" = { "a.b" = 1 }', r"plan\.toml: env\.options has the key 'a\.b', which only the file of"),
+        (PLAN + '"env.options" = { "a.b" = 1 }', r"plan\.toml: env\.options has the key 'a\.b', which only the file"),
         (PLAN + '"env.options" = { deep = { "x=y" = 2 } }', r"env\.options\.deep has the key 'x=y'"),
         (PLAN + 'train.split = "test"', r"half of them: train\.split = 'test': 4 of the 4 games"),
         ("[rollout]\nnum_tasks = 2", r"add a table \[methods.NAME\] for each, or .* to trailnotes train"),
@@ -258,8 +258,10 @@ def test_a_table_of_runs_without_a_comparison(finished: tuple[Path, Path], tmp_p
     assert main(["compare", "table", *runs, "--baseline", "GRPO", "--out", str(tmp_path)]) == 0
     assert lines_of(tmp_path)["GRPO"]["one"] == lines_of(out)["GRPO"]["one"]
     assert lines_of(tmp_path)["as it is"]["seeds"] == [0]
+    further = shutil.copytree(out / "runs/grpo-0/eval", out / "runs/grpo-0/eval/further")
     assert main(["compare", "table", str(out), "--out", str(tmp_path)]) == 0
     assert table_of(tmp_path) == table_of(out)
+    shutil.rmtree(further)
 
 
 def test_costs_are_those_of_the_runs(finished: tuple[Path, Path]) -> None:

@@ -20,7 +20,7 @@ from trailnotes.storage.files import read_jsonl, write_text_atomic
 from trailnotes.types import StrPath
 from trailnotes_lab.compare import running
 from trailnotes_lab.compare.cost import EVAL_STAGE
-from trailnotes_lab.compare.evaluations import EVAL_DIR
+from trailnotes_lab.compare.evaluations import EVAL_DIR, is_evaluation
 from trailnotes_lab.compare.expand import expand_runs, flatten_settings
 from trailnotes_lab.compare.games import compile_games
 from trailnotes_lab.compare.page import render_summary_json, render_summary_markdown
@@ -119,8 +119,9 @@ def _summarise_runs(spec: ComparisonSpec, missing: dict[str, str], directory: Pa
     results, trials = [], []
     for run in places:
         if run.name not in missing:
+            own = run.directory / EVAL_DIR  # others may lie below it
             try:
-                results.append(read_result(run.directory, labels[run.method]))
+                results.append(read_result(own if is_evaluation(own) else run.directory, labels[run.method]))
             except RunError as error:
                 missing[run.name] = str(error)
         for panel, place in run.panels.items():

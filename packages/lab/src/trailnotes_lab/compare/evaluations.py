@@ -123,11 +123,15 @@ def split_label(word: str) -> tuple[Path, str]:
     return Path(place), " ".join(label.split())
 
 
+def is_evaluation(path: Path) -> bool:
+    return (path / "panel.json").is_file()
+
+
 def find_evaluations(path: Path) -> list[Path]:
     """Find the evaluations of a directory: itself, or else all at and below its `eval`."""
     if not path.is_dir():
         raise RunError(f"{path} is not a directory: name a run, or what `trailnotes eval --out` wrote")
-    if (path / "panel.json").is_file():
+    if is_evaluation(path):
         return [path]
     if inside := sorted(file.parent for file in (path / EVAL_DIR).rglob("panel.json")):
         return inside
