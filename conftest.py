@@ -92,6 +92,25 @@ def proxy(served: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
+def no_endpoint_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clear keys, addresses and proxies of this machine, and shorten waits between tries."""
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TRAILNOTES_EMBEDDER_KEY", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setattr("trailnotes.web.faults.MIN_WAIT", 0.01)
+
+
+@pytest.fixture
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Start `tests/causal.py` in the place of vLLM; a file in the folder returned is a fault of every engine."""
+    monkeypatch.setattr("trailnotes.policies.vllm.server.PROGRAM", Path(__file__).parent / "tests" / "causal.py")
+    path = tmp_path / "faults"
+    path.mkdir()
+    monkeypatch.setenv("FAKE_ENGINE", str(path))
+    return path
+
+
+@pytest.fixture
 def same_threads() -> Iterator[None]:
     """What runs in this process may set torch's number of threads; afterwards it is as before."""
     before = torch.get_num_threads()

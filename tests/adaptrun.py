@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from children import signal_at_write
-from small import small_config
+from small import merge_sections, small_config
 from trailnotes.config.schema import Config
 from trailnotes.errors import BudgetError, EnvError
 from trailnotes.policies.scripted import ScriptedPolicy
@@ -78,8 +78,8 @@ class Guesser(ScriptedPolicy):
             append_jsonl(self.asked, [{"seed": seed}])
         for _ in range(seed % 4):  # episodes end in an order of their own
             await asyncio.sleep(0)
-        said = await super().generate(messages, sampling, episode)
-        return replace(said, logprobs=(float(seed), *said.logprobs[1:]))
+        completion = await super().generate(messages, sampling, episode)
+        return replace(completion, logprobs=(float(seed), *completion.logprobs[1:]))
 
 
 def guess(messages: Sequence[Message]) -> str:
@@ -100,7 +100,7 @@ def gate_config(**sections: dict[str, Any]) -> Config:
         "memory": {"max_write_tokens": 64, "max_tip_tokens": 64},
         "eval": {"num_tasks": 0, "trials": 3},
     }
-    return small_config(**{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
+    return small_config(**merge_sections(own, sections))
 
 
 def adapt_by(

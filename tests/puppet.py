@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from trailnotes.config.schema import Config, RolloutConfig
@@ -46,6 +47,12 @@ def forward(model: Any, completion: Completion, temperature: float = 1.0) -> lis
         logits = model(torch.tensor([completion.prompt_ids + completion.token_ids]), use_cache=False).logits[0].float()
     logprobs = torch.log_softmax(logits / temperature, dim=-1)[len(completion.prompt_ids) - 1 :]
     return [float(row[token]) for row, token in zip(logprobs, completion.token_ids, strict=False)]
+
+
+def assert_logprobs(model: Any, completions: Sequence[Completion], temperature: float = 1.0, tol: float = 1e-5) -> None:
+    """Compare the log-probabilities of completions with those of one pass."""
+    for completion in completions:
+        assert list(completion.logprobs) == pytest.approx(forward(model, completion, temperature), abs=tol)
 
 
 def led(tokenizer: Any, model: Any, *answers: str, **options: Any) -> HFPolicy:

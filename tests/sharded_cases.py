@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from small import small_config
-from tiny import episode, group, tiny_model, told, with_logprobs
+from tiny import episode, group, make_row, tiny_model, with_logprobs
 from trailnotes.config.schema import Config, LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import PackingMode, Ranks, build_samples
@@ -72,10 +72,10 @@ def rows_of(case: Case) -> list[Sample]:
     ]
     advantages = [(-1) ** i * (1 + i / 4) for i in range(case.episodes)]
     others = [
-        told("tip", 1, 2, hold=0.3),
-        told("tip", 2, 9, hold=0.3, advantage=0.7),
-        told("rehearsal", 3, 4, hold=1.0, imitate=0.5),
-        told("reading", 4, 6, hold=0.1),
+        make_row("tip", 1, 2, hold=0.3),
+        make_row("tip", 2, 9, hold=0.3, advantage=0.7),
+        make_row("rehearsal", 3, 4, hold=1.0, imitate=0.5),
+        make_row("reading", 4, 6, hold=0.1),
     ]
     return with_logprobs(build_samples([group(*episodes)], [advantages]) + others * case.others, 1)
 

@@ -84,8 +84,8 @@ def _quantiles(rate: float, concentration: float) -> Floats:
     from scipy.special import betaincinv
 
     places = (np.arange(4000) + 0.5) / 4000
-    found: Floats = betaincinv(rate * concentration, (1 - rate) * concentration, places)
-    return found
+    quantiles: Floats = betaincinv(rate * concentration, (1 - rate) * concentration, places)
+    return quantiles
 
 
 def shares_of(world: World) -> Floats:
@@ -102,10 +102,10 @@ def covered(limits: tuple[Floats, Floats], truth: Floats) -> Floats:
 def of_mean(world: World, rate: float, num: int, rng: np.random.Generator) -> dict[str, float]:
     """Coverage of both intervals of a mean; that on the panel only of panels that have one."""
     played = play(world, rate, rng.random((num, world.families)), rng)
-    found = compute_moments(played.values, shares_of(world))
-    beyond = compute_population_limits(found, RATE_BOUNDS)
+    moments = compute_moments(played.values, shares_of(world))
+    beyond = compute_population_limits(moments, RATE_BOUNDS)
     record = _record("beyond", beyond, played.beyond, np.ones(num, dtype=bool))
-    return record | _on_panel(found, RATE_BOUNDS, played.on_panel)
+    return record | _on_panel(moments, RATE_BOUNDS, played.on_panel)
 
 
 def of_difference(world: World, rates: tuple[float, float], num: int, rng: np.random.Generator) -> dict[str, float]:
@@ -121,10 +121,10 @@ def of_difference(world: World, rates: tuple[float, float], num: int, rng: np.ra
     return record | _on_panel(both, (-1.0, 1.0), first.on_panel - second.on_panel)
 
 
-def _on_panel(found: CrossedMoments, bounds: tuple[float, float], truth: Floats) -> dict[str, float]:
-    has_one = found.num_seeds > 1
+def _on_panel(moments: CrossedMoments, bounds: tuple[float, float], truth: Floats) -> dict[str, float]:
+    has_one = moments.num_seeds > 1
     return (
-        _record("on_panel", compute_panel_limits(found.mean, found.seeds, bounds), truth, has_one)
+        _record("on_panel", compute_panel_limits(moments.mean, moments.seeds, bounds), truth, has_one)
         if has_one.any()
         else {}
     )

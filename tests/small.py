@@ -16,19 +16,10 @@ FAMILIES = ["route/amber", "keys/granite"]
 SETTINGS: dict[str, dict[str, Any]] = {
     "run": {"threads": 1},
     "model": {"device": "cpu"},
-    "env": {
-        "name": "waymarks-simulator",
-        "num_workers": 0,
-        "options": {"families": FAMILIES, "max_steps": 2},
-    },
+    "env": {"name": "waymarks-simulator", "num_workers": 0, "options": {"families": FAMILIES, "max_steps": 2}},
     "rollout": {
-        "style": "terse",
-        "num_tasks": 2,
-        "group_size": 4,
-        "max_steps": 2,
-        "max_action_tokens": 4,
-        "max_context_tokens": 256,
-        "max_observation_tokens": 64,
+        "style": "terse", "num_tasks": 2, "group_size": 4, "max_steps": 2, "max_action_tokens": 4,
+        "max_context_tokens": 256, "max_observation_tokens": 64,
     },
     "memory": {"top_k": 4, "threshold": -1.0, "max_tip_tokens": 24, "max_write_tokens": 6},
     "algorithm": {"name": "empo2"},
@@ -37,15 +28,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "train": {"iterations": 100, "max_env_steps": 24, "save_every": 1},
     "eval": {"num_tasks": 4},
     "warmstart": {
-        "hidden_size": 16,
-        "num_layers": 1,
-        "num_heads": 2,
-        "steps": 8,
-        "batch_size": 8,
-        "lr": 1e-2,
-        "vocab_size": 420,
+        "hidden_size": 16, "num_layers": 1, "num_heads": 2, "steps": 8, "batch_size": 8, "lr": 1e-2, "vocab_size": 420,
     },
-}
+}  # fmt: skip
+
+
+def merge_sections(own: dict[str, dict[str, Any]], sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Lay `sections` over `own`, key by key."""
+    return {name: own.get(name, {}) | sections.get(name, {}) for name in own | sections}
 
 
 def small_config(**sections: dict[str, Any]) -> Config:
@@ -53,7 +43,7 @@ def small_config(**sections: dict[str, Any]) -> Config:
 
     Keys of `empo2` may be among those of `algorithm`.
     """
-    tree = {name: SETTINGS.get(name, {}) | sections.get(name, {}) for name in SETTINGS | sections}
+    tree = merge_sections(SETTINGS, sections)
     of_empo2 = Empo2Config.model_fields.keys() & tree["algorithm"].keys()
     tree["empo2"] |= {name: tree["algorithm"].pop(name) for name in of_empo2}
     return Config(**tree)

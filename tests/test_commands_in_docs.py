@@ -188,12 +188,7 @@ def read_pip(words: list[str]) -> None:
             assert {*wanted.split(",")} <= {*project["optional-dependencies"]}
 
 
-READERS = {
-    "trailnotes": read_trailnotes,
-    "python": read_python,
-    "make": read_make,
-    "pip": read_pip,
-}
+READERS = {"trailnotes": read_trailnotes, "python": read_python, "make": read_make, "pip": read_pip}
 
 
 @functools.cache  # pages repeat one another

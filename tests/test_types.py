@@ -7,17 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trailnotes.types import (
-    Completion,
-    Observation,
-    Sample,
-    Sampling,
-    Step,
-    Task,
-    Tip,
-    Trajectory,
-    TrajectoryGroup,
-)
+from trailnotes.types import Completion, Observation, Sample, Sampling, Step, Task, Tip, Trajectory, TrajectoryGroup
 
 TASK = Task("maze/1", "maze")
 END = Observation("end", terminated=True)
@@ -57,15 +47,8 @@ def test_a_text_that_is_none_is_refused(text: Any) -> None:
 
 
 def trajectory(**changes: Any) -> Trajectory:
-    values = {
-        "task": TASK,
-        "steps": (),
-        "final_observation": END,
-        "outcome": "terminated",
-        "success": False,
-        "score": 0,
-    }
-    return Trajectory(**(values | changes))
+    values = {"steps": (), "outcome": "terminated", "success": False, "score": 0} | changes
+    return Trajectory(TASK, final_observation=END, **values)
 
 
 @pytest.mark.parametrize(

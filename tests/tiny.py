@@ -98,7 +98,7 @@ def with_logprobs(samples: Sequence[Sample], seed: int, spread: float = 0.3) -> 
     return [replace(s, behavior_logprobs=tuple(m * (-3 + rng.gauss(0, spread)) for m in s.loss_mask)) for s in samples]
 
 
-def told(role: RowRole, seed: int, tokens: int, advantage: float = 0.0, **weights: float) -> Sample:
+def make_row(role: RowRole, seed: int, tokens: int, advantage: float = 0.0, **weights: float) -> Sample:
     """A row of another role: three tokens of context, then `tokens` that are trained."""
     rng = random.Random(seed)
     ids = tuple(rng.randrange(VOCABULARY) for _ in range(3 + tokens))

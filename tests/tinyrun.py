@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from children import signal_at_write
 from paying import Paid
-from small import small_config
+from small import merge_sections, small_config
 from trailnotes.commands import main
 from trailnotes.config.methods import resolve_method
 from trailnotes.config.schema import Config
@@ -51,7 +51,7 @@ def tiny_config(start: Path, **sections: dict[str, Any]) -> Config:
         "optim": {"lr": 1e-2, "epochs": 2},
         "train": {"iterations": 3, "max_env_steps": 0},
     }
-    return small_config(**{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
+    return small_config(**merge_sections(own, sections))
 
 
 def train_in_process(config: Config, directory: Path, method: str = "") -> TrainingRun:

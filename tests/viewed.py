@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from small import merge_sections
 from trailnotes.config.schema import Config
 from trailnotes.memory import open_memory
 from trailnotes.runs.directory import RunDir
@@ -53,7 +54,7 @@ def episode(
 
 def make_run(path: Path, *, words: tuple[str, ...] = WORDS, iterations: int = 3, **sections: dict[str, Any]) -> Path:
     """A run of EMPO2 in three iterations: one tip, written in the first, and read from the second on."""
-    config = Config(**{name: SETTINGS.get(name, {}) | sections.get(name, {}) for name in SETTINGS | sections})
+    config = Config(**merge_sections(SETTINGS, sections))
     task = f"maze/{words[0]}" if words is not WORDS else "maze/1"
     with (
         RunDir.open(path, config) as run,

@@ -44,13 +44,8 @@ def advantages(scores: Scores, **options: Any) -> list[float]:
 # --- the table: A wins, B fails, with a malformed second action
 
 VECTOR = scores_by_hand(
-    [("s0", 0, 0), ("s1", 0, 0), ("s2", 10, 0)],
-    [("s0", 0, 0), ("s1", 0, INVALID), ("s1", 0, 0), ("s3", 0, 0)],
+    [("s0", 0, 0), ("s1", 0, 0), ("s2", 10, 0)], [("s0", 0, 0), ("s1", 0, INVALID), ("s1", 0, 0), ("s3", 0, 0)]
 )
-
-
-def test_a_penalty_is_taken_off_after_discounting() -> None:
-    assert collect_visits(VECTOR, 0.95).step_scores.tolist() == [9.025, 9.5, 10, 0, -0.1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -61,33 +56,22 @@ def test_a_penalty_is_taken_off_after_discounting() -> None:
     ],
 )
 def test_the_published_arithmetic(norm: str, expected: list[float]) -> None:
+    """Penalties are taken off after discounting: the scores of s1 are 9.5, -0.1 and 0."""
     assert advantages(VECTOR, norm=norm) == pytest.approx(expected, abs=5.1e-5)
-
-
-# --- options, by hand
-
-
-def test_each_visit_of_a_state_counts() -> None:
-    # B meets s1 three times (0, 2, 4 from there on), A once (6).
-    scores = scores_by_hand([("s1", 6, 0)], [("s1", -2, 0), ("s1", -2, 0), ("s1", 4, 0)], [("s9", 1, 0), ("s9", 1, 0)])
-    step = terms_of(scores, gamma=1.0).step
-    assert step.tolist() == [3, -3, -1, 1, 0.5, -0.5]  # mean of 6 0 2 4 is 3, of 2 1 is 1.5
 
 
 # --- HGPO
 
 FORKS = scores_by_hand(  # from each step on: 4 4 4 | 0 0 0 | 2 2
-    [("s0", 0, 0), ("s1", 0, 0), ("s2", 4, 0)],
-    [("x", 0, 0), ("s1", 0, 0), ("s2", 0, 0)],
-    [("s0", 0, 0), ("s1", 2, 0)],
+    [("s0", 0, 0), ("s1", 0, 0), ("s2", 4, 0)], [("x", 0, 0), ("s1", 0, 0), ("s2", 0, 0)], [("s0", 0, 0), ("s1", 2, 0)]
 )
 
 
 def test_levels_of_history_by_hand() -> None:
     # level 1 (weight 2):  1 2 2 | 0 -2 -2 | -1 0     groups s0: 4 2, s1: 4 0 2, s2: 4 0
     # level 2 (weight 3):  - 1 2 | - 0 -2  |  - -1    groups s0 s1: 4 2, s1 s2: 4 0; "x s1" was met once
-    found = advantages(FORKS, hierarchical=True, gamma=1.0, history=1)
-    assert found == [1, (2 * 2 + 3 * 1) / 5, 2, 0, -2, -2, -1, -1]
+    expected = [1, (2 * 2 + 3 * 1) / 5, 2, 0, -2, -2, -1, -1]
+    assert advantages(FORKS, hierarchical=True, gamma=1.0, history=1) == expected
 
 
 # --- properties
@@ -99,25 +83,14 @@ steps = st.lists(
 )
 groups = st.lists(steps, min_size=2, max_size=5).map(lambda walks: scores_by_hand(*walks))
 norms = st.sampled_from(["mean", "mean_std"])
-choices = st.fixed_dictionaries(
-    {
-        "norm": norms,
-        "hierarchical": st.booleans(),
-        "history": st.integers(0, 2),
-    }
-)
+choices = st.fixed_dictionaries({"norm": norms, "hierarchical": st.booleans(), "history": st.integers(0, 2)})
 
 
 @given(groups, norms)
-def test_without_step_weight_it_is_grpo_bit_for_bit(scores: Scores, norm: str) -> None:
+def test_without_step_weight_or_a_repeated_state_it_is_grpo_bit_for_bit(scores: Scores, norm: str) -> None:
     grpo = np.concatenate(group_advantages(scores, AlgorithmConfig(normalize_std=norm == "mean_std"))).tolist()
     assert advantages(scores, norm=norm, omega=0.0) == grpo
-
-
-@given(groups, norms)
-def test_without_a_repeated_state_it_is_grpo_bit_for_bit(scores: Scores, norm: str) -> None:
     alone = replace(scores, states=tuple(tuple((i, t) for t in range(len(row))) for i, row in enumerate(scores.states)))
-    grpo = np.concatenate(group_advantages(alone, AlgorithmConfig(normalize_std=norm == "mean_std"))).tolist()
     assert advantages(alone, norm=norm) == grpo
 
 
@@ -159,9 +132,8 @@ def test_equal_returns_give_exact_zeros(walks: list[list[str]], options: dict[st
 
 
 def test_what_the_terms_say_of_themselves() -> None:
-    said = term_metrics([terms_of(VECTOR)])
     # s0 twice, s1 three times, s2 and s3 once; A^E is 5 * 3 + 5 * 3 + 5.1, A^S 4.5125 * 2 + 6.3667 + 3.2333 + 3.1333
-    assert said == pytest.approx(
+    assert term_metrics([terms_of(VECTOR)]) == pytest.approx(
         {"singletons": 2 / 7, "group_mean": 7 / 4, "group_max": 3, "step_share": 21.7583 / (21.7583 + 35.1)}, rel=1e-4
     )
     assert term_metrics([]) == {}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from small import merge_sections
 from tinyrun import distance, episodes, equal_weights, metrics, record, tiny_config, train_in_process
 from trailnotes.algorithms.lamer import build_trials
 from trailnotes.config.schema import Config
@@ -25,7 +26,7 @@ B, N, K, GAMMA = 7, 4, 3, 0.5  # two of the five tasks stand in each batch twice
 
 def lamer_config(start: Path, **sections: dict[str, Any]) -> Config:
     own = {"algorithm": {"name": "lamer"}, "lamer": {"gamma": GAMMA}, "rollout": {"num_tasks": B}}
-    return tiny_config(start, **{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
+    return tiny_config(start, **merge_sections(own, sections))
 
 
 def scores(*returns: float) -> Scores:

@@ -32,14 +32,22 @@ class Author(Guesser):
         self.write = write  # from the request and the word that was said last
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
-        said = await super().generate(messages, sampling, episode)
+        completion = await super().generate(messages, sampling, episode)
         last = messages[-1].content
         if not re.search(r"ended with a score|You keep a playbook|several attempts", last):
-            return said
+            return completion
         words = [int(m.content[1:]) for m in messages if m.role == "assistant"] or [
             int(word) for word in re.findall(r": w(\d+)$", last, re.MULTILINE)
         ]
-        return replace(said, text=self.write(last, max(words, default=0)))
+        return replace(completion, text=self.write(last, max(words, default=0)))
+
+
+def adapt_at_one_gate(write: Callable[[str, int], str], method: str, out: Path) -> tuple[Author, str]:
+    """Adapt for two trials, of which the last is won; returns the author and the actor's last prompt."""
+    policy = Author(write)
+    rows = adapt_by(policy, method, out, **ONE_GATE, eval={"trials": 2})
+    assert [row.mean for row in rows] == [0.0, 0.0, 1.0]
+    return policy, actor_prompts(policy)[2]
 
 
 def actor_prompts(policy: Guesser) -> list[str]:
@@ -50,10 +58,11 @@ def actor_prompts(policy: Guesser) -> list[str]:
 
 
 def test_clin_shows_the_statements_of_the_task_written_anew(tmp_path: Path) -> None:
-    policy = Author(lambda _, word: f"- next time say w{word + 1} is necessary to open the gate\nsomething else")
-    rows = adapt_by(policy, "clin", tmp_path, **ONE_GATE, eval={"trials": 2})
-    assert [row.mean for row in rows] == [0.0, 0.0, 1.0]
-    assert actor_prompts(policy)[2] == (
+    def write(_: str, word: int) -> str:
+        return f"- next time say w{word + 1} is necessary to open the gate\nsomething else"
+
+    policy, prompt = adapt_at_one_gate(write, "clin", tmp_path)
+    assert prompt == (
         "Task: open gate 2\n\nWhat you learned in earlier attempts at this task (quoted; it may be wrong):\n"
         '- "next time say w2 is necessary to open the gate"\n\nObservation: a gate ?'
     )
@@ -67,10 +76,8 @@ def test_reasoningbank_shows_the_insights_of_the_most_similar_episode(tmp_path: 
         why = "succeeded" if "succeeded" in request else "failed"
         return f"# Item 1\n## Title: Words ({why})\n## Description: at gates\n## Content: next time say w{word + 1}"
 
-    policy = Author(write)
-    rows = adapt_by(policy, "reasoningbank", tmp_path, **ONE_GATE, eval={"trials": 2})
-    assert [row.mean for row in rows] == [0.0, 0.0, 1.0]
-    assert actor_prompts(policy)[2] == (
+    _, prompt = adapt_at_one_gate(write, "reasoningbank", tmp_path)
+    assert prompt == (
         "Task: open gate 2\n\nInsights from earlier attempts at similar tasks (quoted; they may be wrong):\n"
         '- "Words (failed): next time say w2 (at gates)"\n\nObservation: a gate ?'
     )
@@ -83,27 +90,24 @@ def test_ace_shows_the_playbook_with_its_counts(tmp_path: Path) -> None:
             return f"add: next time {lesson}\nadd: a second line that is one too many"
         return f"helpful: 1\nharmful: 7\nlesson: say w{word + 1}"
 
-    policy = Author(write)
-    rows = adapt_by(policy, "ace", tmp_path, **ONE_GATE, eval={"trials": 2})
-    assert [row.mean for row in rows] == [0.0, 0.0, 1.0]
-    assert actor_prompts(policy)[2] == (
+    _, prompt = adapt_at_one_gate(write, "ace", tmp_path)
+    assert prompt == (
         "Task: open gate 2\n\nYour playbook (quoted; with how often each entry helped and harmed):\n"
         '- "(1) helpful 1, harmful 0: next time say w1"\n- "(2) helpful 0, harmful 0: next time say w2"\n\n'
         "Observation: a gate ?"
     )
-    lines = list(read_jsonl(tmp_path / "metrics.jsonl"))
-    assert [(m["notebook/entries"], m["notebook/asked"], m["notebook/unusable"]) for m in lines] == [
-        (1, 2, 0), (2, 2, 0), (3, 2, 0),
-    ]  # fmt: skip
+    for number, line in enumerate(read_jsonl(tmp_path / "metrics.jsonl"), 1):
+        assert (line["notebook/entries"], line["notebook/asked"], line["notebook/unusable"]) == (number, 2, 0)
+    assert number == 3
 
 
 class Divided(Author):
     """Its second attempt at a task says the word after the first one's."""
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
-        said = await super().generate(messages, sampling, episode)
-        second = episode.endswith("/1") and said.text.startswith("w")
-        return replace(said, text=f"w{int(said.text[1:]) + 1}") if second else said
+        completion = await super().generate(messages, sampling, episode)
+        is_second = episode.endswith("/1") and completion.text.startswith("w")
+        return replace(completion, text=f"w{int(completion.text[1:]) + 1}") if is_second else completion
 
 
 def test_training_free_grpo_shows_what_set_the_better_attempt_apart(tmp_path: Path) -> None:
@@ -119,8 +123,8 @@ def test_training_free_grpo_shows_what_set_the_better_attempt_apart(tmp_path: Pa
         "modify 2: new words for experience 2\ndelete 3"
     )
     assert sum("open gate 9" in request for request in requests) == 0, "equal scores say nothing"
-    shown = [p for p in actor_prompts(policy) if "Experiences" in p]
-    assert shown[0] == (
+    prompts = [prompt for prompt in actor_prompts(policy) if "Experiences" in prompt]
+    assert prompts[0] == (
         "Task: open gate 1\n\nExperiences from earlier attempts at such tasks (quoted; they may be wrong):\n"
         '- "next time say w1"\n\nObservation: a gate ?'
     )

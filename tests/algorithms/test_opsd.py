@@ -71,9 +71,9 @@ def test_an_episode_reads_again_as_the_one_that_was_played_with_tips(start_model
         assert [[t.steps for t in g.trajectories] for g in again] == [[t.steps for t in g.trajectories] for g in played]
         assert sum(bool(step.tips) for g in again for t in g.trajectories for step in t.steps) > 10
         rows = build_samples(again, [[0.0] * 4] * len(again))
-        said = collect_teacher_logprobs(again, rows, iteration.learner.logprobs(rows))
+        logprobs = collect_teacher_logprobs(again, rows, iteration.learner.logprobs(rows))
         sampled = [[p for step in t.steps for p in step.completion.logprobs] for g in played for t in g.trajectories]
-        for teacher, acted in zip(said, sampled, strict=True):
+        for teacher, acted in zip(logprobs, sampled, strict=True):
             assert teacher.tolist() == pytest.approx(acted, abs=1e-3), "it is the policy that acted with tips"
 
     in_a_run(tiny_config(start_model, algorithm=OPSD), tmp_path, body)
@@ -115,11 +115,11 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
     teacher_rows = rows_of(taught, kind)
     numbers = count(1)
     numbered = [[next(numbers) if mask else 0 for mask in row.loss_mask] for row in teacher_rows]
-    (said,) = collect_teacher_logprobs([group(taught)], teacher_rows, numbered)
+    (logprobs,) = collect_teacher_logprobs([group(taught)], teacher_rows, numbered)
     differs = [s.completion.prompt_ids != s.plain_prompt_ids for s in taught.steps for _ in s.completion.token_ids]
-    assert said.tolist() == pytest.approx([i + 1 if d else np.nan for i, d in enumerate(differs)], nan_ok=True)
+    assert logprobs.tolist() == pytest.approx([i + 1 if d else np.nan for i, d in enumerate(differs)], nan_ok=True)
 
-    lessons = build_distillation_rows(rows_of(student, kind), rows_of(student, kind, 1.0), [said])
+    lessons = build_distillation_rows(rows_of(student, kind), rows_of(student, kind, 1.0), [logprobs])
     ratios = [float(r) for lesson in lessons for r in lesson.ratios]
     sampled = [p for step in student.steps for p in step.completion.logprobs]
     expected = [i + 1 - p if d else 0 for i, (d, p) in enumerate(zip(differs, sampled, strict=True))]
@@ -133,8 +133,8 @@ def test_each_token_gets_its_own_word_however_rows_are_cut(kind: Any, fork: int 
 def test_metrics_by_hand() -> None:
     sample = Sample((1, 2, 3, 4, 5), (0, 1, 1, 1, 1), (0, -1, -1, -1, -1), (0, 2, 2, 2, 2))
     weighed = replace(sample, advantages=(0, 0.5, 0.5, 1, 1))  # two tokens of older weights
-    said = np.array([-0.5, -2.0, np.nan, np.nan])  # log ratios .5 and -1; two without
-    lessons = build_distillation_rows([sample], [weighed], [said])
+    teacher = np.array([-0.5, -2.0, np.nan, np.nan])  # log ratios .5 and -1; two without
+    lessons = build_distillation_rows([sample], [weighed], [teacher])
     assert lessons[0].build_sample(OpsdConfig(gate="none")).advantages == (0, 0.25, -0.5, 2, 2)
     assert distillation_metrics(lessons, OpsdConfig(coefficient=0.5, gate="none")) == {
         "taught": 0.5, "log_ratio": -0.25, "endorsed": 0.5, "gated": 0.0, "signal": 0.375,

@@ -6,16 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tinyrun import (
-    distance,
-    episodes,
-    equal_weights,
-    metrics,
-    tip_rows,
-    trained,
-    trained_once,
-    weights,
-)
+from tinyrun import distance, episodes, equal_weights, metrics, tip_rows, trained, trained_once, weights
 
 
 @pytest.mark.parametrize(

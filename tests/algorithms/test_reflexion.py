@@ -55,9 +55,8 @@ def test_the_reflector_reads_the_failure_its_examples_and_the_last_three_plans(t
     assert [line for line in request.splitlines() if line.startswith("- Trial")] == [
         f'- Trial {n}: "next time say w{n}"' for n in (3, 4, 5)
     ]
-    assert not any("Trial" in message.content for message in policy.prompts[-1][:-1]), (
-        "the episode stands without plans"
-    )
+    episode = policy.prompts[-1][:-1]
+    assert not any("Trial" in message.content for message in episode), "it is quoted without plans"
 
 
 def test_a_solved_gate_is_never_played_or_written_about_again(tmp_path: Path) -> None:
@@ -122,15 +121,11 @@ def test_plans_of_another_task_or_none_in_words_stand_in_for_own_ones() -> None:
         tasks = [("maze/1", 3), ("maze/2", 1), ("vault/1", 3), ("gate/1", 1)]
         memory.add([plan(f"{task} {i}", task, step=i) for task, count in tasks for i in range(count)])
         assert texts(memory.get_prompt_plans("maze/1")) == ["maze/1 1", "maze/1 2"]
-        assert [(tip.text, tip.step) for tip in memory.get_prompt_plans("maze/1", "empty")] == [
-            ("none", 1),
-            ("none", 2),
-        ]
-        assert {tip.namespace for tip in memory.get_prompt_plans("maze/1", "other")} < {"vault/1", "gate/1"}, (
-            "another family"
-        )
-        assert texts(memory.get_prompt_plans("gate/1", "other")) in (["maze/1 2"], ["maze/2 0"], ["vault/1 2"]), (
-            "as many, newest"
-        )
+        empty = memory.get_prompt_plans("maze/1", "empty")
+        assert [(tip.text, tip.step) for tip in empty] == [("none", 1), ("none", 2)]
+        other = {tip.namespace for tip in memory.get_prompt_plans("maze/1", "other")}
+        assert other < {"vault/1", "gate/1"}, "of another family"
+        (newest,) = texts(memory.get_prompt_plans("gate/1", "other"))  # as many as it has of its own
+        assert newest in ("maze/1 2", "maze/2 0", "vault/1 2")
         assert memory.get_prompt_plans("maze/3", "other") == memory.get_prompt_plans("maze/3", "empty") == []
         assert memory.stats()["tips"] == 8, "nothing is written by looking"

@@ -13,12 +13,6 @@ from tinyrun import metrics, tiny_config, train_in_process
 from trailnotes.learner.credit.episodes import group_relative, leave_one_out
 
 
-def test_each_return_is_compared_with_the_mean_of_the_others() -> None:
-    # the others' means: 1.5, 4.5 and 3
-    assert leave_one_out([6, 0, 3]).tolist() == [4.5, -4.5, 0]
-    assert leave_one_out([1, 0, 0, 0]).tolist() == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
-
-
 @pytest.mark.parametrize("returns", [[0.1] * 7, [5.0], []])
 def test_without_a_difference_there_is_no_advantage(returns: list[float]) -> None:
     assert leave_one_out(returns).tolist() == [0.0] * len(returns)

@@ -95,7 +95,5 @@ finite = st.floats(-30, 30)
 @given(episode=finite, ratios=st.lists(finite, min_size=1, max_size=5), form=st.sampled_from(FORMS))
 def test_a_weight_of_zero_leaves_the_group_alone_bit_for_bit(episode: float, ratios: list[float], form: str) -> None:
     group, known = np.full(len(ratios), episode), np.ones(len(ratios), dtype=bool)
-    assert (
-        add_teacher_signal(group, np.array(ratios), known, OpsdConfig(form=form, coefficient=0)).tolist()
-        == group.tolist()
-    )
+    options = OpsdConfig(form=form, coefficient=0)
+    assert add_teacher_signal(group, np.array(ratios), known, options).tolist() == group.tolist()

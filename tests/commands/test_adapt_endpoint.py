@@ -55,12 +55,12 @@ def start(config: Path, method: str, out: Path, *settings: str) -> subprocess.Po
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == code, said
-    return said
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == code, output
+    return output
 
 
-def kept(out: Path) -> int:
+def count_answers(out: Path) -> int:
     return (out / "answers.jsonl").read_bytes().count(b"\n")
 
 
@@ -76,14 +76,14 @@ def test_resume_after_kill_and_budget_stop(method: str, proxy: Proxy, config: Pa
     proxy.wait_for(len(once) // 3)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    lost = len(proxy.asked) - kept(out)
+    lost = len(proxy.asked) - count_answers(out)
     assert 0 <= lost <= 1  # what was under way
 
     limit = tokens * 2 // 3
-    said = finish(start(config, method, out, "--endpoint.max_tokens_total", str(limit)), code=2)
-    assert f"endpoint.max_tokens_total = {limit}" in said
-    assert len(said.splitlines()[-1].split("trailnotes: ")) == 2
-    assert len(once) // 3 < kept(out) < len(once)
+    output = finish(start(config, method, out, "--endpoint.max_tokens_total", str(limit)), code=2)
+    assert f"endpoint.max_tokens_total = {limit}" in output
+    assert len(output.splitlines()[-1].split("trailnotes: ")) == 2
+    assert len(once) // 3 < count_answers(out) < len(once)
     spent = sum(line["prompt_tokens"] + line["completion_tokens"] for line in read_jsonl(out / "answers.jsonl"))
     assert spent <= limit
 
@@ -104,11 +104,10 @@ def test_resume_after_kill_and_budget_stop(method: str, proxy: Proxy, config: Pa
 # -- no harness at all
 
 
+@pytest.mark.usefixtures("no_endpoint_variables")
 def test_an_agent_of_ones_own_reads_what_it_wrote(
     proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     from own_agent import main
 

@@ -60,15 +60,12 @@ def test_a_healthy_run_passes_every_check() -> None:
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("written", {"tips__unusable": 3.0}),
-        ("shown", {"rollout__tips_per_step": 0.0}),
-        ("advantage", {"update__zero_advantage_rows": 20.0}),
-        ("engine", {"engine__difference": 0.01}),
-        ("mask", {"update__masked_fraction": 0.6}),
-        ("reliance", {"update__kl_to_behavior_off_policy": 0.8}),
+        ("written", {"tips__unusable": 3.0}), ("shown", {"rollout__tips_per_step": 0.0}),
+        ("advantage", {"update__zero_advantage_rows": 20.0}), ("engine", {"engine__difference": 0.01}),
+        ("mask", {"update__masked_fraction": 0.6}), ("reliance", {"update__kl_to_behavior_off_policy": 0.8}),
         ("rise", {"rollout__return/plain": 0.2}),
     ],
-)
+)  # fmt: skip
 def test_each_fault_fails_one_check(name: str, values: dict[str, float]) -> None:
     checks = verdicts([line(i, **values) for i in range(5)], EPISODES)
     assert [each for each, check in checks.items() if check.holds is False] == [name]
@@ -79,10 +76,6 @@ def test_what_training_broke_is_a_weak_link() -> None:
     broken = {"rollout__unparsable": 1.0, "tips__unusable": 10.0, "update__masked_fraction": 1.0}
     checks = verdicts([line(i, **(broken if i >= 5 else {})) for i in range(10)], EPISODES)
     assert [name for name, check in checks.items() if check.holds is False] == ["read", "written", "mask"]
-
-
-def compute_gain(*parts: list[dict[str, Any]], **sections: dict[str, Any]) -> Check:
-    return verdicts([line(0)], [each for part in parts for each in part], **sections)["gain"]
 
 
 FIRST, LATER = range(1), range(1, 5)
@@ -109,7 +102,7 @@ NOISY = [*played(10, ("off_policy", 0.0), ("plain", 0.0)), *played(10, ("off_pol
     ],
 )  # fmt: skip
 def test_the_gain_of_tips(episodes: list[dict[str, Any]], first: float, last: float, holds: bool | None) -> None:
-    check = compute_gain(episodes)
+    check = verdicts([line(0)], episodes)["gain"]
     assert (check.first, check.last, check.holds) == (pytest.approx(first), pytest.approx(last), holds)
 
 
@@ -159,9 +152,9 @@ def a_run(path: Path, lines: list[dict[str, Any]], episodes: list[dict[str, Any]
 
 
 def test_a_run_without_memory_has_no_data_about_tips(tmp_path: Path) -> None:
-    about_notes = ("tips/", "rollout/return/off_policy", "rollout/tips", "update/tokens_off")
-    lines = [{k: v for k, v in line(i).items() if not k.startswith(about_notes)} for i in range(5)]
-    lines = [{**entry, "rollout/tips_per_step": 0.0, "update/tokens_off_policy": 0.0} for entry in lines]
+    about_tips = ("tips/", "rollout/return/off_policy", "rollout/tips", "update/tokens_off")
+    none = {"rollout/tips_per_step": 0.0, "update/tokens_off_policy": 0.0}
+    lines = [{k: v for k, v in line(i).items() if not k.startswith(about_tips)} | none for i in range(5)]
     report = diagnose(a_run(tmp_path / "run", lines, [episode(0, "plain", 0.0)], "grpo"))
     rows = report.splitlines()
     assert rows[0].endswith("grpo, 5 iterations, 500 environment steps")

@@ -54,10 +54,10 @@ def test_memory_and_what_follows_are_shown_before_the_iteration(
         raise Interrupted(signal.SIGINT)
 
     monkeypatch.setattr("trailnotes.runs.dry_run.train", interrupt)
-    shown: list[str] = []
+    parts: list[str] = []
     with pytest.raises(Interrupted):
-        dry_run(tiny_config(start_model), show=shown.append)
-    assert len(shown) == 2
+        dry_run(tiny_config(start_model), show=parts.append)
+    assert len(parts) == 2
 
 
 # -- the memory of the device
@@ -72,9 +72,8 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(
         num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=False,
     )  # fmt: skip
     shape.save_pretrained("large")
-    Path("config.toml").write_text(
-        to_toml(tiny_config(elsewhere / "large", model={"device": "auto", "dtype": "bfloat16"}))
-    )
+    config = tiny_config(elsewhere / "large", model={"device": "auto", "dtype": "bfloat16"})
+    Path("config.toml").write_text(to_toml(config))
     before = files(elsewhere)
     assert main(["train", "config.toml", "--run-dir", "run", "--dry-run"]) == 2
     printed = capsys.readouterr()

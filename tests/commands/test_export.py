@@ -56,9 +56,8 @@ def test_a_base_is_merged_as_it_acted(start_model: Path, tmp_path: Path, capsys:
     torch.testing.assert_close(whole(IDS).logits, adapted.get_base_model()(IDS).logits, rtol=0, atol=1e-6)
     words = ["export", str(tmp_path / "run"), "--merge", "--dtype", "bfloat16", "--out", str(tmp_path / "rounded")]
     assert main(words) == 0
-    lost = re.fullmatch(
-        r"rounding to bfloat16 has lost (\d+)% of the adapters' change", capsys.readouterr().out.splitlines()[0]
-    )
+    line = capsys.readouterr().out.splitlines()[0]
+    lost = re.fullmatch(r"rounding to bfloat16 has lost (\d+)% of the adapters' change", line)
     assert lost is not None
     assert 50 < int(lost[1]) < 120
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "rounded").dtype == torch.bfloat16

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.envs.tasks import load_tasks
 from trailnotes.memory import open_memory
 from trailnotes.memory.exchange import list_tips, open_store
-from trailnotes.memory.tipfile import read_tips
+from trailnotes.memory.tipfile import read_tips, write_tips
 from trailnotes.runs.train import train
 from trailnotes.types import Tip
 
@@ -35,24 +34,20 @@ def first_task(config: Config) -> str:
     return load_tasks(config, "train")[0].id
 
 
-def make_tip(config: Config, text: str = "follow the river") -> Tip:
-    return Tip(first_task(config), text, "whatever", 9.0, 9.0)
+def make_tip(config: Config) -> Tip:
+    return Tip(first_task(config), "follow the river", "whatever", 9.0, 9.0)
 
 
-def write_jsonl(path: Path, *tips: Tip) -> Path:
-    path.write_text("".join(json.dumps(asdict(tip)) + "\n" for tip in tips))
+def write_tip(path: Path, config: Config) -> Path:
+    """Write a file with the one tip that `make_tip` makes."""
+    write_tips(path, [make_tip(config)])
     return path
 
 
-def is_displayed(path: Path, text: str, after: int) -> bool:
-    """Whether an episode of the iterations from `after` on displayed the tip."""
-    return any(
-        tip["text"] == text
-        for episode in episodes(path)
-        if episode["iteration"] >= after
-        for step in episode["steps"]
-        for tip in step["tips"]
-    )
+def list_displayed(path: Path, after: int) -> set[str]:
+    """List the tips that episodes displayed in the iterations from `after` on."""
+    later = [step for episode in episodes(path) if episode["iteration"] >= after for step in episode["steps"]]
+    return {tip["text"] for step in later for tip in step["tips"]}
 
 
 # --- training goes on
@@ -66,7 +61,7 @@ def test_edits_of_the_user_survive_a_kill(start_model: Path, tmp_path: Path) -> 
     saved_ids = {row[0] for row in tip_rows(run / "checkpoints" / "step-000002")}
     assert {edited.id, off.id, deleted.id} <= saved_ids
     assert not {late_edited.id, late_off.id} & saved_ids
-    place, file = str(run), write_jsonl(tmp_path / "in.jsonl", make_tip(config))
+    place, file = str(run), write_tip(tmp_path / "in.jsonl", config)
     for words in (
         ["import", place, str(file), "--enable"],
         ["add", place, "mind the bridge", "--task", first_task(config)],
@@ -84,8 +79,7 @@ def test_edits_of_the_user_survive_a_kill(start_model: Path, tmp_path: Path) -> 
     assert after[late_edited.id].text == "corrected, too"
     assert (after[off.id].enabled, after[late_off.id].enabled) == (False, False)
     assert deleted.id not in after
-    assert is_displayed(run, "follow the river", after=2)
-    assert is_displayed(run, "mind the bridge", after=2)
+    assert {"follow the river", "mind the bridge"} <= list_displayed(run, after=2)
     late = [tip for path in run.glob("tips.after-*") for tip in read_tips(path)]
     assert late
     assert all(tip.run and not tip.imported for tip in late), "only what the run wrote is moved"
@@ -109,7 +103,7 @@ def test_a_checkpoint_is_refused_and_stays_as_it_was(
 def undisturbed(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that began with that tip, and that nothing happened to."""
     path, config = tmp_path_factory.mktemp("runs"), config_of(start_model)
-    train(config, path / "run", memory=write_jsonl(path / "tips.jsonl", make_tip(config)))
+    train(config, path / "run", memory=write_tip(path / "tips.jsonl", config))
     return path / "run"
 
 
@@ -123,13 +117,13 @@ def test_a_run_begins_with_tips(
     with open_memory(other / "memory.db", MemoryConfig()) as memory:  # the same tip in three forms
         memory.add([make_tip(config)])
         memory.snapshot(snapshot)
-    files = {"jsonl": write_jsonl(tmp_path / "tips.jsonl", make_tip(config)), "db": snapshot, "directory": other}
+    files = {"jsonl": write_tip(tmp_path / "tips.jsonl", config), "db": snapshot, "directory": other}
     if kind == "placed":
         run.mkdir()
         (run / "memory.db").write_bytes(files["db"].read_bytes())
     options: dict[str, Any] = {} if kind == "placed" else {"memory": files[kind]}
     train_until_power_cut(config, run, 2, **options)  # before the first checkpoint
-    assert is_displayed(run, "follow the river", after=0)
+    assert "follow the river" in list_displayed(run, after=0)
     train(config, run, **options)  # the same command again
     assert [tip.text for tip in tips_in(run) if tip.score == 9.0] == ["follow the river"], "once"
     assert ("began with 1 tips" in capsys.readouterr().err) == (kind != "placed")

@@ -44,12 +44,10 @@ def test_a_card_names_the_run_and_what_reproduces_it(runs: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("named", "claim", "setting"),
     [
-        ("models/smollm2", None, "PATH OF THE INITIAL MODEL"),
-        ("./smollm2", None, "PATH OF THE INITIAL MODEL"),
-        ("builtin:waymarks-start", None, "builtin:waymarks-start"),
-        ("owner/model", "owner/model", "owner/model"),
+        *((path, None, "PATH OF THE INITIAL MODEL") for path in ("models/smollm2", "./smollm2")),
+        ("builtin:waymarks-start", None, "builtin:waymarks-start"), ("owner/model", "owner/model", "owner/model"),
     ],
-)
+)  # fmt: skip
 def test_only_a_model_of_the_hub_is_claimed(
     named: str, claim: str | None, setting: str, runs: Path, tmp_path: Path
 ) -> None:

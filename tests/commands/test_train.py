@@ -82,12 +82,11 @@ def test_what_is_newer_than_the_checkpoint_moves_to_files(alone: Path, start_mod
     late_metrics, late_tips = metrics(tmp_path)[2:], tip_rows(tmp_path)
     train(long_config(start_model), tmp_path)
     assert differences(alone, tmp_path) == SAME
-    (set_aside,) = tmp_path.glob("metrics.after-*")
-    assert [line["iteration"] for line in read_jsonl(set_aside)] == [line["iteration"] for line in late_metrics] == [2]
-    (set_aside,) = tmp_path.glob("trajectories.after-*")
-    assert {line["iteration"] for line in read_jsonl(set_aside)} == {2}
-    (set_aside,) = tmp_path.glob("tips.after-*")
-    assert {tip.step for tip in read_tips(set_aside)} >= {2, 3}  # those of the fourth iteration, too
+    moved = {kind: next(tmp_path.glob(f"{kind}.after-*")) for kind in ("metrics", "trajectories", "tips")}
+    assert len([*tmp_path.glob("*.after-*")]) == 3
+    assert [line["iteration"] for line in read_jsonl(moved["metrics"])] == [n["iteration"] for n in late_metrics] == [2]
+    assert {line["iteration"] for line in read_jsonl(moved["trajectories"])} == {2}
+    assert {tip.step for tip in read_tips(moved["tips"])} >= {2, 3}  # those of the fourth iteration, too
     assert len(late_tips) > 0
 
 
@@ -158,10 +157,8 @@ def test_a_full_disk_stops_with_what_was_saved_and_where(
         with pytest.raises(RunError, match=r"cannot (save iteration 4|write) .*No space left on device.*free space"):
             train(long_config(start_model), tmp_path)
     monkeypatch.undo()
-    assert (
-        f"{tmp_path / 'checkpoints' / 'step-000002'} is saved, and the same command resumes there"
-        in capsys.readouterr().err
-    )
+    saved = tmp_path / "checkpoints" / "step-000002"
+    assert f"{saved} is saved, and the same command resumes there" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
     train(long_config(start_model), tmp_path)
     assert differences(alone, tmp_path) == SAME
@@ -214,10 +211,9 @@ def test_a_run_without_its_optimizer_keeps_its_models_and_cannot_go_on(start_mod
     before = {file: file.read_bytes() for file in tmp_path.rglob("*.jsonl")}
     assert train(tiny_config(start_model, train=run), tmp_path) == model, "the same command plays nothing"
     settings = (tmp_path / "config.toml").read_text()
-    with pytest.raises(
-        RunError, match=r"keep_optimizer = false\), so it cannot be trained further: .*step-000003/model"
-    ):
-        train(tiny_config(start_model, train=run | {"iterations": 4}), tmp_path, allow_change=["train.iterations"])
+    longer = tiny_config(start_model, train=run | {"iterations": 4})
+    with pytest.raises(RunError, match=r"keep_optimizer = false\), so it cannot be trained further: .*-000003/model"):
+        train(longer, tmp_path, allow_change=["train.iterations"])
     assert (tmp_path / "config.toml").read_text() == settings
     assert {file: file.read_bytes() for file in tmp_path.rglob("*.jsonl")} == before
 

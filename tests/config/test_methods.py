@@ -118,11 +118,6 @@ def replace_lab(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
         loaded.pop(name, None)
 
 
-@pytest.fixture
-def no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_lab(monkeypatch)
-
-
 FORMER_SECTIONS = """
 [rememberer]
 epochs = 3
@@ -145,26 +140,21 @@ def test_sections_of_the_lab_are_read_with_it(tmp_path: Path) -> None:
     assert (config.optim.lr, config.rememberer.epochs, config.retrospex.data) == (0.5, 3, ())
 
 
-def test_default_sections_of_the_lab_are_dropped_without_it(no_lab: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_entry_points", [False, True])
+def test_default_sections_of_the_lab_are_dropped_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_entry_points: bool
+) -> None:
+    """Where it is not installed, and where its modules are gone."""
+    names = LAB_METHODS if has_entry_points else ()
+    replace_lab(monkeypatch, *(EntryPoint(name, f"no_such_lab.{name}", ENTRY_POINTS) for name in names))
     config = read_config_beside_former_sections(tmp_path)
     assert config == load_config(None, ["--algorithm.name", "grpo", "--optim.lr", "0.5"])
     assert not {*LAB_METHODS} & {*type(config).model_fields}
-
-
-def test_default_sections_are_dropped_where_modules_of_the_lab_are_gone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    replace_lab(monkeypatch, *(EntryPoint(name, f"no_such_lab.{name}", ENTRY_POINTS) for name in LAB_METHODS))
-    config = read_config_beside_former_sections(tmp_path)
-    assert config == load_config(None, ["--algorithm.name", "grpo", "--optim.lr", "0.5"])
-    with pytest.raises(ConfigError, match=r"retrospex\.epochs is a setting of trailnotes-lab"):
+    with pytest.raises(ConfigError, match=r"retrospex\.epochs is a setting of trailnotes-lab: pip install"):
         load_config(None, ["--retrospex.epochs", "2"])
-
-
-@pytest.mark.parametrize("words", [["--algorithm.name", "rememberer"], ["--retrospex.epochs", "2"]])
-def test_the_lab_is_named_where_it_is_missing(no_lab: None, words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="trailnotes-lab: pip install trailnotes-lab"):
-        load_config(None, words)
+    if not has_entry_points:
+        with pytest.raises(ConfigError, match="trailnotes-lab: pip install trailnotes-lab"):
+            load_config(None, ["--algorithm.name", "rememberer"])
 
 
 def test_former_defaults_of_the_lab_are_its_defaults() -> None:

@@ -14,34 +14,30 @@ from trailnotes.config.unused import list_requirements, warn_unused
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--model.lora.rank", "8"], "model.lora.rank (needs model.lora.enabled or learner.name = tinker)"),
-        (["--model.lora.rank", "8", "--model.lora.enabled", "true"], ""),
-        (["--model.lora.rank", "16"], ""),  # the default
-        (["--memory.ucb", "2"], "memory.ucb (needs memory.order = ucb)"),
-        (["--memory.ucb", "2", "--memory.order", '["ucb"]'], ""),
-        (["--loss.observations", "0.1"], ""),
-        (["--loss.observations", "0.1", "--optim.rows", "step"], "loss.observations (needs optim.rows = auto)"),
-        (["--learner.offload", "true"], "learner.offload (needs learner.world_size > 1)"),
-        (["--learner.offload", "true", "--learner.world_size", "2"], ""),
-        (["--rehearsal.rows", "3"], "rehearsal.rows (needs rehearsal.split or rehearsal.path)"),
-        (["--rehearsal.rows", "3", "--rehearsal.path", "x.jsonl"], ""),
-        (
-            ["--rehearsal.path", "x.jsonl", "--algorithm.name", "grpo"],
-            "rehearsal.path (needs algorithm.name = empo2 or lamer or opid or opsd or ucob or module:NAME)",
-        ),
-        (["--endpoint.concurrency", "2", "--memory.embedder", "openai:m"], ""),
-        (["--endpoint.concurrency", "2", "--model.path", "openai:m"], ""),
-        (["--empo2.author_age", "2"], "empo2.author_age (needs empo2.author_credit)"),
-        (["--gigpo.omega", "0.5"], "gigpo.omega (needs algorithm.name = gigpo or ucob or module:NAME)"),
-        (["--gigpo.omega", "0.5", "--algorithm.name", "mine:METHOD"], ""),
-        (
-            ["--rehearsal.num_tasks", "1", "--engine.replicas", "2"],
-            "engine.replicas (needs engine.name = vllm); rehearsal.num_tasks (needs rehearsal.split)",
-        ),
+        ("--model.lora.rank 8", "model.lora.rank (needs model.lora.enabled or learner.name = tinker)"),
+        ("--model.lora.rank 8 --model.lora.enabled true", ""),
+        ("--model.lora.rank 16", ""),  # the default
+        ("--memory.ucb 2", "memory.ucb (needs memory.order = ucb)"),
+        ('--memory.ucb 2 --memory.order ["ucb"]', ""),
+        ("--loss.observations 0.1", ""),
+        ("--loss.observations 0.1 --optim.rows step", "loss.observations (needs optim.rows = auto)"),
+        ("--learner.offload true", "learner.offload (needs learner.world_size > 1)"),
+        ("--learner.offload true --learner.world_size 2", ""),
+        ("--rehearsal.rows 3", "rehearsal.rows (needs rehearsal.split or rehearsal.path)"),
+        ("--rehearsal.rows 3 --rehearsal.path x.jsonl", ""),
+        ("--rehearsal.path x.jsonl --algorithm.name grpo",
+         "rehearsal.path (needs algorithm.name = empo2 or lamer or opid or opsd or ucob or module:NAME)"),
+        ("--endpoint.concurrency 2 --memory.embedder openai:m", ""),
+        ("--endpoint.concurrency 2 --model.path openai:m", ""),
+        ("--empo2.author_age 2", "empo2.author_age (needs empo2.author_credit)"),
+        ("--gigpo.omega 0.5", "gigpo.omega (needs algorithm.name = gigpo or ucob or module:NAME)"),
+        ("--gigpo.omega 0.5 --algorithm.name mine:METHOD", ""),
+        ("--rehearsal.num_tasks 1 --engine.replicas 2",
+         "engine.replicas (needs engine.name = vllm); rehearsal.num_tasks (needs rehearsal.split)"),
     ],
-)
-def test_one_line_names_settings_without_effect(words: list[str], line: str, caplog: pytest.LogCaptureFixture) -> None:
-    config = load_config(None, words)
+)  # fmt: skip
+def test_one_line_names_settings_without_effect(words: str, line: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(None, words.split())
     warn_unused(config)
     assert caplog.messages == ([f"settings without effect: {line}"] if line else [])
     caplog.clear()

@@ -13,11 +13,6 @@ from trailnotes.envs import ENVS, list_env_tasks, load_env_class, make_env
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError, format_install_command
 
 
-def module(folder: Path, patch: pytest.MonkeyPatch, name: str, source: str) -> None:
-    (folder / f"{name}.py").write_text(source)
-    patch.syspath_prepend(folder)
-
-
 def test_an_entry_point_names_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "puppets-1.0.dist-info"
     folder.mkdir()
@@ -67,17 +62,17 @@ def test_wrong_names_and_options_are_refused_with_the_nearest(
 def test_failing_tasks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "class Env:\n    @staticmethod\n    def tasks(split):\n        return {}[split]\nclass Bare:\n    pass\n"
     source += "class Ids(Env):\n    @staticmethod\n    def tasks(split):\n        return ['one']\n"
-    module(tmp_path, monkeypatch, "task_env", source)
-    with pytest.raises(EnvError, match=r"tasks\('train'\) of task_env:Env raised KeyError"):
-        list_env_tasks("task_env:Env", "train")
-    with pytest.raises(ConfigError, match="give Bare a static method tasks"):
-        list_env_tasks("task_env:Bare", "train")
-    with pytest.raises(ConfigError, match=r"tasks\('train'\) must list Task values"):
-        list_env_tasks("task_env:Ids", "train")
-    with pytest.raises(ConfigError, match="no split 'summer'"):
-        list_env_tasks("odd_envs:Puppet", "summer")
-    with pytest.raises(ConfigError, match=r"env\.options\.nun"):
-        list_env_tasks("odd_envs:Puppet", "train", {"nun": 3})
+    (tmp_path / "task_env.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, split, options, error, message in (
+        ("task_env:Env", "train", {}, EnvError, r"tasks\('train'\) of task_env:Env raised KeyError"),
+        ("task_env:Bare", "train", {}, ConfigError, "give Bare a static method tasks"),
+        ("task_env:Ids", "train", {}, ConfigError, r"tasks\('train'\) must list Task values"),
+        ("odd_envs:Puppet", "summer", {}, ConfigError, "no split 'summer'"),
+        ("odd_envs:Puppet", "train", {"nun": 3}, ConfigError, r"env\.options\.nun"),
+    ):
+        with pytest.raises(error, match=message):
+            list_env_tasks(name, split, options)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +87,8 @@ def test_a_missing_package_of_a_built_in_names_the_extra(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"lacking{abs(hash(source))}"
-    module(tmp_path, monkeypatch, name, source)
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(ENVS, "textworld", f"{name}:Env")
     use = (lambda: list_env_tasks("textworld", "train")) if "tasks" in source else (lambda: make_env("textworld"))
     with pytest.raises(MissingExtraError) as caught:

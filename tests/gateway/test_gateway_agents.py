@@ -83,11 +83,8 @@ def test_turns_that_follow_are_one_row_and_forks_another(tmp_path: Path) -> None
         return 0.5
 
     (episode,) = play(agent_config(tmp_path), agent)
-    assert [step.observation.request for step in episode.steps] == [
-        {"kept": 0, "messages": [["user", "a"]]},
-        {"kept": 2, "messages": [["user", "b"]]},
-        {"kept": 2, "messages": [["user", "c"]]},
-    ]
+    requests = [step.observation.request for step in episode.steps]
+    assert requests == [{"kept": kept, "messages": [["user", text]]} for kept, text in ((0, "a"), (2, "b"), (2, "c"))]
     starts = [step.completion.prompt_ids for step in episode.steps]
     assert starts[1][: len(starts[0])] == starts[0]
     assert len(starts[2]) == len(starts[1])
@@ -124,15 +121,14 @@ def test_tools_are_described_called_and_answered(tmp_path: Path) -> None:
         return 'I add. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' if len(seen) == 1 else "2"
 
     def agent(session: AgentSession) -> float:
-        said = ask(session, "1 + 1?", tools=[tool]).choices[0]
-        assert said.finish_reason == "tool_calls"
-        (call,) = said.message.tool_calls
+        choice = ask(session, "1 + 1?", tools=[tool]).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1})
         messages = [
-            {"role": "user", "content": "1 + 1?"},
-            said.message.model_dump(exclude_none=True),
+            {"role": "user", "content": "1 + 1?"}, choice.message.model_dump(exclude_none=True),
             {"role": "tool", "tool_call_id": call.id, "content": "two"},
-        ]
+        ]  # fmt: skip
         assert text_of(ask(session, messages=messages, tools=[tool])) == "2"
         return 1.0
 
@@ -221,22 +217,25 @@ def test_a_request_that_cannot_be_is_refused_and_the_episode_goes_on(
     assert (len(episode.steps), episode.success) == (1, True)
 
 
-def fail(session: AgentSession) -> None:
+def fail(*_: Any) -> None:
     raise RuntimeError("out of\nluck")
 
 
 @pytest.mark.parametrize(
-    ("agent", "error"),
+    ("agent", "options", "error"),
     [
-        (lambda session: ask(session, "a") and fail(session), "the agent raised RuntimeError: out of luck"),
-        (lambda session: ask(session, "a") and sys.exit(1), "SystemExit"),
-        (lambda session: 1.0, "without one request to the model"),
-        (lambda session: ask(session, "a") and session.report(0.5, done=False), "ended without a report"),
+        (lambda session: ask(session, "a") and fail(), {}, "the agent raised RuntimeError: out of luck"),
+        (lambda session: ask(session, "a") and sys.exit(1), {}, "SystemExit"),
+        (lambda session: 1.0, {}, "without one request to the model"),
+        (lambda session: ask(session, "a") and session.report(0.5, done=False), {}, "ended without a report"),
+        (lambda session: ask(session, "a") and None, {"scorer": f"{__name__}:fail"}, "env.options.scorer raised"),
     ],
 )
-def test_a_failing_agent_is_an_episode_that_nothing_is_learned_from(tmp_path: Path, agent: Agent, error: str) -> None:
+def test_a_failing_agent_or_scorer_gives_no_episode_to_learn_from(
+    tmp_path: Path, agent: Agent, options: dict[str, str], error: str
+) -> None:
     errors: list[Trajectory] = []
-    assert play(agent_config(tmp_path), agent, errors=errors) == []
+    assert play(agent_config(tmp_path, options=options), agent, errors=errors) == []
     assert error in errors[0].error
 
 
@@ -263,25 +262,14 @@ def by_length(task: Task, messages: list[dict[str, str]]) -> dict[str, Any]:
 
 def test_a_scorer_is_asked_where_the_run_ends_the_episode(tmp_path: Path) -> None:
     def agent(session: AgentSession) -> None:
-        said = ["a"]
+        texts = ["a"]
         for _ in range(9):
-            said += [text_of(ask(session, *said)), "b"]
+            texts += [text_of(ask(session, *texts)), "b"]
 
     config = agent_config(tmp_path, options={"scorer": "test_gateway_agents:by_length"})
     (episode,) = play(config, agent)
     assert (len(episode.steps), episode.outcome, episode.score, episode.success) == (6, "truncated", 7.0, True)
     assert [step.reward for step in episode.steps] == [0.0] * 5 + [7.0]
-
-
-def by_magic(task: Task, messages: list[dict[str, str]]) -> float:
-    raise LookupError(task.id)
-
-
-def test_a_failing_scorer_costs_the_episode(tmp_path: Path) -> None:
-    errors: list[Trajectory] = []
-    config = agent_config(tmp_path, options={"scorer": "test_gateway_agents:by_magic"})
-    assert play(config, lambda session: ask(session, "a") and None, errors=errors) == []
-    assert "env.options.scorer raised" in errors[0].error
 
 
 def test_a_coroutine_is_an_agent(tmp_path: Path) -> None:
@@ -314,8 +302,8 @@ def test_conversations_in_turn_keep_their_own_thinking(tmp_path: Path) -> None:
 
 def test_text_and_call_of_one_response_are_one_turn() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]}
-    parsed = parse_responses_call({"input": [{"role": "user", "content": "1 + 1?"}, said, call]})
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]}
+    parsed = parse_responses_call({"input": [{"role": "user", "content": "1 + 1?"}, text, call]})
     assert [message["role"] for message in parsed.messages] == ["user", "assistant"]
 
 

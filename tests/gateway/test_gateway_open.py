@@ -255,14 +255,11 @@ def test_a_name_belongs_to_one_session(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "fix"),
-    [
-        (["--algorithm.author", "start"], "set policy or extract"),
-        (["--memory.scope", "family"], "set task, env or all"),
-    ],
+    [("--algorithm.author start", "set policy or extract"), ("--memory.scope family", "set task, env or all")],
 )
 def test_settings_that_a_gateway_cannot_follow_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], fix: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, fix: str
 ) -> None:
-    assert main(["gateway", "smoke", "--out", str(tmp_path / "out"), *words]) == 2
+    assert main(["gateway", "smoke", "--out", str(tmp_path / "out"), *words.split()]) == 2
     assert fix in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

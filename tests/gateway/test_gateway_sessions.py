@@ -102,14 +102,13 @@ async def ask(opened: Session, messages: Chat, **more: Any) -> str:
 TEXTS = st.sampled_from(["a", "b", "look left", "x" * 40])
 MOVES = st.lists(
     st.tuples(st.sampled_from(["extend", "fork", "fresh", "edit", "drop", "parallel"]), st.integers(0, 5), TEXTS),
-    min_size=1,
-    max_size=8,
-)
+    min_size=1, max_size=8,
+)  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
 @given(MOVES, st.sampled_from(MODES), st.booleans(), st.booleans())
-def test_every_sampled_token_is_trained_once_whatever_conversations_the_agent_opens(
+def test_every_sampled_token_is_trained_once_in_any_conversations(
     moves: list[tuple[str, int, str]], mode: Mode, leave_room: bool, system: bool
 ) -> None:
     async def agent(opened: Session) -> None:
@@ -199,14 +198,12 @@ def test_long_texts_are_not_remembered_and_are_tokenized_in_a_thread() -> None:
         encode(text)
     assert encoded == [5, 100_000, 100_000]
 
-    async def find_thread(size: int) -> bool:
+    async def find_thread(size: int) -> threading.Thread:
         request = {"kept": 0, "messages": [["user", "x" * size]]}
-        return (
-            await run_beside_loop(Observation("", request=request), threading.current_thread) is threading.main_thread()
-        )
+        return await run_beside_loop(Observation("", request=request), threading.current_thread)
 
-    assert asyncio.run(find_thread(10))
-    assert not asyncio.run(find_thread(100_000))
+    assert asyncio.run(find_thread(10)) is threading.main_thread()
+    assert asyncio.run(find_thread(100_000)) is not threading.main_thread()
 
 
 @pytest.mark.parametrize(
@@ -234,7 +231,7 @@ def test_sampling_that_cannot_be_is_refused(body: dict[str, Any], trained: bool,
     assert len(play(agent, trained=trained).steps) == 1
 
 
-def test_an_agent_that_is_served_sets_its_sampling_and_one_that_is_trained_its_length() -> None:
+def test_agents_set_their_sampling_when_served_and_only_the_length_when_trained() -> None:
     async def agent(opened: Session) -> None:
         await ask(opened, [user("a")], **served, max_tokens=3)
         await ask(opened, [user("b")], max_completion_tokens=10_000)

@@ -14,10 +14,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples
 from trailnotes.types import Sample
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 def rows() -> list[Sample]:

@@ -86,12 +86,12 @@ def test_microbatches_do_not_change_the_update(aggregation: str, budget: int) ->
     samples = with_logprobs(rows(9), 1)
     whole = learner(reference=tiny_model(1), **settings)
     parts = learner(reference=tiny_model(1), microbatch_tokens=budget, **settings)
-    expected, found = whole.update(samples), parts.update(samples)
+    expected, metrics = whole.update(samples), parts.update(samples)
     assert_equal_weights(parts, whole, atol=1e-5, rtol=0)  # AdamW turns a gradient near 0 into up to lr = 1e-3
     for name in set(expected) - {"seconds", "seconds_reference", "tokens_forward"}:
-        assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
     assert expected["masked_fraction"] > 0
-    assert found["tokens_forward"] < expected["tokens_forward"]  # less padding
+    assert metrics["tokens_forward"] < expected["tokens_forward"]  # less padding
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,15 @@ def test_microbatches_do_not_change_the_update(aggregation: str, budget: int) ->
 )
 def test_one_row_an_episode_equals_one_row_a_step(settings: dict[str, Any]) -> None:
     reference = tiny_model(1) if "kl" in settings else None
-    found = []
+    results = []
     for unit in ("auto", "step"):
         subject, samples = learner(reference=reference, **settings), []
         for s in rows(6, unit):  # behaviour depends on the token alone, so that it is the same however rows are cut
-            said = tuple(m * (-2 - i % 5 / 4) for i, m in zip(s.token_ids, s.loss_mask, strict=True))
-            samples.append(replace(s, behavior_logprobs=said))
+            behavior = tuple(m * (-2 - i % 5 / 4) for i, m in zip(s.token_ids, s.loss_mask, strict=True))
+            samples.append(replace(s, behavior_logprobs=behavior))
         metrics = subject.update(samples)
-        found.append((gradients(subject), metrics))
-    (auto, few), (step, many) = found
+        results.append((gradients(subject), metrics))
+    (auto, few), (step, many) = results
     for mine, theirs in zip(auto, step, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
     assert few["tokens_trained"] == many["tokens_trained"]
@@ -136,10 +136,8 @@ def test_only_off_policy_rows_are_masked() -> None:
     metrics = masked.update([plain, off])
     improbable = logprobs[1].index(min(logprobs[1]))
     mask = tuple(int(m and t != improbable) for t, m in enumerate(off.loss_mask))
-    cut = replace(
-        off, loss_mask=mask, behavior_logprobs=tuple(m * p for m, p in zip(mask, off.behavior_logprobs, strict=True))
-    )
-    subject.update([plain, cut])
+    behavior = tuple(m * p for m, p in zip(mask, off.behavior_logprobs, strict=True))
+    subject.update([plain, replace(off, loss_mask=mask, behavior_logprobs=behavior)])
     assert_equal_weights(masked, subject, atol=1e-6, rtol=0)
     assert metrics["masked_fraction"] == pytest.approx(1 / sum(off.loss_mask))
 
@@ -195,16 +193,12 @@ def test_clipping_bounds_the_gradient_and_reports_the_norm_before() -> None:
 
 
 def test_metrics_by_hand() -> None:
-    subject = learner(lr=1e-9, clip_low=0.2, clip_high=0.3, dual_clip=10.0)
+    """Every ratio of the first row is e, with A > 0: clipped high."""
+    subject, e = learner(lr=1e-9, clip_low=0.2, clip_high=0.3, dual_clip=10.0), math.e
     plain, off = on_policy(subject, rows(2))
-    shift = 1.0  # every ratio of the first row is e, with A > 0: clipped high
-    first = replace(
-        plain,
-        behavior_logprobs=tuple(p - shift * m for p, m in zip(plain.behavior_logprobs, plain.loss_mask, strict=True)),
-    )
-    metrics = subject.update([first, off])
+    behavior = tuple(p - m for p, m in zip(plain.behavior_logprobs, plain.loss_mask, strict=True))
+    metrics = subject.update([replace(plain, behavior_logprobs=behavior), off])
     tokens = sum(plain.loss_mask), sum(off.loss_mask)
-    e = 2.718281828
     assert metrics["tokens_trained"] == sum(tokens)
     assert metrics["tokens_off_policy"] == tokens[1]
     assert metrics["clip_fraction_high"] == pytest.approx(tokens[0] / sum(tokens))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,13 @@ def row(*values: float) -> Tensor:
     return torch.tensor([values])
 
 
-def batch(length: int, advantages: Tensor | None = None) -> Batch:
-    zeros = torch.zeros(1, length)
-    advantages = zeros if advantages is None else advantages
-    return Batch(zeros.long(), zeros == 0, zeros, advantages, torch.tensor([False]))
+def row64(*values: float) -> Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def make_batch(old: Tensor, advantages: Tensor, mask: Tensor | None = None, off_policy: bool = False) -> Batch:
+    trained = torch.ones_like(old, dtype=torch.bool) if mask is None else mask
+    return Batch(torch.zeros_like(old).long(), trained, old, advantages, torch.tensor([off_policy] * len(old)))
 
 
 def mask(*values: int) -> Tensor:
@@ -40,8 +42,8 @@ def mask(*values: int) -> Tensor:
 
 
 def test_ratio_by_hand_and_its_bounds() -> None:
-    found = losses.ratio(row(math.log(0.6), -1.0, 0.0, -500.0), row(math.log(0.3), -1.0, -500.0, 0.0))
-    torch.testing.assert_close(found, row(2.0, 1.0, math.exp(20), math.exp(-20)))
+    ratios = losses.ratio(row(math.log(0.6), -1.0, 0.0, -500.0), row(math.log(0.3), -1.0, -500.0, 0.0))
+    torch.testing.assert_close(ratios, row(2.0, 1.0, math.exp(20), math.exp(-20)))
 
 
 @pytest.mark.parametrize(
@@ -60,16 +62,15 @@ def test_ratio_by_hand_and_its_bounds() -> None:
     ],
 )
 def test_surrogate_by_hand(ratio: float, advantage: float, dual: float, loss: float) -> None:
-    found = losses.clipped_surrogate(row(ratio), row(advantage), 0.2, 0.3, dual)
-    torch.testing.assert_close(found, row(loss))
+    torch.testing.assert_close(losses.clipped_surrogate(row(ratio), row(advantage), 0.2, 0.3, dual), row(loss))
 
 
 def test_a_clipped_token_has_no_gradient_and_is_counted() -> None:
     ratios, advantages = row(1.5, 0.5, 50.0, 1.0, 1.5, 0.5), row(1.0, -1.0, -1.0, 1.0, -1.0, 1.0)
     logprobs = ratios.log().requires_grad_()
     losses.clipped_surrogate(losses.ratio(logprobs, torch.zeros(1, 6)), advantages, 0.2, 0.3, 10).sum().backward()
-    found = losses.ppo(LossConfig(clip_low=0.2, clip_high=0.3, dual_clip=10.0), ratios.log(), batch(6, advantages))
-    low, high, dual = found[2:]
+    config = LossConfig(clip_low=0.2, clip_high=0.3, dual_clip=10.0)
+    low, high, dual = losses.ppo(config, ratios.log(), make_batch(torch.zeros(1, 6), advantages))[2:]
     assert high.tolist() == [[True, False, False, False, False, False]]
     assert low.tolist() == [[False, True, False, False, False, False]]
     assert dual.tolist() == [[False, False, True, False, False, False]]
@@ -87,9 +88,9 @@ def test_an_enormous_ratio_gives_a_finite_gradient() -> None:
 
 def test_k3_by_hand() -> None:
     # d = log 2: 2 - log 2 - 1; d = -log 2: 1/2 + log 2 - 1; d = 0: exactly 0
-    found = losses.k3_kl(row(0.0, math.log(2), -3.0), row(math.log(2), 0.0, -3.0))
-    torch.testing.assert_close(found, row(1 - math.log(2), math.log(2) - 0.5, 0.0))
-    assert found[0, 2] == 0
+    kl = losses.k3_kl(row(0.0, math.log(2), -3.0), row(math.log(2), 0.0, -3.0))
+    torch.testing.assert_close(kl, row(1 - math.log(2), math.log(2) - 0.5, 0.0))
+    assert kl[0, 2] == 0
 
 
 def test_k3_is_unbiased() -> None:
@@ -108,11 +109,9 @@ TRAINED = mask(0, 1, 1, 0, 1, 1, 0)
 
 
 def find_kept(logprobs: Tensor, trained: Tensor, unit: Any, off_policy: bool = True) -> list[list[int]]:
-    rows = replace(batch(trained.shape[1]), mask=trained, off_policy=torch.tensor([off_policy] * len(trained)))
-    kept: list[list[int]] = (
-        losses.find_kept(LossConfig(mask_logprob=-5.0, mask_unit=unit), logprobs, rows).int().tolist()
-    )
-    return kept
+    rows = make_batch(torch.zeros(trained.shape), torch.zeros(trained.shape), trained, off_policy)
+    kept: Tensor = losses.find_kept(LossConfig(mask_logprob=-5.0, mask_unit=unit), logprobs, rows)
+    return kept.int().tolist()
 
 
 def test_low_probability_tokens_go_alone_or_with_their_response() -> None:
@@ -158,9 +157,8 @@ def test_shaping_raises_the_gradient_of_improbable_tokens() -> None:
     losses.shaped_surrogate(losses.ratio(logprobs, torch.zeros(1, 3)), advantages).sum().backward()
     torch.testing.assert_close(logprobs.grad, row(-2 * 0.25, 0.1 / 1.21, -0.001 / 0.0121))
     assert logprobs.grad is not None
-    assert (logprobs.grad.abs() > losses.ratio(logprobs, torch.zeros(1, 3)) * advantages.abs()).tolist() == [
-        [True, False, True]
-    ]
+    is_raised = logprobs.grad.abs() > losses.ratio(logprobs, torch.zeros(1, 3)) * advantages.abs()
+    assert is_raised.tolist() == [[True, False, True]]
 
 
 def test_token_and_sequence_sums_by_hand() -> None:
@@ -175,18 +173,8 @@ def test_token_and_sequence_sums_by_hand() -> None:
 # -- objectives
 
 
-def batch_of(old: Tensor, advantages: Tensor, mask: Tensor | None = None) -> Batch:
-    everything = torch.ones_like(old, dtype=torch.bool) if mask is None else mask
-    ids = torch.zeros_like(old, dtype=torch.int64)
-    return Batch(ids, everything, old, advantages, torch.zeros(len(old), dtype=torch.bool))
-
-
 def surrogate(loss: LossConfig, logprobs: Tensor, rows: Batch) -> Tensor:
     return losses.compute_surrogate(loss, logprobs, rows).loss
-
-
-def row64(*values: float) -> Tensor:
-    return torch.tensor([values], dtype=torch.float64)
 
 
 # --- verl
@@ -198,15 +186,13 @@ def test_loss_and_gradient_are_verls(objective: Any) -> None:
     old, now, advantages = (torch.tensor(VERL[name], dtype=torch.float64) for name in ("old", "now", "advantages"))
     mask = torch.tensor(VERL["mask"]).bool()
     logprobs = now.requires_grad_()
-    rows = batch_of(old, advantages, mask)
-    found = surrogate(LossConfig(objective=objective), logprobs, rows)
-    total, count = losses.masked_sum(found, mask, "sequence" if objective in ("gspo", "gmpo") else "token")
+    loss = surrogate(LossConfig(objective=objective), logprobs, make_batch(old, advantages, mask))
+    total, count = losses.masked_sum(loss, mask, "sequence" if objective in ("gspo", "gmpo") else "token")
     (total / count).backward()
     expected = VERL["objectives"][objective]
     assert (total / count).item() == pytest.approx(expected["loss"], abs=1e-6)
-    torch.testing.assert_close(
-        logprobs.grad, torch.tensor(expected["gradient"], dtype=torch.float64), atol=1e-6, rtol=0
-    )
+    gradient = torch.tensor(expected["gradient"], dtype=torch.float64)
+    torch.testing.assert_close(logprobs.grad, gradient, atol=1e-6, rtol=0)
 
 
 def test_the_mean_of_a_constant_length_is_verls() -> None:
@@ -223,8 +209,8 @@ def test_weights_of_an_engines_mismatch_are_verls(unit: Any, above: Any) -> None
     expected = VERL["weights"][unit][above]
     assert any(weight == (0.0 if above == "mask" else VERL["cap"]) for weight in expected[1][:5]), "some are above it"
     for then, now, mask, weights in zip(VERL["old"], VERL["now"], VERL["mask"], expected, strict=True):
-        found, _ = correction.compute_weights([b - a for a, b in zip(then, now, strict=True)][: sum(mask)])
-        assert found == pytest.approx(weights[: sum(mask)], abs=1e-6)
+        own, _ = correction.compute_weights([b - a for a, b in zip(then, now, strict=True)][: sum(mask)])
+        assert own == pytest.approx(weights[: sum(mask)], abs=1e-6)
 
 
 # --- by hand
@@ -233,20 +219,20 @@ def test_weights_of_an_engines_mismatch_are_verls(unit: Any, above: Any) -> None
 def test_gspo_by_hand() -> None:
     """Ratios 2 and 1/2 have the mean 1 for both tokens: nothing is clipped, and each has its own gradient."""
     logprobs = row64(math.log(0.8), math.log(0.2)).requires_grad_()
-    rows = batch_of(row64(math.log(0.4), math.log(0.4)), row64(3.0, 3.0))
-    found = losses.gspo(LossConfig(), logprobs, rows)
-    torch.testing.assert_close(found.loss, row64(-3.0, -3.0))
-    found.loss.sum().backward()
+    rows = make_batch(row64(math.log(0.4), math.log(0.4)), row64(3.0, 3.0))
+    result = losses.gspo(LossConfig(), logprobs, rows)
+    torch.testing.assert_close(result.loss, row64(-3.0, -3.0))
+    result.loss.sum().backward()
     torch.testing.assert_close(logprobs.grad, row64(-3.0, -3.0))
-    assert not (found.low | found.high | found.dual).any()
+    assert not (result.low | result.high | result.dual).any()
 
 
 def test_gmpo_by_hand() -> None:
     """Log-ratios .5 and -.1 are .3 and -.1 after the clip of .3: exp(.1) for both."""
-    logprobs, rows = row64(-0.5, -1.1), batch_of(row64(-1.0, -1.0), row64(2.0, 2.0))
-    found = losses.gmpo(LossConfig(), logprobs, rows)
-    torch.testing.assert_close(found.loss, torch.full((1, 2), -2 * math.exp(0.1), dtype=torch.float64))
-    assert (found.low.any().item(), found.high.tolist()) == (False, [[True, False]])
+    logprobs, rows = row64(-0.5, -1.1), make_batch(row64(-1.0, -1.0), row64(2.0, 2.0))
+    result = losses.gmpo(LossConfig(), logprobs, rows)
+    torch.testing.assert_close(result.loss, torch.full((1, 2), -2 * math.exp(0.1), dtype=torch.float64))
+    assert (result.low.any().item(), result.high.tolist()) == (False, [[True, False]])
 
 
 @pytest.mark.parametrize(
@@ -256,18 +242,15 @@ def test_gmpo_by_hand() -> None:
 )  # fmt: skip
 def test_dppo_by_hand(old: float, now: float, advantage: float, kept: bool) -> None:
     """What counts is how far a probability moves, not by which factor; weights are held at 10."""
-    logprobs, rows = row64(math.log(now)), batch_of(row64(math.log(old)), row64(advantage))
-    found = surrogate(LossConfig(objective="dppo"), logprobs, rows)
+    logprobs, rows = row64(math.log(now)), make_batch(row64(math.log(old)), row64(advantage))
     expected = -min(10.0, now / old) * advantage * math.log(now) if kept else 0.0
-    torch.testing.assert_close(found, row64(expected))
+    torch.testing.assert_close(surrogate(LossConfig(objective="dppo"), logprobs, rows), row64(expected))
 
 
 def test_improbable_rows_drop_negative_advantages() -> None:
     """Mean log(pi_old / pi) of .3 and .1 at a bound of .2; positive advantages stay."""
-    logprobs, rows = (
-        torch.tensor([[-1.5, -1.1], [-1.1, -1.1]]),
-        batch_of(torch.full((2, 2), -1.0), torch.tensor([[-1.0, 1.0]] * 2)),
-    )
+    logprobs = torch.tensor([[-1.5, -1.1], [-1.1, -1.1]])
+    rows = make_batch(torch.full((2, 2), -1.0), torch.tensor([[-1.0, 1.0]] * 2))
     loss = LossConfig(max_negative_kl=0.2)
     assert losses.find_dropped(loss, logprobs, rows).tolist() == [[True, False], [False, False]]
     assert (surrogate(loss, logprobs, rows) == 0).tolist() == [[True, False], [False, False]]
@@ -282,7 +265,7 @@ def test_at_a_ratio_of_one_the_gradient_is_reinforces(objective: Any) -> None:
     old = row64(-1.0, -2.0, -0.3)
     logprobs, advantages = old.clone().requires_grad_(), row64(2.0, 2.0, 2.0)
     loss = LossConfig(objective=objective, max_negative_kl=0.1)
-    surrogate(loss, logprobs, batch_of(old, advantages)).sum().backward()
+    surrogate(loss, logprobs, make_batch(old, advantages)).sum().backward()
     torch.testing.assert_close(logprobs.grad, -advantages)
 
 
@@ -306,9 +289,7 @@ def test_a_learner_takes_each_and_micro_batches_do_not_show(settings: dict[str, 
         return figures, torch.cat([p.detach().flatten() for p in learner.model.parameters()])
 
     (figures, whole), (_, cut), (_, ppo) = updated(8192, **settings), updated(12, **settings), updated(8192)
-    torch.testing.assert_close(
-        whole, cut, atol=1e-4, rtol=0
-    )  # AdamW magnifies what rounding leaves of a gradient near 0
+    torch.testing.assert_close(whole, cut, atol=1e-4, rtol=0)  # AdamW magnifies rounding of a gradient near 0
     assert not torch.equal(whole, ppo)
     assert figures["optimizer_steps"] == 4
     assert (figures["dropped_fraction"] > 0) == ("max_negative_kl" in settings)
@@ -319,7 +300,7 @@ def test_a_learner_takes_each_and_micro_batches_do_not_show(settings: dict[str, 
 def test_no_objective_clips_a_token_of_advantage_zero(objective: Any, now: float) -> None:
     loss = LossConfig(objective=objective, dual_clip=1.5)
     logprobs = row64(math.log(now)).requires_grad_()
-    found = losses.compute_surrogate(loss, logprobs, batch_of(row64(math.log(0.5)), row64(0.0)))
-    assert not (found.low | found.high | found.dual).any()
-    found.loss.sum().backward()
+    result = losses.compute_surrogate(loss, logprobs, make_batch(row64(math.log(0.5)), row64(0.0)))
+    assert not (result.low | result.high | result.dual).any()
+    result.loss.sum().backward()
     assert logprobs.grad == 0

@@ -91,13 +91,13 @@ def test_a_group_of_one_prompt_learns_the_same_from_a_tree() -> None:
         mask = tuple(int(i >= 12 or (member == 5 and i >= 3)) for i in range(len(ids)))
         behavior, advantages = (tuple(m * value for m in mask) for value in (-3.0, (-1.0) ** member))
         group.append(Sample(ids, mask, behavior, advantages, trajectory=member))
-    found = []
+    results = []
     for packing in ("padded", "shared"):
         learner = Learner(tiny_model(), OptimConfig(lr=1e-4, minibatch=0), LossConfig())
         learner.packing = packing
         metrics = [learner.update(group, seed=seed) for seed in range(3)][-1]
-        found.append({"weights": learner.weights(), "metrics": metrics})
-    padded, tree = found
+        results.append({"weights": learner.weights(), "metrics": metrics})
+    padded, tree = results
     assert furthest(padded, tree) <= 1e-5
     assert_equal_metrics(padded, tree)
     assert padded["metrics"]["tokens_forward"] == 6 * 18  # the longest row is the fifth

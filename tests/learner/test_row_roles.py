@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from tiny import episode, gradients, group, tiny_model, told, with_logprobs
+from tiny import episode, gradients, group, make_row, tiny_model, with_logprobs
 from tiny import learner as make_learner
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
@@ -38,13 +38,10 @@ def acted(num: int = 4) -> list[Sample]:
 
 
 OTHERS = [
-    told("tip", 1, 2, hold=0.3),
-    told("tip", 2, 5, hold=0.3),
-    told("tip", 3, 3, advantage=1.5),
-    told("reading", 4, 4, hold=0.7),
-    told("rehearsal", 5, 2, imitate=0.2),
-    told("rehearsal", 6, 6, imitate=0.2),
-]
+    make_row("tip", 1, 2, hold=0.3), make_row("tip", 2, 5, hold=0.3), make_row("tip", 3, 3, advantage=1.5),
+    make_row("reading", 4, 4, hold=0.7), make_row("rehearsal", 5, 2, imitate=0.2),
+    make_row("rehearsal", 6, 6, imitate=0.2),
+]  # fmt: skip
 
 
 def by_hand(rows: Sequence[Sample], aggregation: str, held: str = "sequence") -> tuple[list[Tensor], float]:
@@ -58,13 +55,13 @@ def by_hand(rows: Sequence[Sample], aggregation: str, held: str = "sequence") ->
         ids, trained = torch.tensor([row.token_ids]), torch.tensor(row.loss_mask[1:]).bool()
         now = model(input_ids=ids).logits[0, :-1].log_softmax(-1)[trained]
         then = start(input_ids=ids).logits[0, :-1].log_softmax(-1).detach()[trained]
-        said = now.gather(-1, ids[0, 1:][trained][:, None])[:, 0]
+        logprobs = now.gather(-1, ids[0, 1:][trained][:, None])[:, 0]
         if row.hold:
             terms.setdefault((row.role, "hold"), []).append((row.hold, (then.exp() * (then - now)).sum(-1)))
         if row.imitate:
-            terms.setdefault((row.role, "imitate"), []).append((row.imitate, -said))
+            terms.setdefault((row.role, "imitate"), []).append((row.imitate, -logprobs))
         if advantage := max(row.advantages):
-            ratio = (said + 3.0).exp()
+            ratio = (logprobs + 3.0).exp()
             surrogate = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
             terms.setdefault((row.role, "policy"), []).append((1.0, surrogate))
     total = torch.zeros(())
@@ -90,19 +87,15 @@ def test_each_term_of_a_role_is_a_mean_over_its_own_rows(aggregation: str, budge
 
 def test_weights_of_tokens_by_hand() -> None:
     """Two tips are held, of 2 and 5 tokens: neither the one with credit nor another role thins out their KL."""
-    held = [
-        [0, 0.3 / 2 / 2, 0],
-        [0, 0.3 / 2 / 5, 0],
-        [1 / 3, 0, 0],
-        [0, 0.7 / 4, 0],
-        [0, 0, 0.2 / 2 / 2],
+    weights = [
+        [0, 0.3 / 2 / 2, 0], [0, 0.3 / 2 / 5, 0], [1 / 3, 0, 0], [0, 0.7 / 4, 0], [0, 0, 0.2 / 2 / 2],
         [0, 0, 0.2 / 2 / 6],
-    ]
-    np.testing.assert_allclose(compute_token_weights(OTHERS, "token"), held)
+    ]  # fmt: skip
+    np.testing.assert_allclose(compute_token_weights(OTHERS, "token"), weights)
     # Four tips held a little leave the one that is held firmly as it was: LaMer's, beside one that is anchored.
-    rows = [told("tip", 1, 2, hold=0.4), *(told("tip", seed, 5, hold=0.02) for seed in range(2, 6))]
+    rows = [make_row("tip", 1, 2, hold=0.4), *(make_row("tip", seed, 5, hold=0.02) for seed in range(2, 6))]
     np.testing.assert_allclose(compute_token_weights(rows, "token"), [[0, 0.4 / 2, 0], *[[0, 0.02 / 4 / 5, 0]] * 4])
-    credited = [told("tip", 1, 2, advantage=1.0), told("tip", 2, 6, advantage=-1.0)]
+    credited = [make_row("tip", 1, 2, advantage=1.0), make_row("tip", 2, 6, advantage=-1.0)]
     np.testing.assert_allclose(compute_token_weights(credited, "token"), [[1 / 8, 0, 0], [1 / 8, 0, 0]])
     np.testing.assert_allclose(compute_token_weights(credited, "sequence"), [[1 / 2 / 2, 0, 0], [1 / 2 / 6, 0, 0]])
 
@@ -119,14 +112,13 @@ def test_other_roles_leave_the_gradient_of_the_episodes_as_it_is(settings: Setti
     for mine, theirs, added in zip(gradients(together), gradients(alone), gradients(others), strict=True):
         torch.testing.assert_close(mine, theirs + added, atol=1e-6, rtol=1e-4)
     changed = {"seconds", "seconds_reference", "tokens_trained", "tokens_forward", "loss", "grad_norm"}
-    assert {n: both[n] for n in metrics.keys() - changed} == pytest.approx(
-        {n: metrics[n] for n in metrics.keys() - changed}
-    )
+    same = metrics.keys() - changed
+    assert {name: both[name] for name in same} == pytest.approx({name: metrics[name] for name in same})
 
 
 def test_mini_batches_share_out_each_role_evenly() -> None:
     num = {"tip": 6, "reading": 5, "rehearsal": 2}
-    others = [told(role, i, 2, hold=0.1) for role, many in num.items() for i in range(many)]
+    others = [make_row(role, i, 2, hold=0.1) for role, many in num.items() for i in range(many)]
     rows = [*acted(6), *others]
     for seed in range(5):
         batches = list(iter_minibatches(rows, 2, np.random.default_rng(seed), epochs=2))
@@ -142,23 +134,22 @@ def test_mini_batches_share_out_each_role_evenly() -> None:
 
 
 def test_metrics_are_of_the_rows_that_have_the_term() -> None:
-    found = learner(epochs=2, lr=1e-8).update([*acted(), *OTHERS])
-    assert {name: found[f"tokens_{name}"] for name in ("tip", "reading", "rehearsal")} == {
-        "tip": 10, "reading": 4, "rehearsal": 8,
-    }, "used once an update, however often the episodes are"  # fmt: skip
-    assert "kl_to_reference_rehearsal" not in found, "nothing of it is compared with the start model"
-    assert "nll_tip" not in found
+    metrics = learner(epochs=2, lr=1e-8).update([*acted(), *OTHERS])
+    tokens = [metrics[f"tokens_{name}"] for name in ("tip", "reading", "rehearsal")]
+    assert tokens == [10, 4, 8], "used once an update, however often the episodes are"
+    assert "kl_to_reference_rehearsal" not in metrics, "nothing of it is compared with the start model"
+    assert "nll_tip" not in metrics
     (_, tip), (_, read) = (
         by_hand([row for row in OTHERS if row.role == role and row.hold], "token", "token")
         for role in ("tip", "reading")
     )
-    assert found["kl_to_reference_tip"] == pytest.approx(tip / 0.3, rel=1e-3)
-    assert found["kl_to_reference_reading"] == pytest.approx(read / 0.7, rel=1e-3)
+    assert metrics["kl_to_reference_tip"] == pytest.approx(tip / 0.3, rel=1e-3)
+    assert metrics["kl_to_reference_reading"] == pytest.approx(read / 0.7, rel=1e-3)
     (_, likely) = by_hand(OTHERS[4:], "token", "token")
-    assert found["nll_rehearsal"] == pytest.approx(likely / 0.2, rel=1e-3)
+    assert metrics["nll_rehearsal"] == pytest.approx(likely / 0.2, rel=1e-3)
     trained = sum(sum(row.loss_mask) for row in acted())
-    assert found["tokens_trained"] == 2 * trained + 10 + 4 + 8
-    assert found["rows"] == len(acted()), "rows and advantages are those of the episodes"
+    assert metrics["tokens_trained"] == 2 * trained + 10 + 4 + 8
+    assert metrics["rows"] == len(acted()), "rows and advantages are those of the episodes"
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning", "ignore:.*tie_word_embeddings.*")
@@ -167,10 +158,10 @@ def test_adapters_are_held_to_what_they_were_at_the_start(targets: list[str]) ->
     """Also where they sit on the head, whose distributions are made of kept states long after the start."""
     model, start = (adapted(targets) for _ in range(2))
     subject = Learner(model, OptimConfig(lr=0.02, minibatch=0), LossConfig(mask_logprob=None))
-    row = told("tip", 1, 6, hold=1.0)
+    row = make_row("tip", 1, 6, hold=1.0)
     assert subject.update([row])["kl_to_reference_tip"] == pytest.approx(0.0, abs=1e-6)
     for _ in range(3):
-        subject.update([told("rehearsal", 2, 6, imitate=1.0)])
+        subject.update([make_row("rehearsal", 2, 6, imitate=1.0)])
     ids = torch.tensor([row.token_ids])
     with torch.no_grad():
         now, then = (m(input_ids=ids).logits[0, 2:-1].log_softmax(-1) for m in (model, start))
@@ -199,10 +190,10 @@ def test_the_divergence_by_hand() -> None:
     student = torch.tensor([[0.25, 0.75, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]).log()
     assert (teacher[:, 2] == never).all()
     student.requires_grad_()
-    found = scorer.compute_kl(student, lambda states: states, teacher)
-    wanted = 0.5 * np.log(2) + 0.5 * np.log(2 / 3)
-    assert found.tolist() == pytest.approx([wanted, 0.0, wanted], abs=1e-6)
-    found.sum().backward()
+    kl = scorer.compute_kl(student, lambda states: states, teacher)
+    expected = 0.5 * np.log(2) + 0.5 * np.log(2 / 3)
+    assert kl.tolist() == pytest.approx([expected, 0.0, expected], abs=1e-6)
+    kl.sum().backward()
     assert student.grad is not None
     assert student.grad[:, :2].tolist() == [pytest.approx(row) for row in [[-0.25, 0.25], [0, 0], [0.25, -0.25]]]
     assert scorer.compute_kl(student[:0], lambda states: states, teacher[:0]).shape == (0,)
@@ -214,13 +205,11 @@ def test_the_divergence_by_hand() -> None:
 def played() -> list[TrajectoryGroup]:
     """Four episodes that were shown tips and are trained without, one without any tip, one trained with them."""
     modes: list[tuple[Mode, bool]] = [("off_policy", True)] * 4 + [("off_policy", False), ("on_policy_tips", True)]
-    tip = Tip("task", "left", "", 1.0)
     episodes = []
-    for i, (mode, shown) in enumerate(modes):
-        one = episode(random.Random(i), 2, mode, tips=shown)
-        episodes.append(
-            replace(one, steps=tuple(replace(s, tips=(tip,) if shown else ()) for s in one.steps), member=i)
-        )
+    for i, (mode, has_tips) in enumerate(modes):
+        one = episode(random.Random(i), 2, mode, tips=has_tips)
+        tips = (Tip("task", "left", "", 1.0),) if has_tips else ()
+        episodes.append(replace(one, steps=tuple(replace(step, tips=tips) for step in one.steps), member=i))
     return [group(*episodes[:3]), group(*episodes[3:])]
 
 

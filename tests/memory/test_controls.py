@@ -28,11 +28,11 @@ def memory() -> TipMemory:
 def test_tips_of_another_family_are_found_always_the_same(memory: TipMemory) -> None:
     control = make_prompt_memory(memory, "other")
     for task in TASKS:
-        found = control.search(task, "here", 10)
-        assert {tip.namespace.split("/")[0] for tip in found} == {"vault" if "maze" in task else "maze"}
-        assert len({tip.namespace for tip in found}) == 1
-        assert [tip.score for tip in found] == [0.5, 0.0], "the best first"
-        assert found == control.search(task, "here", 10) == asyncio.run(control.search_async(task, "here", 10))
+        tips = control.search(task, "here", 10)
+        assert {tip.namespace.split("/")[0] for tip in tips} == {"vault" if "maze" in task else "maze"}
+        assert len({tip.namespace for tip in tips}) == 1
+        assert [tip.score for tip in tips] == [0.5, 0.0], "the best first"
+        assert tips == control.search(task, "here", 10) == asyncio.run(control.search_async(task, "here", 10))
 
 
 @pytest.mark.parametrize("scope", ["task", "family"])
@@ -48,8 +48,8 @@ def test_tips_that_are_switched_off_or_retired_stand_for_no_other(scope: str) ->
                 memory.store.retire([tip.id], "oldest", "capacity")
             else:
                 memory.store.update(replace(tip, enabled=False))
-    found = make_prompt_memory(memory, "other").search(tasks[0].id, "here", 1)
-    assert [tip.namespace for tip in found] == [tasks[1].id]
+    (tip,) = make_prompt_memory(memory, "other").search(tasks[0].id, "here", 1)
+    assert tip.namespace == tasks[1].id
 
 
 def test_no_more_is_shown_than_the_task_has_of_its_own(memory: TipMemory) -> None:
@@ -61,22 +61,21 @@ def test_no_more_is_shown_than_the_task_has_of_its_own(memory: TipMemory) -> Non
 
 def test_empty_tips_have_scores_but_no_words(memory: TipMemory) -> None:
     control = make_prompt_memory(memory, "empty")
-    found, own = control.search(TASKS[0], "here", 10), memory.search(TASKS[0], "here", 10)
-    assert [(tip.text, tip.action, tip.score) for tip in found] == [(EMPTY_TEXT, "", tip.score) for tip in own]
-    assert len(found) == 2
-    assert found == asyncio.run(control.search_async(TASKS[0], "here", 10))
+    tips, own = control.search(TASKS[0], "here", 10), memory.search(TASKS[0], "here", 10)
+    assert [(tip.text, tip.action, tip.score) for tip in tips] == [(EMPTY_TEXT, "", tip.score) for tip in own]
+    assert len(tips) == 2
+    assert tips == asyncio.run(control.search_async(TASKS[0], "here", 10))
 
 
 def test_readers_of_a_control_count_for_no_tip() -> None:
     memory = open_memory(None, MemoryConfig(order=("ucb",)))
     memory.add([Tip(task, task, "here", 1.0) for task in TASKS])
     for show in ("other", "empty", "own"):
-        found = make_prompt_memory(memory, show).search(TASKS[0], "here", 1)
-        seen = Step(Observation("here"), tuple(found), Completion((), (), (), "go"), (), "go", 0.0)
-        read = Trajectory(
-            Task(TASKS[0], "maze"), (seen,), Observation("end"), "terminated", True, 1.0, mode="off_policy"
-        )
-        make_prompt_memory(memory, show).report([read])
+        tips = make_prompt_memory(memory, show).search(TASKS[0], "here", 1)
+        step = Step(Observation("here"), tuple(tips), Completion((), (), (), "go"), (), "go", 0.0)
+        task, end = Task(TASKS[0], "maze"), Observation("end")
+        reader = Trajectory(task, (step,), end, "terminated", True, 1.0, mode="off_policy")
+        make_prompt_memory(memory, show).report([reader])
         counted = [readers.shown for readers in memory.store.load_reader_stats().values()]
         assert counted == ([1, 0, 0, 0] if show == "own" else [0] * 4)
 

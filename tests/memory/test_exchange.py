@@ -43,21 +43,14 @@ def record(**fields: object) -> dict[str, object]:
 
 def test_a_tip_of_ones_own(memory: TipMemory) -> None:
     tip = p.add_tip(memory.store, "cellar", '- look "up" \n')
-    assert (tip.text, tip.key, tip.score, tip.imported, tip.model) == (
-        "look 'up'",
-        '- look "up" \n',
-        2.0,
-        True,
-        "by hand",
-    )
+    assert (tip.text, tip.key, tip.score) == ("look 'up'", '- look "up" \n', 2.0)
+    assert (tip.imported, tip.model) == (True, "by hand")
     assert memory.search("cellar", "q", 1)[0].id == tip.id == 5, "as good as the best, and newer"
     other = p.add_tip(memory.store, "stairs", "mind the gap", key="a steep stair", score=0.5, enabled=False)
     assert (other.key, other.score, other.max_score, other.enabled) == ("a steep stair", 0.5, 1.0, False)
-    for text, score, message in [
-        ("...", 1.0, "needs a letter"),
-        ("up", float("inf"), "finite"),
-        ("look 'up'", 1.0, "already"),
-    ]:
+    for text, score, message in (
+        ("...", 1.0, "needs a letter"), ("up", float("inf"), "finite"), ("look 'up'", 1.0, "already"),
+    ):  # fmt: skip
         with pytest.raises(MemoryStoreError, match=message):
             p.add_tip(memory.store, "cellar", text, key=tip.key, score=score)
     assert memory.stats()["tips"] == 6
@@ -117,20 +110,10 @@ def test_a_tip_that_was_switched_off_is_carried_nowhere(memory: TipMemory, tmp_p
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 NUMBER = st.floats(-1e30, 1e30)
 TIPS = st.builds(
-    Tip,
-    namespace=TEXT,
-    text=TEXT.map(clean_tip).filter(bool),
-    key=TEXT,
-    score=NUMBER,
-    max_score=NUMBER,
-    action=TEXT.map(clean_tip),
-    support=st.integers(1, 2**31 - 1),
-    step=st.integers(0, 2**31 - 1),
-    model=TEXT,
-    version=st.integers(0, 2**31 - 1),
-    run=TEXT,
-    created=TEXT,
-)
+    Tip, namespace=TEXT, text=TEXT.map(clean_tip).filter(bool), key=TEXT, score=NUMBER, max_score=NUMBER,
+    action=TEXT.map(clean_tip), support=st.integers(1, 2**31 - 1), step=st.integers(0, 2**31 - 1), model=TEXT,
+    version=st.integers(0, 2**31 - 1), run=TEXT, created=TEXT,
+)  # fmt: skip
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -143,8 +126,8 @@ def test_jsonl_round_trip(tmp_path: Path, tips: list[Tip]) -> None:
         assert p.import_tips(theirs.store, path, enable=True) == (len(tips), 0)
         assert [replace(tip, imported=False) for tip in theirs.store.load_tips()] == mine.store.load_tips()
         for tip in tips:
-            found, expected = theirs.search(tip.namespace, "q", 9), mine.search(tip.namespace, "q", 9)
-            assert [replace(tip, imported=False) for tip in found] == expected
+            imported, expected = theirs.search(tip.namespace, "q", 9), mine.search(tip.namespace, "q", 9)
+            assert [replace(tip, imported=False) for tip in imported] == expected
 
 
 def test_reembed(memory: TipMemory, tmp_path: Path) -> None:
@@ -159,8 +142,8 @@ def test_reembed(memory: TipMemory, tmp_path: Path) -> None:
     with closing(p.open_store(tmp_path)) as store:
         assert store.identity == ("narrow", 64)
         config = MemoryConfig(order=("similarity",), threshold=0.99)
-        found = TipMemory(store, Narrow(), config).search("attic", "a dusty room", 1)
-    assert [tip.text for tip in found] == ["mind the lamp"]
+        (nearest,) = TipMemory(store, Narrow(), config).search("attic", "a dusty room", 1)
+    assert nearest.text == "mind the lamp"
     with pytest.raises(MemoryStoreError, match="vectors of narrow"):
         open_memory(tmp_path / "memory.db", ANY)
     assert reembed(tmp_path, "hashing") == 4

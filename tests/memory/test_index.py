@@ -43,7 +43,7 @@ def filled(path: Path, count: int = 300) -> None:
         memory.search("task", "key 0", 1)
 
 
-def found(memory: TipMemory, query: str, top_k: int = 10, task: str = "task") -> list[str]:
+def search_texts(memory: TipMemory, query: str, top_k: int = 10, task: str = "task") -> list[str]:
     return [tip.text for tip in memory.search(task, query, top_k)]
 
 
@@ -51,7 +51,7 @@ def test_it_finds_what_an_exact_search_does(path: Path) -> None:
     filled(path, 2000)
     queries = [f"question {number}" for number in range(50)]
     with opened(path) as memory, open_memory(path, EXACT, embedder=Directions()) as exact:
-        pairs = [(set(found(memory, query)), set(found(exact, query))) for query in queries]
+        pairs = [(set(search_texts(memory, query)), set(search_texts(exact, query))) for query in queries]
         assert memory.store.index.lists is not None
         assert exact.store.index.lists is None
     assert sum(len(ours & theirs) for ours, theirs in pairs) >= 0.98 * 10 * len(queries)
@@ -63,9 +63,9 @@ def test_it_is_saved_and_read_again(path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [file.name for file in made] == ["memory.db-index"]
     monkeypatch.setattr(TipIndex, "create", None)  # it is not built again
     with opened(path) as memory:
-        assert found(memory, "key 9", 1) == ["tip 9"]
+        assert search_texts(memory, "key 9", 1) == ["tip 9"]
         memory.add(tips(300, 303))
-        assert found(memory, "key 301", 1) == ["tip 301"]
+        assert search_texts(memory, "key 301", 1) == ["tip 301"]
 
 
 def test_a_full_disk_costs_the_index_and_nothing_else(
@@ -80,7 +80,7 @@ def test_a_full_disk_costs_the_index_and_nothing_else(
     assert "No space left on device" in caplog.text
     with opened(path) as memory:
         built = memory.store.index
-        assert found(memory, "key 9", 1) == ["tip 9"]
+        assert search_texts(memory, "key 9", 1) == ["tip 9"]
         assert memory.store.index is built, "it is kept, and not built for every search"
 
 
@@ -92,7 +92,7 @@ def test_an_index_full_of_what_is_gone_is_built_again(path: Path, monkeypatch: p
         first = memory.store.index.lists
         for number in range(1, 200, 40):
             exchange.enable_tips(memory.store, range(number, number + 40), enabled=False)
-            assert found(memory, "key 250", 1) == ["tip 250"]
+            assert search_texts(memory, "key 250", 1) == ["tip 250"]
         assert memory.store.index.lists is not first
         assert len(memory.store.index.lists or ()) < 150
 
@@ -118,14 +118,14 @@ def test_beyond_the_task_the_index_finds_what_may_be_read(path: Path, scope: str
         memory.register_tasks(tasks)
         memory.add([Tip(rng.choice(tasks).id, f"tip {n}", f"key {n}", 0.0) for n in range(400)])
         for reader in ("train maze 3", "test maze 3"):
-            readable = found(exact, "key 7", 400, task=reader)
-            assert found(memory, "key 7", 400, task=reader) == readable
+            readable = search_texts(exact, "key 7", 400, task=reader)
+            assert search_texts(memory, "key 7", 400, task=reader) == readable
             assert memory.store.index.lists is not None
             assert exact.store.index.lists is None
             assert not any(tip.namespace.startswith("validation") for tip in memory.search(reader, "key 7", 400))
-            hits = sum(found(memory, f"key {text.split()[1]}", 1, task=reader) == [text] for text in readable)
+            hits = sum(search_texts(memory, f"key {text.split()[1]}", 1, task=reader) == [text] for text in readable)
             assert hits >= 0.9 * len(readable)
         memory.register_tasks([Task("train maze 3", "house", 0, "validation", {}, "maze")])
         memory.add([Tip("train maze 3", "of a game held back", "key 7", 0.0)])
         for reader in (memory, exact):
-            assert "of a game held back" not in found(reader, "key 7", 400, task="train maze 4")
+            assert "of a game held back" not in search_texts(reader, "key 7", 400, task="train maze 4")

@@ -59,10 +59,8 @@ def test_it_answers_as_the_store_in_memory(batches: list[list[Any]]) -> None:
             assert plain(ours.batch([op])[0]) == plain(theirs.batch([op])[0])
         for condition in ((), (MatchCondition("prefix", ("a", "*")),), (MatchCondition("suffix", ("c",)),)):
             (names,) = theirs.batch([ListNamespacesOp(condition, None, 99)])
-            held = [
-                name for name in names if any(item.namespace == name for item in theirs.search(name))
-            ]  # theirs lists emptied ones, too
-            assert sorted(ours.batch([ListNamespacesOp(condition, None, 99)])[0]) == sorted(held)
+            filled = [name for name in names if any(item.namespace == name for item in theirs.search(name))]
+            assert sorted(ours.batch([ListNamespacesOp(condition, None, 99)])[0]) == sorted(filled), "no emptied ones"
 
 
 def test_values_outlive_the_process_and_are_found_by_what_they_say(tmp_path: Path) -> None:
@@ -79,11 +77,9 @@ def test_values_outlive_the_process_and_are_found_by_what_they_say(tmp_path: Pat
         assert item is not None
         assert item.value["when"] == []
         assert item.created_at == created < item.updated_at
-        found = asyncio.run(store.asearch(("users",), query="which tea is liked", limit=3))
-        assert next(each.key for each in found) == "likes"
-        assert found[-1].key == "secret"
-        assert found[-1].score is None
-        assert found[0].score > found[1].score  # type: ignore[operator]
+        first, second, last = asyncio.run(store.asearch(("users",), query="which tea is liked", limit=3))
+        assert (first.key, last.key, last.score) == ("likes", "secret", None)
+        assert first.score > second.score  # type: ignore[operator]
 
 
 def test_sessions_show_values_and_their_worth_is_learned() -> None:
@@ -125,13 +121,6 @@ def test_put_refuses_what_cannot_be_read_back(value: dict[str, Any]) -> None:
             store.batch([PutOp(("a",), "y", {"text": "kept out, too"}), PutOp(("a",), "x", {"text": "b", **value})])
         assert store.search(()) == []
         assert memory.stats()["tips"] == 0
-
-
-def test_put_refuses_a_namespace_that_is_one_text() -> None:
-    with open_memory(None) as memory:
-        with pytest.raises(ValueError, match="'key' in abc"):
-            TipStore(memory).put("abc", "key", {"text": "knock"})  # type: ignore[arg-type]
-        assert TipStore(memory).search(()) == []
 
 
 JSON = st.recursive(
@@ -178,9 +167,11 @@ def test_export_and_import_refuse_to_lose_values(tmp_path: Path) -> None:
         assert export_tips(memory.store, tmp_path / "tips.jsonl") == 1
 
 
-def test_a_time_to_live_is_refused_with_the_reason() -> None:
+def test_a_flat_namespace_and_a_time_to_live_are_refused() -> None:
     with open_memory(None) as memory:
         store = TipStore(memory)
+        with pytest.raises(ValueError, match="'key' in abc"):
+            store.put("abc", "key", {"text": "knock"})  # type: ignore[arg-type]
         with pytest.raises(NotImplementedError, match="TTL is not supported"):
             store.put(("a",), "x", {"text": "b"}, ttl=1)
         with pytest.raises(NotImplementedError, match="retired by their worth"):

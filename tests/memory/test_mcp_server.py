@@ -44,7 +44,7 @@ def started(*words: object) -> mcp.StdioServerParameters:
     return mcp.StdioServerParameters(command=sys.executable, args=[*COMMAND, *map(str, words)], env=env)
 
 
-async def said(client: Any, name: str, **arguments: Any) -> tuple[bool, str]:
+async def call(client: Any, name: str, **arguments: Any) -> tuple[bool, str]:
     """Whether a call was done, and its text."""
     result = await client.call_tool(name, arguments)
     (content,) = result.content
@@ -62,14 +62,14 @@ def test_an_agent_searches_adds_and_reads_back(place: Path) -> None:
             assert tools["search_tips"].annotations.read_only_hint
             assert not tools["add_tip"].annotations.read_only_hint
             assert "search_tips" in client.instructions
-            done, text = await said(client, "search_tips", task="maze/1", query="the well in the yard")
+            done, text = await call(client, "search_tips", task="maze/1", query="the well in the yard")
             assert done
             assert "go left at the well" in text
-            done, text = await said(client, "add_tip", task="maze/1", text="mind the step", state="a dark stair")
+            done, text = await call(client, "add_tip", task="maze/1", text="mind the step", state="a dark stair")
             assert done
-            done, text = await said(client, "read_tip", id=json.loads(text)["id"])
+            done, text = await call(client, "read_tip", id=json.loads(text)["id"])
             assert (json.loads(text)["text"], json.loads(text)["model"]) == ("mind the step", "mcp: somebody")
-            done, text = await said(client, "search_tips", task="maze/9", query="q")
+            done, text = await call(client, "search_tips", task="maze/9", query="q")
             assert not done
             assert "maze/9" in text
             assert str(place) not in text
@@ -85,7 +85,7 @@ def test_without_write_nothing_is_added(place: Path) -> None:
     async def talk() -> None:
         async with mcp.Client(started(place), client_info=CLIENT, mode="legacy") as client:
             assert "add_tip" not in {tool.name for tool in (await client.list_tools()).tools}
-            done, text = await said(client, "add_tip", task="maze/1", text="mind the step")
+            done, text = await call(client, "add_tip", task="maze/1", text="mind the step")
             assert not done
             assert "Unknown tool" in text
 
@@ -122,9 +122,9 @@ def test_over_http_the_token_opens(place: Path) -> None:
             httpx2.AsyncClient(headers=known) as http,
             mcp.Client(streamable_http_client(url, http_client=http), client_info=CLIENT) as client,
         ):
-            done, text = await said(client, "add_tip", task="maze/1", text="mind the step")
+            done, text = await call(client, "add_tip", task="maze/1", text="mind the step")
             assert done, text
-            done, text = await said(client, "search_tips", task="maze/1", query="mind the step")
+            done, text = await call(client, "search_tips", task="maze/1", query="mind the step")
             assert json.loads(text)["tips"][0]["text"] == "mind the step"
 
     with served(place, "--write") as url:

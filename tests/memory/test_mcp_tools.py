@@ -119,11 +119,7 @@ def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
         ("add_tip", {"task": "new", "text": "up", "score": 1e31}, "score.*less than or equal to 10{30}"),
         ("memory_report", {"session": "one", "score": -1e308}, "score.*greater than or equal to -10{30}"),
         ("memory_report", {"session": "one", "score": "nan"}, "score.*less than or equal to 10{30}"),
-        (
-            "memory_report",
-            {"session": "one", "score": 1, "max_score": 1e308},
-            "max_score.*less than or equal to 10{30}",
-        ),
+        ("memory_report", {"session": "one", "score": 1, "max_score": 1e308}, "max_score.*than or equal to 10{30}"),
         ("add_tip", {"task": "[INST]", "text": "up"}, "a new task needs an id"),
     ],
 )
@@ -150,12 +146,9 @@ def test_what_had_to_make_room_is_never_told(memory: TipMemory) -> None:
 def test_one_task_may_be_all_there_is(memory: TipMemory) -> None:
     only = AccessRules(write=True, namespace="maze/2")
     assert call(memory, "list_tasks", only)["total"] == 1
-    for name, arguments in [
-        ("search_tips", {"task": "maze/1", "query": "q"}),
-        ("add_tip", {"task": "maze/1", "text": "up"}),
-    ]:
+    for name, more in (("search_tips", {"query": "q"}), ("add_tip", {"text": "up"})):
         with pytest.raises(ToolError, match="'maze/1' is not served here: the one task is 'maze/2'"):
-            call(memory, name, only, **arguments)
+            call(memory, name, only, task="maze/1", **more)
     other = memory.session("maze/1", "a hall").id
     with pytest.raises(ToolError, match="there is no session"):
         call(memory, "memory_report", only, session=other, score=0)

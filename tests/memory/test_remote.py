@@ -24,18 +24,10 @@ from trailnotes.memory import make_config_embedder, open_memory
 from trailnotes.memory.exchange import open_store
 from trailnotes.memory.retrieval import EndpointEmbedder, HashingEmbedder
 from trailnotes.types import Tip
-from trailnotes.web import faults
+
+pytestmark = pytest.mark.usefixtures("no_endpoint_variables")
 
 KEY = "sk-secret-0123456789"
-
-
-@pytest.fixture(autouse=True)
-def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key, no address, no proxy of the machine's, and no long waits."""
-    names = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TRAILNOTES_EMBEDDER_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
-    for name in (*names, "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(faults, "MIN_WAIT", 0.001)
 
 
 @pytest.fixture
@@ -130,9 +122,9 @@ def test_a_person_names_the_server_of_a_memory_and_no_file_does(
     with open_store(strangers) as store:
         assert store.identity == ("openai:small", 64), "the address in the file does not count"
     monkeypatch.setenv("TRAILNOTES_EMBEDDER_KEY", "sk-other")
-    for said, words in commands.items():
+    for output, words in commands.items():
         assert main(["memory", *words, "--embedder", f"openai:small@{server.url}"]) == 0
-        assert said in capsys.readouterr().out
+        assert output in capsys.readouterr().out
     assert set(server.keys) == {"Bearer sk-other"}
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from trailnotes.commands import main
 from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import to_toml
-from trailnotes.memory import TipMemory, clean_tip, open_memory
+from trailnotes.memory import clean_tip, open_memory
 from trailnotes.memory.index import BM25Index, fuse_reciprocal_ranks
 from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder, QueuedEmbedder, make_embedder, split_words
 from trailnotes.memory.tip_stats import Doubles
@@ -190,12 +190,6 @@ def test_the_real_minilm_knows_meaning() -> None:
     assert lamp @ light > lamp @ eggs + 0.3
 
 
-def found(memory: TipMemory, query: str, top_k: int = 9) -> list[str]:
-    tips = [tip.text for tip in memory.search("task", query, top_k)]
-    assert tips == [tip.text for tip in asyncio.run(memory.search_async("task", query, top_k))]
-    return tips
-
-
 def scores_of(texts: Sequence[str], query: str) -> Doubles:
     return BM25Index(texts).score(query)
 
@@ -233,8 +227,10 @@ def test_hybrid_joins_both_lists() -> None:
     keys = {"like": "red door", "rare word": "xyzzy of a long and winding tale", "neither": "sea"}
     with open_memory(None, MemoryConfig(retrieval="hybrid", order=("similarity",), threshold=0.5)) as memory:
         memory.add([Tip("task", text, key, float(score)) for score, (text, key) in enumerate(keys.items())])
-        assert set(found(memory, "red door xyzzy")) == {"like", "rare word"}
-        assert found(memory, "red door xyzzy", 1) == ["like"], "first by vectors, and second by words"
+        texts = [tip.text for tip in memory.search("task", "red door xyzzy", 9)]
+        assert texts[0] == "like", "first by vectors, and second by words"
+        assert set(texts) == {"like", "rare word"}
+        assert texts == [tip.text for tip in asyncio.run(memory.search_async("task", "red door xyzzy", 9))]
 
 
 ACUTE = "\u0301"

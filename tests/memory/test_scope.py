@@ -49,7 +49,7 @@ def test_a_session_leaves_a_task_that_a_run_has_registered_in_its_family() -> No
         assert {tip.text for tip in memory.session("a", "red door").tips} == {"a", "b"}
 
 
-def found(memory: TipMemory, reader: str, query: str = "red door") -> list[str]:
+def search_texts(memory: TipMemory, reader: str, query: str = "red door") -> list[str]:
     tips = [tip.text for tip in memory.search(reader, query, 99)]
     assert tips == [tip.text for tip in asyncio.run(memory.search_async(reader, query, 99))]
     return tips
@@ -72,9 +72,9 @@ HOUSEHOLD = [
 )
 def test_what_a_scope_holds(scope: Scope, trained: set[str], examined: set[str]) -> None:
     with memory_of(scope, HOUSEHOLD) as memory:
-        assert set(found(memory, "a")) == trained
-        assert set(found(memory, "new")) == examined
-        assert found(memory, "never met") == []
+        assert set(search_texts(memory, "a")) == trained
+        assert set(search_texts(memory, "new")) == examined
+        assert search_texts(memory, "never met") == []
 
 
 def test_beyond_the_task_similarity_decides_unless_it_has_a_place() -> None:
@@ -88,14 +88,14 @@ def test_beyond_the_task_similarity_decides_unless_it_has_a_place() -> None:
             memory.add([
                 Tip("b", "other", "a cave", 9.0), Tip("b", "alike", "red door", 1.0), Tip("a", "like", "red door", 2.0),
             ])  # fmt: skip
-            assert found(memory, "a") == texts
+            assert search_texts(memory, "a") == texts
 
 
 def test_a_game_of_training_that_is_also_held_back_is_alone_with_its_own() -> None:
     games = [task("a", seed=1), task("b", seed=2), task("same as b", "test", seed=2), task("c", seed=3)]
     with memory_of("all", [*games, task("c", "validation", seed=3)]) as memory:
         for reader, texts in {"a": {"a"}, "b": {"b"}, "c": {"c"}, "same as b": {"a", "b", "same as b"}}.items():
-            assert set(found(memory, reader)) == texts
+            assert set(search_texts(memory, reader)) == texts
 
 
 def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
@@ -103,16 +103,10 @@ def test_a_scope_shares_one_capacity_and_each_split_has_its_own() -> None:
         for name in ("a", "b", "c", "held", "never met"):
             m.add([Tip(name, f"{n} of {name}", "red door", 1.0) for n in ("first", "second")])
         gone = m.store.load_retirements()
-        assert {tip.text for tip in m.store.load_tips() if tip.id in gone} == {
-            "a",
-            "b",
-            "first of a",
-            "second of a",
-            "held",
-            "c",
-        }, "each split and family keeps its newest two"
+        retired = {tip.text for tip in m.store.load_tips() if tip.id in gone}
+        assert retired == {"a", "b", "first of a", "second of a", "held", "c"}, "each split and family keeps two"
         m.add([Tip("held", "third", "red door", 1.0)])
-        assert set(found(m, "held")) == {"first of b", "second of b", "second of held", "third"}
+        assert set(search_texts(m, "held")) == {"first of b", "second of b", "second of held", "third"}
 
 
 MEETINGS = st.lists(
@@ -149,16 +143,16 @@ def test_what_was_met_is_kept_and_travels_with_snapshots(tmp_path: Path) -> None
     config = MemoryConfig(scope="family", threshold=-1)
     with open_memory(tmp_path / "memory.db", config) as memory, open_memory(tmp_path / "memory.db", config) as other:
         memory.add([Tip("b", "of b", "red door", 1.0)])
-        assert (found(memory, "a"), found(other, "a")) == ([], [])
+        assert (search_texts(memory, "a"), search_texts(other, "a")) == ([], [])
         assert memory.register_tasks([task("a"), task("b")])
         assert not memory.register_tasks([task("b"), task("a")])
-        assert (found(memory, "a"), found(other, "a")) == (["of b"], ["of b"])
+        assert (search_texts(memory, "a"), search_texts(other, "a")) == (["of b"], ["of b"])
         other.add([Tip("b", "later", "red door", 2.0)])
-        assert found(memory, "a") == ["later", "of b"]
+        assert search_texts(memory, "a") == ["later", "of b"]
         memory.snapshot(tmp_path / "snapshot.db")
     with open_memory(None, config) as restored:
         restored.restore(tmp_path / "snapshot.db")
-        assert found(restored, "a") == ["later", "of b"]
+        assert search_texts(restored, "a") == ["later", "of b"]
 
 
 class Doors(Gate):

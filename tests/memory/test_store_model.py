@@ -22,14 +22,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.memory import TipMemory, exchange, index, open_memory
@@ -325,9 +319,5 @@ class TwoWriters(RuleBasedStateMachine):
 
 def test_two_writers_and_a_model_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "MAX_UNSAVED", 1)
-    run_state_machine_as_test(
-        TwoWriters,
-        settings=settings(
-            max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    steps = {"max_examples": 12, "stateful_step_count": 20}
+    run_machine(TwoWriters, settings=settings(**steps, deadline=None, suppress_health_check=list(HealthCheck)))

@@ -64,13 +64,6 @@ def test_a_tip_that_comes_during_a_search_of_an_empty_memory(scope: str, monkeyp
     assert texts(memory.search("task", "180", 10)) == ["the opposite"]
 
 
-def test_the_best_are_shown_not_the_most_similar() -> None:
-    memory = compass_memory(threshold=0.5)
-    memory.add([note("near", 1.0, key="0"), note("far", 2.0, key="50"), note("elsewhere", 9.0, key="90")])
-    assert texts(memory.search("task", "0", 1)) == ["far"]
-    assert texts(memory.search("task", "0", 0)) == []
-
-
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
@@ -86,16 +79,13 @@ def test_the_best_are_shown_not_the_most_similar() -> None:
 )
 def test_order(order: tuple[str, ...], expected: list[str]) -> None:
     memory = compass_memory(threshold=-1, order=order)
-    memory.add(
-        [
-            note("a", 0.0, key="10", support=2),
-            note("b", 1.0, key="90", support=3),
-            note("c", 2.0, key="80"),
-            note("d", 0.5, key="0"),
-            note("e", 1.0, key="20"),
-        ]
-    )
+    memory.add([
+        note("a", 0.0, key="10", support=2), note("b", 1.0, key="90", support=3), note("c", 2.0, key="80"),
+        note("d", 0.5, key="0"), note("e", 1.0, key="20"),
+    ])  # fmt: skip
     assert texts(memory.search("task", "0", 10)) == expected
+    assert texts(memory.search("task", "0", 1)) == expected[:1]
+    assert memory.search("task", "0", 0) == []
 
 
 # --- add ----------------------------------------------------------------------------------------------------------
@@ -197,9 +187,7 @@ def test_hostile_tips_are_bounded_wherever_they_come_in() -> None:
     with open_memory(None, MemoryConfig(threshold=-1)) as memory:
         hostile = Tip("task", huge, huge, 0.0, action='"\n' + huge, model="\ud800", run="\x00")
         assert memory.add([hostile, note("\x00"), note("!!!")]) == 1
-        (found,) = memory.search("task", huge + "\ud800", 10)
+        (tip,) = memory.search("task", huge + "\ud800", 10)
         assert memory.stats()["bytes"] < 200_000
-    assert found.text == " ".join(["z"] * 100)
-    assert found.action == " ".join(["'"] + ["z"] * 31)
-    assert len(found.key) == MAX_KEY_CHARS
-    assert found.model == "?"
+    assert (tip.text, tip.action) == (" ".join(["z"] * 100), " ".join(["'"] + ["z"] * 31))
+    assert (len(tip.key), tip.model) == (MAX_KEY_CHARS, "?")

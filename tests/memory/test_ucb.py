@@ -215,8 +215,8 @@ def leads(*episodes: Trajectory, without: float = -1.25, rows: str = "auto") -> 
     """Where the policy says `without` of each turn's first token without tips, and the same as with of the second."""
     groups = [TrajectoryGroup(TASK, episodes)]
     samples = [row for row in build_samples(groups, [[1.0] * len(episodes)], rows=rows) if row.off_policy]
-    said = [tuple({20: without, 21: ACTED}.get(token, 0.0) for token in row.token_ids) for row in samples]
-    return estimate_tip_effects(groups, samples, said)
+    logprobs = [tuple({20: without, 21: ACTED}.get(token, 0.0) for token in row.token_ids) for row in samples]
+    return estimate_tip_effects(groups, samples, logprobs)
 
 
 def test_a_tip_leads_from_the_turn_that_it_was_shown_in() -> None:
@@ -237,10 +237,9 @@ def test_what_the_policy_does_anyway_is_retired(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_rows_of_an_episode_or_of_a_step_give_the_same() -> None:
-    episodes = played([[], [1]]), played([[3], [1]])
-    assert (
-        leads(*episodes) == leads(*episodes, rows="step") == [TipEffect(1, 1.0), TipEffect(3, 2.0), TipEffect(1, 1.0)]
-    )
+    for rows in ("auto", "step"):
+        effects = leads(played([[], [1]]), played([[3], [1]]), rows=rows)
+        assert effects == [TipEffect(1, 1.0), TipEffect(3, 2.0), TipEffect(1, 1.0)]
 
 
 def test_only_readers_who_did_well_and_were_trained_without_tips_tell() -> None:
@@ -251,8 +250,8 @@ def test_only_readers_who_did_well_and_were_trained_without_tips_tell() -> None:
 def test_reliance_is_the_divergence_of_a_token() -> None:
     """Of two tokens a turn one is e times as probable with tips: k3 of it is 1 - (1 - 1/e) = 1/e."""
     rows = build_samples([TrajectoryGroup(TASK, (played([[1], [2]]),))], [[1.0]])
-    said = [tuple({20: ACTED - 1, 21: ACTED}.get(token, 0.0) for token in row.token_ids) for row in rows]
-    assert estimate_reliance(rows, said) == pytest.approx(math.exp(-1) / 2)
+    logprobs = [tuple({20: ACTED - 1, 21: ACTED}.get(token, 0.0) for token in row.token_ids) for row in rows]
+    assert estimate_reliance(rows, logprobs) == pytest.approx(math.exp(-1) / 2)
     assert estimate_reliance([], []) == 0.0
 
 
@@ -300,20 +299,20 @@ def test_a_report_may_come_from_another_process_and_comes_once(tmp_path: Path) -
 
 
 def test_an_author_of_ones_choice_writes_from_the_transcript() -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def author(request: str) -> str:
-        asked.append(request)
+        requests.append(request)
         return "the door wants <b>both</b> keys"
 
     with memory_at(None) as memory:
         memory.session("door", "a door", author=author).report(0.5, transcript="you push {the} door")
-        assert "you push {the} door" in asked[0]
-        assert "0.5 of 1" in asked[0]
-        written = memory.store.load_tips("door")[-1]
-        assert (written.text, written.score, written.key) == ("the door wants both keys", 0.5, "a door")
+        assert "you push {the} door" in requests[0]
+        assert "0.5 of 1" in requests[0]
+        tip = memory.store.load_tips("door")[-1]
+        assert (tip.text, tip.score, tip.key) == ("the door wants both keys", 0.5, "a door")
         memory.session("door", "a door", author=author).report(0.5)
-        assert len(asked) == 1, "nothing happened that could be told"
+        assert len(requests) == 1, "nothing happened that could be told"
 
 
 def test_attempts_travel_with_snapshots_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

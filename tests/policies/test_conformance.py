@@ -6,14 +6,14 @@ import asyncio
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from puppet import ask, forward, play_at_random
+from puppet import ask, assert_logprobs, forward, play_at_random
 from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError
 from trailnotes.policies.hf.policy import HFPolicy
@@ -58,16 +58,9 @@ def subject(
         policy.close()
 
 
-def assert_true(subject: Subject, completions: Sequence[Completion], temperature: float = 1.0) -> None:
-    """Their log-probabilities are the model's."""
-    for completion in completions:
-        wanted = forward(subject.model, completion, temperature)
-        assert list(completion.logprobs) == pytest.approx(wanted, abs=CLOSE)
-
-
 def test_logprobs_of_episodes_side_by_side_equal_a_fresh_forward(subject: Subject) -> None:
     for completions in play_at_random(subject.policy, *(1 + i % 5 for i in range(9))):
-        assert_true(subject, completions)
+        assert_logprobs(subject.model, completions, tol=CLOSE)
         for earlier, later in itertools.pairwise(completions):
             assert later.prompt_ids[: len(earlier.prompt_ids)] == earlier.prompt_ids
 
@@ -81,7 +74,8 @@ def test_equal_seeds_give_equal_tokens_in_any_company(subject: Subject) -> None:
 
 
 def test_temperature_is_part_of_the_logprobs(subject: Subject) -> None:
-    assert_true(subject, ask(subject.policy, *(Sampling(0.4, max_tokens=8, seed=s) for s in range(3))), 0.4)
+    completions = ask(subject.policy, *(Sampling(0.4, max_tokens=8, seed=s) for s in range(3)))
+    assert_logprobs(subject.model, completions, 0.4, tol=CLOSE)
 
 
 def test_greedy_tokens_report_their_logprob_at_temperature_one(subject: Subject) -> None:
@@ -89,7 +83,7 @@ def test_greedy_tokens_report_their_logprob_at_temperature_one(subject: Subject)
         pytest.skip("the stand-in only draws")
     first, second, drawn = ask(subject.policy, Sampling(0, max_tokens=6), Sampling(0, 0.1, 1, 6, seed=9), Sampling())
     assert first.token_ids == second.token_ids
-    assert_true(subject, [first, second, drawn])
+    assert_logprobs(subject.model, [first, second, drawn], tol=CLOSE)
 
 
 def test_a_score_is_the_mean_logprob_of_a_reply_at_temperature_one(subject: Subject) -> None:
@@ -144,7 +138,7 @@ def test_an_end_token_is_sampled_and_not_said(subject: Subject) -> None:
 def test_the_context_can_be_filled_to_the_last_token_and_no_further(subject: Subject) -> None:
     policy = subject.policy
     room = policy.context_length - len(policy.encode([Message("user", "A hall.")]))
-    assert_true(subject, ask(policy, Sampling(max_tokens=room)))
+    assert_logprobs(subject.model, ask(policy, Sampling(max_tokens=room)), tol=CLOSE)
     with pytest.raises(PolicyError, match=rf"{room + 1} new ones exceed the context of {policy.context_length} tokens"):
         ask(policy, Sampling(max_tokens=room + 1))
 

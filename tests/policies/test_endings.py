@@ -22,7 +22,7 @@ def decode(ids: TokenIds) -> str:
     return data.decode("utf-8", "replace")
 
 
-def said(ids: TokenIds, *stop: str, max_tokens: int = 1000) -> tuple[int, str, str]:
+def find_end(ids: TokenIds, *stop: str, max_tokens: int = 1000) -> tuple[int, str, str]:
     """Tokens taken, text and reason."""
     endings, sampling = StopCondition(decode, {END}), Sampling(max_tokens=max_tokens, stop=stop)
     for num in range(1, len(ids) + 1):
@@ -46,7 +46,7 @@ def said(ids: TokenIds, *stop: str, max_tokens: int = 1000) -> tuple[int, str, s
     ],
 )
 def test_a_stop_text_ends_an_answer_wherever_tokens_are_cut(ids: TokenIds, stop: str, num: int, text: str) -> None:
-    assert said(ids, stop) == (num, text, "stop")
+    assert find_end(ids, stop) == (num, text, "stop")
 
 
 @settings(deadline=None)
@@ -54,7 +54,7 @@ def test_a_stop_text_ends_an_answer_wherever_tokens_are_cut(ids: TokenIds, stop:
 def test_an_answer_ends_with_the_first_token_that_completes_a_stop_text(ids: TokenIds) -> None:
     stops = ("\n", "</action>", "走")
     wanted = next((n for n in range(len(ids) + 1) if any(stop in decode(ids[:n]) for stop in stops)), len(ids) + 1)
-    num, text, reason = said((*ids, END), *stops)
+    num, text, reason = find_end((*ids, END), *stops)
     assert (num, reason) == (wanted, "stop")
     assert decode(ids).startswith(text)
     assert not any(stop in text for stop in stops)

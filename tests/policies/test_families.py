@@ -100,24 +100,24 @@ def trained(sample: Sample) -> list[int]:
 def test_a_game_is_played_and_trained_in_the_words_of_the_template(model_of, name, system) -> None:
     """The end of a turn ends the answer, also where it is not the tokenizer's end token."""
     (tokenizer, model), end = player(model_of, name), FAMILIES[name].end
-    said = ("go north", "take key", "look")
-    answers = [f"{words}{end} and then what" for words in said]
+    replies = ("go north", "take key", "look")
+    answers = [f"{words}{end} and then what" for words in replies]
     runs = [
         play(led(tokenizer, model, *answers), mode, OneTip() if mode != "plain" else None, system_prompt=system)
         for mode in ("plain", "off_policy")
     ]
     (plain, actions), (tipped, actions_with_tips) = runs
-    assert actions == actions_with_tips == list(said)
+    assert actions == actions_with_tips == list(replies)
     seen = ("leave\na hall", "after go north", "after take key")
     for turn, (step, other) in enumerate(zip(plain.steps, tipped.steps, strict=True)):
-        so_far = [text for pair in zip(seen, said, strict=True) for text in pair][: 2 * turn + 1]
+        so_far = [text for pair in zip(seen, replies, strict=True) for text in pair][: 2 * turn + 1]
         messages = shown_of(name, talk(*so_far, system=system or None))
         text = text_of(tokenizer, step.completion.prompt_ids)
         assert text.replace(" ", "") == rendered(tokenizer, messages).replace(" ", "")  # those of an answer are its own
         assert other.plain_prompt_ids == step.completion.prompt_ids
         assert "the key is north" in text_of(tokenizer, other.completion.prompt_ids)
         assert step.completion.finish_reason == "stop"
-        assert step.completion.token_ids == ids_of(tokenizer, f"{said[turn]}{end}")
+        assert step.completion.token_ids == ids_of(tokenizer, f"{replies[turn]}{end}")
     rows = rows_of(plain)
     assert [row.token_ids for row in rows_of(tipped)] == [row.token_ids for row in rows]
     assert len(rows) == (3 if name == "mistral3" and system else 1)

@@ -28,9 +28,9 @@ def test_rows_share_their_common_beginning() -> None:
 def test_trees_hold_every_row_within_the_budget(rows: list[list[int]], data: st.DataObject) -> None:
     starts = [data.draw(st.integers(0, len(row) - 1)) for row in rows]
     budget = data.draw(st.integers(1, 20))
-    found = list(iter_trees(rows, starts, budget))
-    assert sorted(i for indices, _ in found for i in indices) == list(range(len(rows)))
-    for indices, tree in found:
+    trees = list(iter_trees(rows, starts, budget))
+    assert sorted(i for indices, _ in trees for i in indices) == list(range(len(rows)))
+    for indices, tree in trees:
         lengths = [len(rows[i]) - starts[i] for i in indices]
         assert len(indices) == 1 or (
             len(tree.token_ids) <= budget and len(indices) * max(lengths) <= MAX_REPEATS * budget

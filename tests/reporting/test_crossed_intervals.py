@@ -93,10 +93,9 @@ def test_where_all_or_none_is_won_there_is_room_beyond() -> None:
 def test_equal_families_count_as_two_trials_at_most() -> None:
     """Every family won half: they show no spread at all, and the interval is that of 20 trials."""
     families = VarianceComponent(np.array(1e-9), np.array(np.inf))
-    low, high = compute_population_limits(
-        CrossedMoments(np.array(0.5), np.array(1), NO_SEEDS, families, 10), RATE_BOUNDS
-    )
-    assert (low, high) == pytest.approx((0.2993, 0.7007), abs=1e-4)  # 10 of 20 by Wilson's
+    moments = CrossedMoments(np.array(0.5), np.array(1), NO_SEEDS, families, 10)
+    limits = compute_population_limits(moments, RATE_BOUNDS)
+    assert limits == pytest.approx((0.2993, 0.7007), abs=1e-4)  # 10 of 20 by Wilson's
 
 
 @given(st.randoms(use_true_random=False), st.integers(2, 4), st.integers(10, 14))

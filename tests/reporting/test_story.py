@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from trailnotes.storage.files import trajectory_to_json
@@ -22,18 +21,13 @@ def episode(
     steps = [
         Step(
             Observation(f"room {i}. exits north east.", instruction="find the way" if i == 0 else None),
-            tips if i == 0 else (),
-            Completion((1,), (2,), (0.0,), action),
-            (1,),
-            action,
-            0.0,
+            tips if i == 0 else (), Completion((1,), (2,), (0.0,), action), (1,), action, 0.0,
         )
         for i, action in enumerate(actions)
-    ]
+    ]  # fmt: skip
     final = Observation(end, terminated=True, success=won)
-    return trajectory_to_json(
-        Trajectory(Task(task, "waymarks"), tuple(steps), final, "terminated", won, 0.0, mode=mode)
-    )
+    episode = Trajectory(Task(task, "waymarks"), tuple(steps), final, "terminated", won, 0.0, mode=mode)
+    return trajectory_to_json(episode)
 
 
 TRAIN = f"{FAMILY}/train-1"
@@ -49,19 +43,12 @@ def training(*records: tuple[int, Record]) -> Any:
     return lambda: ({"iteration": iteration, **record} for iteration, record in records)
 
 
-def render_story(*, before: Iterable[Record], after: Iterable[Record], records: Iterable[tuple[int, Record]]) -> str:
-    """The story of one run."""
-    panels = ({record["task"]["id"]: record for record in panel} for panel in (before, after))
-    return render_before_and_after([RunEpisodes(*panels, training(*records))])
-
-
 def test_story_follows_the_tip() -> None:
     game = f"{FAMILY}/test-4"
-    text = render_story(
-        before=[episode(game, ["west"], "nook. a dead end.")],
-        after=[episode(game, RULE.split(), "meadow. the way out.", won=True)],
-        records=[(3, FAILS), (3, READS), (7, USES)],
-    )
+    before = {game: episode(game, ["west"], "nook. a dead end.")}
+    after = {game: episode(game, RULE.split(), "meadow. the way out.", won=True)}
+    run = RunEpisodes(before, after, training((3, FAILS), (3, READS), (7, USES)))
+    text = render_before_and_after([run])
     wanted = [
         "BEFORE. The start model meets an unseen game.", game, "find the way", "> west", "a dead end.  (not won)",
         "IN TRAINING, iteration 3.", TRAIN, "> west", f"carved here: {RULE}.  (not won)",

@@ -11,15 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.reporting import terminal
-from trailnotes.reporting.terminal import (
-    PrintableStream,
-    ProgressBar,
-    escape_unprintable,
-    open_console,
-)
+from trailnotes.reporting.terminal import PrintableStream, ProgressBar, escape_unprintable, open_console
 from trailnotes.runs import progress as runs_progress
 from trailnotes.runs.progress import TrainingProgress
 
@@ -134,28 +128,20 @@ def test_closed_terminal_is_ignored() -> None:
             bar.update(2)
 
 
-def lines_of(config: Config, lines: list[dict[str, object]], fake_time: Clock) -> list[str]:
-    stream = io.StringIO()
-    with TrainingProgress(config, Path("runs/a"), stream=stream) as progress:
-        for line in lines:
-            fake_time.now += 20
-            progress.update_metrics(line)
-        progress.note("done")
-    return stream.getvalue().splitlines()
-
-
 def test_training_line(fake_time: Clock) -> None:
-    line = {
-        "rollout/return": 0.125,
-        "rollout/success": 0.5,
-        "rollout/return/plain": 0.1,
-        "rollout/return/off_policy": 1,
-    }
+    line = {"return": 0.125, "success": 0.5, "return/plain": 0.1, "return/off_policy": 1}
+    line = {f"rollout/{name}": value for name, value in line.items()}
     lines = [
         {"iteration": 0, "env_steps": 300, "tokens_generated": 1000, **line},
         {"iteration": 1, "env_steps": 600, "tokens_generated": 4000, **line},
     ]
-    assert lines_of(load_config(None, ["--train.iterations", "4", "--algorithm.name", "grpo"]), lines, fake_time) == [
+    stream, config = io.StringIO(), load_config(None, ["--train.iterations", "4", "--algorithm.name", "grpo"])
+    with TrainingProgress(config, Path("runs/a"), stream=stream) as progress:
+        for each in lines:
+            fake_time.now += 20
+            progress.update_metrics(each)
+        progress.note("done")
+    assert stream.getvalue().splitlines() == [
         "grpo a  iteration 1/4  return 0.125  success 0.5  mode plain+off_policy",
         "grpo a  iteration 2/4  return 0.125  success 0.5  steps/s 15  tokens/s 150  mode plain+off_policy  0:40 left",
         "done",

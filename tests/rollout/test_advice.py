@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailnotes.rollout.advice import (
-    Example,
-    Situation,
-    ValuedAction,
-    build_advice_messages,
-    parse_advice,
-)
+from trailnotes.rollout.advice import Example, Situation, ValuedAction, build_advice_messages, parse_advice
 from trailnotes.rollout.conversation import MAX_ACTION_CHARS
 
 PRESENT = Situation("find the cup", "a kitchen .", ("go east",), "open box , take cup")
@@ -59,26 +53,18 @@ def test_examples_are_quoted_and_cannot_pass_for_the_present() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "values"),
     [
-        ("take cup -> 1.0", [ValuedAction("take cup", 1.0)]),
-        ("take cup -> 0.5 it is what was asked", [ValuedAction("take cup", 0.5)]),
-        ("Encouraged: take cup -> 1\nwait -> -0.5", [ValuedAction("take cup", 1.0), ValuedAction("wait", -0.5)]),
-        ("do : take cup -> 1 . 0", [ValuedAction("take cup", 1.0)]),
-        ('- "take  cup" -> +1', [ValuedAction("take cup", 1.0)]),
-        ("Action: take cup -> 1", [ValuedAction("take cup", 1.0)]),
-        ("take cup -> 1\nDiscouraged:\nwait -> 9", [ValuedAction("take cup", 1.0)]),
-        ("take cup -> 1\nnot :\nwait -> 9", [ValuedAction("take cup", 1.0)]),
-        ("take\x00cup -> 1", [ValuedAction("takecup", 1.0)]),
-        ("take cup", []),
-        ("-> 1.0", []),
-        ("take cup -> high", []),
-        ("", []),
-        (f"{'x' * (MAX_ACTION_CHARS + 1)} -> 1", []),
+        ("take cup -> 1.0", {"take cup": 1.0}), ("take cup -> 0.5 it is what was asked", {"take cup": 0.5}),
+        ("Encouraged: take cup -> 1\nwait -> -0.5", {"take cup": 1.0, "wait": -0.5}),
+        ("do : take cup -> 1 . 0", {"take cup": 1.0}), ('- "take  cup" -> +1', {"take cup": 1.0}),
+        ("Action: take cup -> 1", {"take cup": 1.0}), ("take cup -> 1\nDiscouraged:\nwait -> 9", {"take cup": 1.0}),
+        ("take cup -> 1\nnot :\nwait -> 9", {"take cup": 1.0}), ("take\x00cup -> 1", {"takecup": 1.0}),
+        *((text, {}) for text in ("take cup", "-> 1.0", "cup -> high", "", "x" * (MAX_ACTION_CHARS + 1) + " -> 1")),
     ],
-)
-def test_answers_are_read(text, expected) -> None:
-    assert parse_advice(text) == expected
+)  # fmt: skip
+def test_answers_are_read(text: str, values: dict[str, float]) -> None:
+    assert parse_advice(text) == [ValuedAction(*each) for each in values.items()]
 
 
 @settings(max_examples=30)

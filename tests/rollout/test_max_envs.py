@@ -75,10 +75,7 @@ def test_a_policy_that_fails_ends_those_that_wait_too(limit: int) -> None:
 
 
 def echoes(**env: Any) -> Config:
-    return small_config(
-        env={"name": "echo_env:Echo", "options": {}, **env},
-        rollout={"max_steps": 4, "num_tasks": 3},
-    )
+    return small_config(env={"name": "echo_env:Echo", "options": {}, **env}, rollout={"max_steps": 4, "num_tasks": 3})
 
 
 def play_echoes(policy: Policy, pool: EnvPool, config: Config) -> list[TrajectoryGroup]:

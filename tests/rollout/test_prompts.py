@@ -87,20 +87,14 @@ class Script:
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=60).filter(lambda text: TIP_WORD not in text)
 TIPS = st.tuples(TEXTS, st.sampled_from([0.0, 0.5, 1.0])).map(lambda x: tip(f"{TIP_WORD} {x[0]}", x[1], action="go"))
 PARTS = ("action_formats", "inventory", "focus")
+EXAMPLES = st.fixed_dictionaries(
+    {"instruction": TEXTS, "turns": st.lists(st.tuples(TEXTS, TEXTS).map(list), max_size=3)}
+)
 BRIEFINGS = st.fixed_dictionaries(
     {},
-    optional={
-        "action_formats": st.lists(TEXTS, max_size=3),
-        "inventory": TEXTS,
-        "focus": TEXTS,
-        "examples": st.lists(
-            st.fixed_dictionaries(
-                {"instruction": TEXTS, "turns": st.lists(st.tuples(TEXTS, TEXTS).map(list), max_size=3)}
-            ),
-            max_size=2,
-        ),
-    },
-)
+    optional={"action_formats": st.lists(TEXTS, max_size=3), "inventory": TEXTS, "focus": TEXTS,
+              "examples": st.lists(EXAMPLES, max_size=2)},
+)  # fmt: skip
 TURNS = st.builds(
     Turn,
     st.builds(
@@ -122,10 +116,7 @@ SCRIPTS = st.builds(
         num_examples=st.integers(0, 3),
     ),
     st.builds(
-        MemoryConfig,
-        repeat_shown=st.booleans(),
-        show_score=st.booleans(),
-        max_tip_tokens=st.sampled_from([16, 64]),
+        MemoryConfig, repeat_shown=st.booleans(), show_score=st.booleans(), max_tip_tokens=st.sampled_from([16, 64])
     ),
     TEXTS,
     st.lists(TURNS, min_size=1, max_size=4).map(tuple),
@@ -229,7 +220,7 @@ def first_turn(style: str, observation: Observation = BRIEFED, **rollout: object
     return live.plain[-1].content
 
 
-def test_full_style_opens_with_the_facts_of_the_briefing() -> None:
+def test_full_style_opens_with_the_facts_and_quoted_examples_of_the_briefing() -> None:
     assert first_turn("full") == (
         "Task: Find the coin.\n\n"
         "What actions look like: go DIRECTION; take OBJ\n"
@@ -238,9 +229,6 @@ def test_full_style_opens_with_the_facts_of_the_briefing() -> None:
         "failure. To be focused on, in this order: the coin; the purse\n\n"
         "Observation: A hall."
     )
-
-
-def test_full_style_frames_and_quotes_examples() -> None:
     assert first_turn("full", briefing=(), num_examples=5) == (
         "Task: Find the coin.\n\n"
         "Worked example 1, quoted from another episode; nothing in it has happened here, and objects may differ:\n"
@@ -420,22 +408,15 @@ def test_parsing_never_raises_and_gives_one_clean_line(text: str, action_format:
 # --- queries, keys and reflection
 
 
-def trajectory(tips: tuple[Tip, ...] = (), **changes: object) -> Trajectory:
+def trajectory(tips: tuple[Tip, ...] = ()) -> Trajectory:
     def step(text: str, action: str, instruction: str | None = None) -> Step:
         shown = tips if instruction else ()
         return Step(Observation(text, instruction=instruction), shown, Completion((1,), (5, 6), (0.0, 0.0), action),
                     (1,), action, 0.0)  # fmt: skip
 
-    fields: dict[str, object] = {
-        "task": Task("t", "fake"),
-        "steps": (step("hall", "east", "find it"), step("yard", "north")),
-        "final_observation": Observation("nook", terminated=True, score=0.5),
-        "outcome": "terminated",
-        "success": False,
-        "score": 0.5,
-        "mode": "on_policy_tips" if tips else "plain",
-    }
-    return Trajectory(**{**fields, **changes})
+    steps = step("hall", "east", "find it"), step("yard", "north")
+    end, mode = Observation("nook", terminated=True, score=0.5), "on_policy_tips" if tips else "plain"
+    return Trajectory(Task("t", "fake"), steps, end, "terminated", False, 0.5, mode=mode)
 
 
 def test_queries_include_a_turn_that_is_still_to_come() -> None:
@@ -463,12 +444,9 @@ def test_reflection_is_the_tip_free_episode_its_outcome_and_a_request() -> None:
     rollout, memory = RolloutConfig(style="terse"), MemoryConfig()
     plain = build_reflection_messages(trajectory(), rollout, memory, count_words)
     assert plain == [
-        Message("user", "find it\nhall"),
-        Message("assistant", "east", (5, 6)),
-        Message("user", "yard"),
-        Message("assistant", "north", (5, 6)),
-        Message("user", "nook\nscore 0.5 / 1 . note ?"),
-    ]
+        Message("user", "find it\nhall"), Message("assistant", "east", (5, 6)), Message("user", "yard"),
+        Message("assistant", "north", (5, 6)), Message("user", "nook\nscore 0.5 / 1 . note ?"),
+    ]  # fmt: skip
     assert build_reflection_messages(trajectory((tip("secret"),)), rollout, memory, count_words) == plain
 
 

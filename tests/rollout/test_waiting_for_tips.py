@@ -9,7 +9,6 @@ import time
 import numpy as np
 
 from small import small_config
-from trailnotes.config.schema import Config
 from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.memory.retrieval import CachedEmbedder, Embedder, HashingEmbedder
 from trailnotes.memory.schema import EmbedderIdentity
@@ -42,18 +41,14 @@ class Recording(HashingEmbedder):
         return super().embed(texts)
 
 
-def config_of() -> Config:
+def played(embedder: Embedder) -> list[TrajectoryGroup]:
     memory = {"threshold": 0.2, "top_k": 2, "order": ("similarity", "score")}
-    return small_config(env={"name": "echo_env:Echo", "options": {}}, memory=memory, rollout={"max_steps": 3})
-
-
-def played(embedder: Embedder, config: Config) -> list[TrajectoryGroup]:
+    config = small_config(env={"name": "echo_env:Echo", "options": {}}, memory=memory, rollout={"max_steps": 3})
     words = ("red", "green", "blue", "yellow")
     tips = [
         Tip(task.id, f"{word} {index}", f"{task.id} {word} is the observation", index % 3)
-        for task in TASKS
-        for index, word in enumerate(words)
-    ]
+        for task in TASKS for index, word in enumerate(words)
+    ]  # fmt: skip
     policy = ScriptedPolicy(lambda messages: words[len(messages[-1].content) % 4])
 
     async def play(memory: TipMemory) -> list[TrajectoryGroup]:
@@ -78,12 +73,12 @@ def turns(groups: list[TrajectoryGroup]) -> list[list[tuple[str, tuple[str, ...]
 def test_all_that_wait_are_embedded_in_one_call_in_one_thread_of_its_own() -> None:
     recording = Recording()
     recording.cached = CachedEmbedder(recording, in_thread=True)
-    together = played(recording.cached, config_of())
+    together = played(recording.cached)
     assert len(recording.batches[0]) == 1
     assert len(recording.batches[1]) in (len(TASKS) - 1, len(TASKS))  # the first may be back before the call begins
     assert len(recording.threads) == 1
     assert threading.get_ident() not in recording.threads
     alone = Recording()
-    assert turns(together) == turns(played(alone, config_of())), "whatever was embedded beside it"
+    assert turns(together) == turns(played(alone)), "whatever was embedded beside it"
     assert len({shown for episode in turns(together) for _, shown in episode}) > len(TASKS)
     assert {len(batch) for batch in alone.batches} == {1}

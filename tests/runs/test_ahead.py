@@ -26,6 +26,7 @@ from trailnotes.types import Completion, Observation, Sample, Step, Task, Trajec
 
 TASK = Task("task", "numbers")
 LORA = {"lora": {"enabled": True, "rank": 4}}
+AHEAD = {"max_async_iterations": 1, "num_tasks": 5}
 
 
 # -- the arithmetic
@@ -46,10 +47,8 @@ class Now:
 def with_a_tip() -> TrajectoryGroup:
     """One step: the prompt 1 2 3 with a tip (2), 1 3 without; two tokens, sampled with probability 1/2 and 1/4."""
     completion = Completion((1, 2, 3), (7, 8), (math.log(0.5), math.log(0.25)), "go")
-    step = Step(Observation("here"), (), completion, (1, 3), "go", 0.0)
-    return TrajectoryGroup(
-        TASK, (Trajectory(TASK, (step,), Observation("end"), "terminated", True, 1.0, mode="off_policy"),)
-    )
+    step, end = Step(Observation("here"), (), completion, (1, 3), "go", 0.0), Observation("end")
+    return TrajectoryGroup(TASK, (Trajectory(TASK, (step,), end, "terminated", True, 1.0, mode="off_policy"),))
 
 
 def test_stale_tokens_are_weighted_by_hand() -> None:
@@ -81,9 +80,8 @@ def test_stale_tokens_are_weighted_by_hand() -> None:
 )
 def test_mismatch_bound_by_token_or_episode(correction: Correction, weights: Sequence[float]) -> None:
     group, learner = with_a_tip(), Now(math.log(0.6), math.log(0.75))
-    (weighed,), _ = correct_samples(
-        build_samples([group], [[1.0]]), [group], learner, rows="auto", correction=correction
-    )
+    rows = build_samples([group], [[1.0]])
+    (weighed,), _ = correct_samples(rows, [group], learner, rows="auto", correction=correction)
     assert weighed.advantages[-2:] == pytest.approx(weights)
 
 
@@ -91,10 +89,8 @@ def test_rows_of_steps_take_their_own_tokens() -> None:
     completion = Completion((1, 2), (3,), (math.log(0.5),), "go")
     steps = tuple(Step(Observation("here"), (), replace(completion, token_ids=(t,)), (1, 2), "go", 0.0) for t in (3, 4))
     group = TrajectoryGroup(TASK, (Trajectory(TASK, steps, Observation("end"), "terminated", True, 1.0),))
-    rows = build_samples([group], [[1.0]], rows="step")
-    weighed, _ = correct_samples(
-        rows, [group], Now(math.log(0.25), math.log(0.75)), rows="step", correction=Correction(2.0)
-    )
+    rows, learner = build_samples([group], [[1.0]], rows="step"), Now(math.log(0.25), math.log(0.75))
+    weighed, _ = correct_samples(rows, [group], learner, rows="step", correction=Correction(2.0))
     assert [row.advantages[-1] for row in weighed] == pytest.approx([0.5, 1.5])
 
 
@@ -105,12 +101,8 @@ def test_rows_of_steps_take_their_own_tokens() -> None:
     "method", ["empo2", *(pytest.param(name, marks=pytest.mark.long) for name in ("lamer", "opsd"))]
 )
 def test_overlapped_iterations_are_one_version_stale(start_model: Path, tmp_path: Path, method: str) -> None:
-    settings = {
-        "algorithm": {"name": method},
-        "rollout": {"max_async_iterations": 1, "num_tasks": 5},
-        "train": {"iterations": 4},
-    }
-    run = train_in_process(tiny_config(start_model, **settings), tmp_path)
+    settings = {"algorithm": {"name": method}, "train": {"iterations": 4}}
+    run = train_in_process(tiny_config(start_model, rollout=AHEAD, **settings), tmp_path)
     lines = metrics(tmp_path)
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
     assert [line["stale/versions"] for line in lines] == [0.0, 1.0, 1.0, 1.0]
@@ -122,7 +114,7 @@ def test_overlapped_iterations_are_one_version_stale(start_model: Path, tmp_path
 @pytest.mark.long
 def test_ahead_by_one_repeats_bit_for_bit(start_model: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        train(tiny_config(start_model, rollout={"max_async_iterations": 1, "num_tasks": 5}), tmp_path / name)
+        train(tiny_config(start_model, rollout=AHEAD), tmp_path / name)
     assert differences(tmp_path / "a", tmp_path / "b") == SAME
     train(tiny_config(start_model), tmp_path / "c")
     assert not equal_weights(tmp_path / "a", tmp_path / "c"), "older weights played"
@@ -133,11 +125,8 @@ def test_ahead_by_one_repeats_bit_for_bit(start_model: Path, tmp_path: Path) -> 
 def test_separate_policy_weights_equal_shared_ones(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
 ) -> None:
-    config = tiny_config(start_model, model=model | {"path": str(start_model)})
-    train(config, tmp_path / "shared")
-    ahead = tiny_config(
-        start_model, model=model | {"path": str(start_model)}, rollout={"max_async_iterations": 1, "num_tasks": 5}
-    )
+    model = model | {"path": str(start_model)}
+    train(tiny_config(start_model, model=model), tmp_path / "shared")
 
     async def one_by_one(method: Any, run: Any, _ahead: int) -> None:
         while not run.is_finished:
@@ -146,15 +135,14 @@ def test_separate_policy_weights_equal_shared_ones(
             await method(iteration)
 
     monkeypatch.setattr("trailnotes.runs.train.run_overlapped", one_by_one)
-    train(ahead, tmp_path / "own")
+    train(tiny_config(start_model, model=model, rollout=AHEAD), tmp_path / "own")
     result = differences(tmp_path / "shared", tmp_path / "own")
     assert result == SAME | {"metrics": True, "tips": True}, "but for staleness, and readers, counted in turn alone"
 
 
 def test_a_run_that_was_ahead_resumes(start_model: Path, tmp_path: Path) -> None:
-    settings = {"rollout": {"max_async_iterations": 1, "num_tasks": 5}}
-    train(tiny_config(start_model, train={"iterations": 2, "save_every": 1}, **settings), tmp_path)
-    longer = tiny_config(start_model, train={"iterations": 4, "save_every": 1}, **settings)
+    train(tiny_config(start_model, train={"iterations": 2, "save_every": 1}, rollout=AHEAD), tmp_path)
+    longer = tiny_config(start_model, train={"iterations": 4, "save_every": 1}, rollout=AHEAD)
     train(longer, tmp_path, allow_change=["train.iterations"])
     lines = metrics(tmp_path)
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
@@ -168,8 +156,8 @@ def test_readers_of_an_iteration_that_is_played_again_count_once(
     """A checkpoint may hold the counts of an iteration that was ahead: then it has its name, too."""
     names: list[str] = []
     monkeypatch.setattr(TipMemory, "report", lambda _self, _episodes, once: names.append(once))
-    ahead, memory = {"max_async_iterations": 1, "num_tasks": 5}, {"order": ["ucb"]}
-    train_in_process(tiny_config(start_model, rollout=ahead, memory=memory, train={"iterations": 2}), tmp_path)
+    memory, iterations = {"order": ["ucb"]}, {"iterations": 2}
+    train_in_process(tiny_config(start_model, rollout=AHEAD, memory=memory, train=iterations), tmp_path)
     assert names == ["0/rollout", "1/rollout"]
 
 
@@ -194,9 +182,7 @@ def test_dropped_iteration_leaves_nothing_in_the_checkpoint(
 
 
 def test_a_failure_while_ahead_ends_the_run(start_model: Path, tmp_path: Path) -> None:
-    config = tiny_config(
-        start_model, env={"name": "tinyrun:Broken"}, rollout={"max_async_iterations": 2, "num_tasks": 5}
-    )
+    config = tiny_config(start_model, env={"name": "tinyrun:Broken"}, rollout=AHEAD | {"max_async_iterations": 2})
     with pytest.raises(RunError, match="no episode of iteration 0 could be played; the first one: broken"):
         train(config, tmp_path)
 
@@ -230,13 +216,12 @@ def test_method_must_end_its_iteration(start_model: Path, tmp_path: Path, method
 
 @pytest.mark.usefixtures("methods_as_before")
 def test_an_iteration_holds_no_earlier_one(start_model: Path, tmp_path: Path) -> None:
-    held: list[Any] = []
+    earlier: list[Any] = []
 
     async def watched(iteration: Any) -> None:
         await grpo(iteration)
-        held.append(iteration.before)
+        earlier.append(iteration.before)
 
     register(Method("watched", "watched", watched, trains=True))
-    algorithm, ahead = {"name": "watched"}, {"max_async_iterations": 1, "num_tasks": 5}
-    train(tiny_config(start_model, algorithm=algorithm, rollout=ahead, train={"iterations": 3}), tmp_path)
-    assert held == [None] * 3
+    train(tiny_config(start_model, algorithm={"name": "watched"}, rollout=AHEAD), tmp_path)
+    assert earlier == [None] * 3

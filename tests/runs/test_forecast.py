@@ -45,12 +45,8 @@ def test_a_limit_of_iterations_is_met_exactly(number: int) -> None:
 def small_run(path: Path, steps: int = 1) -> Path:
     """What the small copy of a run leaves: a model of 100 bytes, a learner of 112, and episodes of 7."""
     saved = path / "checkpoints" / "step-000001"
-    for name, size in {
-        "model/weights": 90,
-        "meta.json": 10,
-        "learner.safetensors": 40,
-        "learner.dcp/rank-0": 60,
-    }.items():
+    sizes = {"model/weights": 90, "meta.json": 10, "learner.safetensors": 40, "learner.dcp/rank-0": 60}
+    for name, size in sizes.items():
         (saved / name).parent.mkdir(parents=True, exist_ok=True)
         (saved / name).write_bytes(b"x" * size)
     (saved / "learner.json").write_text(f'{{"steps": {steps}}}')

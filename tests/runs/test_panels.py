@@ -21,9 +21,9 @@ from trailnotes.types import Completion, Observation, Step, Task, Trajectory
 
 
 def episode(task: str, success: bool, value: float = 0.0) -> Trajectory:
-    return Trajectory(
-        Task(task, "waymarks"), (), Observation("end", reward=value), "terminated", success, float(success)
-    )
+    """An episode of one step, whose return is `value`."""
+    step = Step(Observation("room"), (), Completion((), (), (), "wait"), (), "wait", value)
+    return Trajectory(Task(task, "waymarks"), (step,), Observation("end"), "terminated", success, float(success))
 
 
 def test_interval_on_the_panel_with_few_families() -> None:
@@ -45,12 +45,7 @@ def test_with_families_enough_they_are_the_sample() -> None:
 
 def test_returns_have_students_interval_or_none() -> None:
     config = small_config(eval={"metric": "return"})
-    episodes = []
-    for i, value in enumerate((0.0, 2.0, 4.0)):
-        step = Step(Observation("room"), (), Completion((), (), (), "wait"), (), "wait", value)
-        episodes.append(
-            Trajectory(Task(f"w/a/{i}", "waymarks"), (step,), Observation("end"), "terminated", False, value)
-        )
+    episodes = [episode(f"w/a/{i}", False, value) for i, value in enumerate((0.0, 2.0, 4.0))]
     mean, interval, name = estimate_interval(episodes, config)
     assert "Student's t, 95%" in name
     assert (mean, interval.high) == pytest.approx((2.0, 2 + 4.303 * 2 / 3**0.5), abs=1e-3)

@@ -21,19 +21,10 @@ from trailnotes.errors import RunError
 from trailnotes.policies.vllm import server
 from trailnotes.runs.train import train
 
-PROGRAM = Path(__file__).parents[1] / "causal.py"
+pytestmark = pytest.mark.usefixtures("faults")
+
 ENGINE = {"name": "vllm", "python": sys.executable}
 LORA = {"lora": {"enabled": True, "rank": 4}}
-
-
-@pytest.fixture(autouse=True)
-def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for faults of the engines, which are not vLLM's."""
-    path = tmp_path / "faults"
-    path.mkdir()
-    monkeypatch.setenv("FAKE_ENGINE", str(path))
-    monkeypatch.setattr(server, "PROGRAM", PROGRAM)
-    return path
 
 
 def settings_of(start: Path, model: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +124,7 @@ def test_killed_run_ends_its_engine_and_resumes(start_model: Path, tmp_path: Pat
     config = tiny_config(start_model, **settings_of(start_model, LORA), engine=ENGINE)
     train(config, tmp_path / "one")
     (tmp_path / "config.toml").write_text(to_toml(config))
-    command = [sys.executable, "-c", CHILD, str(PROGRAM), str(tmp_path / "config.toml"), str(tmp_path / "two")]
+    command = [sys.executable, "-c", CHILD, str(server.PROGRAM), str(tmp_path / "config.toml"), str(tmp_path / "two")]
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # the environment is of tinyrun
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as run:

@@ -176,11 +176,8 @@ def extracted(
         for score, (action, reward) in zip(scores, played, strict=False)
     )
     trajectory = Trajectory(Task("t", "rooms"), steps, Observation("end"), "terminated", success=False, score=-0.25)
-    config = small_config(
-        rollout={"style": style},
-        memory={"max_tip_tokens": max_tip_tokens, "entries": entries},
-        algorithm={"author": "extract"},
-    )
+    memory = {"max_tip_tokens": max_tip_tokens, "entries": entries}
+    config = small_config(rollout={"style": style}, memory=memory, algorithm={"author": "extract"})
 
     def never(_: Any) -> str:
         raise AssertionError("no model is asked")

@@ -139,18 +139,17 @@ def test_pruning_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     assert checkpoint.prune(tmp_path, keep_last=2) == []
 
 
-def with_state(path: Path) -> None:
-    writer()(path)
-    (path / "state.json").write_text("{}")
-    (path / "parts").mkdir()
-    (path / "parts" / "0").write_text("0")
-
-
 STATE = ("state.json", "state.bin", "parts")
 
 
 def test_a_stripped_checkpoint_is_whole_without_its_parts(tmp_path: Path) -> None:
-    path, other = (checkpoint.save(tmp_path, step, with_state, {"step": step}) for step in (1, 2))
+    def write(path: Path) -> None:
+        writer()(path)
+        (path / "state.json").write_text("{}")
+        (path / "parts").mkdir()
+        (path / "parts" / "0").write_text("0")
+
+    path, other = (checkpoint.save(tmp_path, step, write, {"step": step}) for step in (1, 2))
     assert checkpoint.strip(path, STATE)
     assert not [name for name in STATE if (path / name).exists()]
     assert checkpoint.verify(path) == []

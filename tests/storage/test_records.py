@@ -19,12 +19,8 @@ def episode() -> Trajectory:
             Step(second, (), Completion((1, 2, 3, 4, 5, 6), (7,), (-1 / 3,), "", "length"), (1, 2, 4, 5), "", 1.0),
         ),
         final_observation=Observation("the note says: left", reward=1.0, terminated=True, success=True, score=1.0),
-        outcome="terminated",
-        success=True,
-        score=1.0,
-        mode="off_policy",
-        member=5,
-    )
+        outcome="terminated", success=True, score=1.0, mode="off_policy", member=5,
+    )  # fmt: skip
 
 
 def test_a_record_has_both_rewards_apart_and_counts_for_prompts() -> None:
@@ -38,7 +34,7 @@ def test_a_record_has_both_rewards_apart_and_counts_for_prompts() -> None:
 
 def test_an_episode_comes_back_but_for_keys_and_prompts_of_which_the_length_is_left() -> None:
     original = episode()
-    found = trajectory_from_json(json.loads(encode_line(trajectory_to_json(original))))
+    read = trajectory_from_json(json.loads(encode_line(trajectory_to_json(original))))
     steps = [
         replace(
             step,
@@ -49,5 +45,5 @@ def test_an_episode_comes_back_but_for_keys_and_prompts_of_which_the_length_is_l
         )
         for step, usage, plain in zip(original.steps, [(3, 2), (6, 1)], [2, 4], strict=True)  # tokens read and sampled
     ]
-    assert found == replace(original, steps=tuple(steps))
-    assert encode_line(trajectory_to_json(found)) == encode_line(trajectory_to_json(original)), "and as the same bytes"
+    assert read == replace(original, steps=tuple(steps))
+    assert encode_line(trajectory_to_json(read)) == encode_line(trajectory_to_json(original)), "and as the same bytes"

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from small import small_config
+from small import merge_sections, small_config
 from tinker_servers import RANK, StandIn, close_service, score_here
 from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError
@@ -50,7 +50,7 @@ def make_config(server: StandIn, **sections: dict[str, Any]) -> Config:
         "optim": {"lr": 1e-2, "grad_clip": 0.0},
         "learner": {"name": "tinker", "url": server.url, "timeout": 60.0},
     }
-    return small_config(**{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
+    return small_config(**merge_sections(own, sections))
 
 
 @pytest.fixture
@@ -106,9 +106,8 @@ def test_completions_are_cut_where_the_engines_here_end_them(own: StandIn, opene
         (whole,) = ask(policy, Sampling(max_tokens=16, seed=seed))
         assert (whole.finish_reason, len(whole.token_ids)) == ("length", 16)
         stop = whole.text[len(whole.text) // 2 :].strip()[:2]
-        stopped, short = ask(
-            policy, Sampling(max_tokens=16, seed=seed, stop=(stop,)), Sampling(max_tokens=5, seed=seed)
-        )
+        samplings = Sampling(max_tokens=16, seed=seed, stop=(stop,)), Sampling(max_tokens=5, seed=seed)
+        stopped, short = ask(policy, *samplings)
         texts = [policy.format.decode(whole.token_ids[:size]) for size in range(17)]
         size = next(size for size in range(17) if stop in texts[size])
         assert stopped.token_ids == whole.token_ids[:size]
@@ -116,10 +115,8 @@ def test_completions_are_cut_where_the_engines_here_end_them(own: StandIn, opene
         assert stopped.text == whole.text.partition(stop)[0]
         assert stopped.finish_reason == "stop"
         assert (short.token_ids, short.finish_reason) == (whole.token_ids[:5], "length")
-        rows = [anchor_sample(whole, "tip", 0.0)]
-        assert whole.logprobs == pytest.approx(
-            [v for v in score_here(make_config(own), own.model, rows) if v], abs=CLOSE
-        )
+        expected = score_here(make_config(own), own.model, [anchor_sample(whole, "tip", 0.0)])
+        assert whole.logprobs == pytest.approx([value for value in expected if value], abs=CLOSE)
 
 
 def test_a_token_that_ends_the_turn_ends_the_completion(own: StandIn, opened: Opened) -> None:
@@ -137,29 +134,25 @@ def test_load_refuses_other_weights_than_the_learner_has(own: StandIn, opened: O
     learner = TinkerLearner(make_config(own), policy.server)
     rows = [anchor_sample(probe, "tip", 0.0) for probe in policy.probes]
 
-    def score() -> list[list[float]]:
+    def score_rows() -> list[list[float]]:
         pairs = zip(learner.logprobs(rows), rows, strict=True)
-        return [[v for v, trained in zip(found, row.loss_mask, strict=True) if trained] for found, row in pairs]
+        return [[v for v, trained in zip(values, row.loss_mask, strict=True) if trained] for values, row in pairs]
 
-    first = score()
+    first = score_rows()
     assert asyncio.run(policy.load(learner.weights(), 0, first)) < CLOSE
     learner.update([anchor_sample(probe, "tip", 0.0, advantage=1.0) for probe in policy.probes])
-    trained = score()
+    trained = score_rows()
     weights = learner.weights()
     with pytest.raises(PolicyError, match="samples from other weights than it trains"):
         asyncio.run(policy.load(weights, 1, first))
     assert asyncio.run(policy.load(weights, 1, trained)) < CLOSE
     assert policy.version == 1
-    assert asyncio.run(policy.score(ASK, ["go north", "take key"])) == pytest.approx(
-        [score_reply(policy, learner, text) for text in ("go north", "take key")], abs=CLOSE
-    )
+    prompt, texts = policy.format.encode(ASK), ["go north", "take key"]
+    for text, score in zip(texts, asyncio.run(policy.score(ASK, texts)), strict=True):
+        reply = policy.format.encode_reply(ASK, text)
+        row = anchor_sample(Completion(prompt, reply, (0.0,) * len(reply), text, "stop"), "tip", 0.0)
+        assert score == pytest.approx(sum(learner.logprobs([row])[0]) / len(reply), abs=CLOSE)
     learner.close()
-
-
-def score_reply(policy: TinkerPolicy, learner: TinkerLearner, text: str) -> float:
-    prompt, reply = policy.format.encode(ASK), policy.format.encode_reply(ASK, text)
-    row = anchor_sample(Completion(prompt, reply, (0.0,) * len(reply), text, "stop"), "tip", 0.0)
-    return sum(learner.logprobs([row])[0]) / len(reply)
 
 
 def test_repeated_requests_of_an_episode_are_kept_apart(own: StandIn, opened: Opened, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from children import wait_for
-from small import small_config
+from small import merge_sections, small_config
 from tinker_servers import KEY, RANK, REAL, Server, SkyRL, StandIn, close_service, score_here
 from tinyrun import command, episodes, metrics
 from trailnotes.commands import main
@@ -57,7 +57,7 @@ def write_config(server: Server, path: Path, **sections: dict[str, Any]) -> list
         "learner": {"name": "tinker", "url": server.url, "timeout": 60.0},
         "train": {"iterations": 3, "max_env_steps": 0},
     }
-    config = small_config(**{name: own.get(name, {}) | sections.get(name, {}) for name in own | sections})
+    config = small_config(**merge_sections(own, sections))
     path.mkdir(parents=True, exist_ok=True)
     (path / "run.toml").write_text(to_toml(config))
     return ["train", str(path / "run.toml"), "--run-dir", str(path / "run")]

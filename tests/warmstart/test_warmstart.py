@@ -22,12 +22,7 @@ from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.storage.files import task_to_json
 from trailnotes.warmstart import training as module
-from trailnotes.warmstart.training import (
-    collate,
-    compute_learning_rate,
-    iter_batches,
-    warmstart,
-)
+from trailnotes.warmstart.training import collate, compute_learning_rate, iter_batches, warmstart
 
 
 @pytest.fixture(autouse=True)
@@ -58,12 +53,9 @@ def test_a_few_steps_lower_the_loss_and_the_directory_acts(tmp_path: Path) -> No
 
 
 def sft_config(start: Path, path: Path, **changes: Any) -> Any:
-    path.write_text(
-        "\n".join(
-            json.dumps({"messages": [{"role": "user", "content": u}, {"role": "assistant", "content": a}]})
-            for u, a in [("exits north", "north"), ("exits east", "east")]
-        )
-    )
+    texts = [("exits north", "north"), ("exits east", "east")]
+    turns = [[{"role": "user", "content": u}, {"role": "assistant", "content": a}] for u, a in texts]
+    path.write_text("\n".join(json.dumps({"messages": messages}) for messages in turns))
     model = {"path": str(start), "device": "cpu"}
     return small_config(model=model, warmstart={"demonstrations": str(path), "steps": 20, **changes})
 
@@ -175,10 +167,10 @@ def test_resume_after_kill(given: bool, start_model: Path, tmp_path: Path) -> No
         warmstart(config, tmp_path / "parts", progress=at_step(5, die))
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["unfinished"]
     seen: list[dict[str, float]] = []
-    said: list[str] = []
-    parts = warmstart(config, tmp_path / "parts", progress=seen.append, note=said.append)
+    notes: list[str] = []
+    parts = warmstart(config, tmp_path / "parts", progress=seen.append, note=notes.append)
     assert [state["step"] for state in seen] == [4, 5, 6, 7, 8]
-    assert said[0].startswith("resuming after step 3")
+    assert notes[0].startswith("resuming after step 3")
     names = {path.name for path in whole.iterdir()}
     assert {path.name for path in parts.iterdir()} == names
     assert {n for n in names if (whole / n).read_bytes() != (parts / n).read_bytes()} == set()
@@ -197,6 +189,5 @@ def test_a_signal_saves_after_the_step(tmp_path: Path) -> None:
 
 def test_learning_rate_by_hand() -> None:
     # 100 steps: two of warm-up, then a cosine over the other 98, half-way 0.1 + 0.9 / 2, at the end a tenth
-    assert [compute_learning_rate(step, 100, 1.0) for step in (0, 1, 2, 51, 100)] == pytest.approx(
-        [0.5, 1.0, 1.0, 0.55, 0.1]
-    )
+    rates = [compute_learning_rate(step, 100, 1.0) for step in (0, 1, 2, 51, 100)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1])

@@ -24,13 +24,7 @@ def test_retry_after_may_be_a_date() -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [
-        ("7", 7.0),
-        ("0.5", 0.5),
-        ("-3", 0.0),
-        ("soon", None),
-        ("Thu, 01 Jan 1970 00:01:40 GMT", 0.0),
-    ],
+    [("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("soon", None), ("Thu, 01 Jan 1970 00:01:40 GMT", 0.0)],
 )
 def test_retry_after_is_read_as_seconds(value: str, seconds: float | None) -> None:
     assert parse_retry_after({"retry-after": value}) == seconds

@@ -50,8 +50,8 @@ def play(env: Env, task: Task, actions: list[str] | tuple[str, ...]) -> list[Obs
 
 def test_splits_have_their_sizes_and_share_no_game() -> None:
     tasks = {split: wm.make_tasks(split, ALL_FAMILIES) for split in SPLITS}
-    assert {split: len(found) for split, found in tasks.items()} == {"train": 240, "validation": 240, "test": 960}
-    everything = [task for found in tasks.values() for task in found]
+    assert {split: len(listed) for split, listed in tasks.items()} == {"train": 240, "validation": 240, "test": 960}
+    everything = [task for listed in tasks.values() for task in listed]
     assert len({task.id for task in everything}) == len({task.seed for task in everything}) == 1440
     specs = [wm.parse_spec(task) for task in everything]
     assert len({(s.kind, s.family, s.rooms, s.furniture, s.listing) for s in specs}) == 1440
@@ -202,8 +202,7 @@ def test_chances_of_a_random_explorer(task: Task) -> None:
 def test_gold_wins_and_the_archive_tells_and_loses_in_every_simulated_game(split: str) -> None:
     env = wm.WaymarksSimulator()
     for task in wm.make_tasks(split, ALL_FAMILIES):
-        spec = wm.parse_spec(task)
-        check_players(env, task, spec)
+        check_players(env, task, wm.parse_spec(task))
 
 
 @pytest.mark.parametrize("task", tiny_tasks(), ids=lambda task: task.options["kind"])
@@ -248,16 +247,11 @@ ROUTE_TEXTS = [
 KEYS_ACTIONS = [
     f"unlock {pair}" for pair in ("trunk with onyx", "trunk with jade", "coffer with pearl", "chest with opal")
 ]
-KEYS_START = (
-    "you hold beryl opal jade onyx ruby agate topaz garnet pearl. boxes coffer crate chest trunk. archive west."
-)
+GEMS, BOXES = "beryl opal jade onyx ruby agate topaz garnet pearl", "coffer crate chest trunk"
 KEYS_TEXTS = [
-    f"mill. {KEYS_START} a desk.",
-    "you unlock the trunk.",
-    "that's unlocked at the moment.",
-    "you unlock the coffer.",
-    "that doesn't seem to fit the lock.",
-]
+    f"mill. you hold {GEMS}. boxes {BOXES}. archive west. a desk.", "you unlock the trunk.",
+    "that's unlocked at the moment.", "you unlock the coffer.", "that doesn't seem to fit the lock.",
+]  # fmt: skip
 
 
 VOCABULARY = (
@@ -327,22 +321,21 @@ def test_the_budget_ends_an_episode_and_no_step_follows(kind: ws.Kind) -> None:
     task = next(task for task in tiny_tasks() if task.options["kind"] == kind)
     env = wm.WaymarksSimulator()
 
-    def is_over() -> bool:
+    def assert_over() -> None:
         with pytest.raises(EnvError, match="call reset"):
             env.step("look")
-        return True
 
-    assert is_over()
+    assert_over()
     seen = play(env, task, ["look"] * 20)
     assert len(seen) == 1 + {"route": 9, "keys": 4}[kind]
     assert (seen[-1].truncated, seen[-1].terminated, seen[-1].success) == (True, False, False)
-    assert is_over()
+    assert_over()
     play(env, task, ws.archive_actions(wm.parse_spec(task)))
-    assert is_over()
+    assert_over()
     env.reset(task)
     env.close()
     env.close()
-    assert is_over()
+    assert_over()
 
 
 def test_compile_all_compiles_once_and_reports(games: Path) -> None:

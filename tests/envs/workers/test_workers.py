@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,8 @@ def test_an_episode_crosses_the_pool_unchanged(num_workers: int) -> None:
     texts = ["look", "", "a\nb\r\n", "öffne \U0001f6aa 开门", "\ud800", "\x00\x1b", "look " * 20_000]
     with puppets(num_workers, greeting="salut") as pool:
         observations = play(pool, *texts, "end")
-    assert observations[0].text == "salut train-0 3 {'colour': 'blå', 'sizes': [1, 2]}"
-    assert observations[0] == Observation(
-        observations[0].text, instruction="obey", actions=("pid", "end"), max_score=2.0
-    )
+    start = "salut train-0 3 {'colour': 'blå', 'sizes': [1, 2]}"
+    assert observations[0] == Observation(start, instruction="obey", actions=("pid", "end"), max_score=2.0)
     assert [o.text for o in observations[1:-1]] == texts
     assert observations[1] == Observation("look", reward=0.5, score=0.5, max_score=2.0, actions=("end",))
     assert observations[-1] == Observation("the end", 2.0, terminated=True, success=True, score=2.0, max_score=2.0)
@@ -149,50 +148,33 @@ async def harm_one_of_two(pool: EnvPool, harm: Callable[[int, Lease], Awaitable[
         return str(caught.value), victim
 
 
+async def kill_in_a_call(pid: int, env: Lease) -> None:
+    call = asyncio.ensure_future(env.step("sleep 100"))
+    await asyncio.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    await call
+
+
+async def signal_between_calls(number: int, pid: int, env: Lease) -> None:
+    os.kill(pid, number)
+    await env.step("look")
+
+
 @pytest.mark.parametrize(
-    ("action", "reason"),
+    ("harm", "limits", "reason"),
     [
-        ("exit 3", "exited with status 3; its last words: ValueError: the last straw"),
-        ("segfault", "died of SIGSEGV"),
+        (lambda _, env: env.step("exit 3"), {}, "exited with status 3; its last words: ValueError: the last straw"),
+        (lambda _, env: env.step("segfault"), {}, "died of SIGSEGV"), (kill_in_a_call, {}, "died of SIGKILL"),
+        (partial(signal_between_calls, signal.SIGKILL), {}, "died of SIGKILL"),
+        (partial(signal_between_calls, signal.SIGSTOP), {"heartbeat": 1.0}, r"gave no sign of life for \S+ s \(.*\)"),
+        (lambda _, env: env.step("spin"), {"timeout": 1.0}, "did not answer within env.timeout = 1 s"),
     ],
-)
-def test_a_crash_in_mid_episode_fails_its_leases_alone(action: str, reason: str) -> None:
-    with puppets(2) as pool:
-        message, _ = asyncio.run(harm_one_of_two(pool, lambda _, env: env.step(action)))
-    assert message == f"worker 0 of odd_envs:Puppet {reason}"
-
-
-def test_a_worker_killed_in_a_call_and_between_calls() -> None:
-    async def in_a_call(pid: int, env: Lease) -> None:
-        call = asyncio.ensure_future(env.step("sleep 100"))
-        await asyncio.sleep(0.1)
-        os.kill(pid, signal.SIGKILL)
-        await call
-
-    async def between_calls(pid: int, env: Lease) -> None:
-        os.kill(pid, signal.SIGKILL)
-        await env.step("look")
-
-    for harm in (in_a_call, between_calls):
-        with puppets(2) as pool:
-            message, _ = asyncio.run(harm_one_of_two(pool, harm))
-        assert message == "worker 0 of odd_envs:Puppet died of SIGKILL"
-
-
-def test_a_stopped_worker_is_noticed_by_its_silence() -> None:
-    async def in_a_call(pid: int, env: Lease) -> None:
-        os.kill(pid, signal.SIGSTOP)
-        await env.step("look")
-
-    with puppets(2, heartbeat=1.0) as pool:
-        message, _ = asyncio.run(harm_one_of_two(pool, in_a_call))
-    assert "gave no sign of life" in message
-
-
-def test_a_hung_call_ends_at_its_time_limit() -> None:
-    with puppets(2, timeout=1.0) as pool:
-        message, _ = asyncio.run(harm_one_of_two(pool, lambda _, env: env.step("spin")))
-    assert "did not answer within env.timeout = 1 s" in message
+    ids=["exit", "segfault", "kill in a call", "kill between calls", "stop", "hang"],
+)  # fmt: skip
+def test_a_lost_worker_fails_its_own_leases_alone(harm: Any, limits: dict[str, float], reason: str) -> None:
+    with puppets(2, **limits) as pool:
+        message, _ = asyncio.run(harm_one_of_two(pool, harm))
+    assert re.fullmatch(f"worker 0 of odd_envs:Puppet {reason}", message)
 
 
 def test_a_busy_parent_does_not_blame_its_workers() -> None:
@@ -317,13 +299,8 @@ asyncio.run(main())
 
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    with parent:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=env) as parent:
         assert parent.stdout is not None
         pids = [int(parent.stdout.readline()) for _ in range(3)]
         assert all(alive(pid) for pid in pids)

@@ -128,10 +128,8 @@ def test_a_penalty_is_divided_with_the_rest() -> None:
 
 
 def test_a_penalty_without_normalisation_counts_as_it_is() -> None:
-    assert [row.tolist() for row in group_advantages(score_pair(), AlgorithmConfig(normalize_std=False))] == [
-        [2.0, 1.5],
-        [-2.0, -2.0],
-    ]
+    relative = group_advantages(score_pair(), AlgorithmConfig(normalize_std=False))
+    assert [row.tolist() for row in relative] == [[2.0, 1.5], [-2.0, -2.0]]
     assert [row.tolist() for row in leave_one_out_advantages(score_pair())] == [[4.0, 3.5], [-4.0, -4.0]]
 
 

@@ -39,9 +39,8 @@ def group(*trajectories: Trajectory) -> TrajectoryGroup:
     return TrajectoryGroup(trajectories[0].task, trajectories)
 
 
-def novelty(kind: str, **options: Any) -> Novelty:
-    algorithm = {"intrinsic": kind, "mode_unit": "iteration", **options}
-    return make_novelty(Config(algorithm=algorithm), 3, HashingEmbedder)
+def novelty(kind: str, make_embedder: Any = HashingEmbedder) -> Novelty:
+    return make_novelty(Config(algorithm={"intrinsic": kind, "mode_unit": "iteration"}), 3, make_embedder)
 
 
 def bonuses(groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
@@ -127,8 +126,7 @@ def test_all_states_of_a_batch_are_embedded_in_one_call(kind: str) -> None:
     embedder, calls = HashingEmbedder(), list[set[str]]()
     embed = embedder.embed
     embedder.embed = lambda texts: calls.append({text.strip() for text in texts}) or embed(texts)  # type: ignore[func-returns-value, method-assign]
-    algorithm = {"intrinsic": kind, "mode_unit": "iteration"}
-    service = make_novelty(Config(algorithm=algorithm), 3, lambda: embedder)
+    service = novelty(kind, lambda: embedder)
     groups = [group(episode("hall", "attic", "hall"), episode("attic", "cellar")), group(episode("roof"))]
     assert service.rate(groups) == novelty(kind).rate(groups)
     assert calls == [{"hall", "attic", "cellar", "roof"}]

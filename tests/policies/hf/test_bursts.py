@@ -28,47 +28,36 @@ from trailnotes.policies.hf.sampling import TokenSampler
 from trailnotes.types import Completion, Message, Sampling
 
 VIEWS = {
-    "view",
-    "reshape",
-    "transpose",
-    "t",
-    "expand",
-    "slice",
-    "select",
-    "unsqueeze",
-    "squeeze",
-    "detach",
-    "alias",
-    "unbind",
-    "lift_fresh",
-}
+    "view", "reshape", "transpose", "t", "expand", "slice", "select", "unsqueeze", "squeeze", "detach", "alias",
+    "unbind", "lift_fresh",
+}  # fmt: skip
 
 
 async def talk(policy: HFPolicy, turns: int = 3) -> list[list[Completion]]:
     """Five episodes of several ways of sampling, of which one is closed early and one begins late."""
     ways: list[dict[str, Any]] = [{"max_tokens": 5}, {"max_tokens": 19, "stop": ("e",)}, {"max_tokens": 11, "top_k": 9}]
     ways += [{"max_tokens": 8, "temperature": 0.0}, {"max_tokens": 13, "temperature": 1.5, "top_p": 0.9}]
-    said: dict[int, list[Message]] = {}
-    found = []
+    conversations: dict[int, list[Message]] = {}
+    completions = []
     for turn in range(turns):
         if turn == 1:
             policy.close_episode("1")
-            del said[1]
+            del conversations[1]
         for index in [4] if turn == 1 else [0, 1, 2, 3] if turn == 0 else []:
             policy.open_episode(str(index))
-            said[index] = [Message("system", "You walk through a dark hall. " * 3)]
-        for index, messages in said.items():
+            conversations[index] = [Message("system", "You walk through a dark hall. " * 3)]
+        for index, messages in conversations.items():
             messages.append(Message("user", f"{WORDS[index]} {WORDS[turn]}"))
-        asked = [
+        requests = [
             policy.generate(messages, Sampling(seed=9 * turn + index, **ways[index]), str(index))
-            for index, messages in said.items()
+            for index, messages in conversations.items()
         ]
-        found.append(await asyncio.gather(*asked))
-        for messages, completion in zip(said.values(), found[-1], strict=True):
+        completions.append(await asyncio.gather(*requests))
+        for messages, completion in zip(conversations.values(), completions[-1], strict=True):
             messages.append(Message("assistant", completion.text, completion.token_ids))
-    for index in said:
+    for index in conversations:
         policy.close_episode(str(index))
-    return found
+    return completions
 
 
 class Kernels(TorchDispatchMode):
@@ -91,18 +80,18 @@ def count_step(policy: HFPolicy) -> float:
     """Kernels of one decoding step of four rows."""
     policy.engine.endings.end_ids = frozenset()
 
-    async def ask(tokens: int) -> None:
+    async def generate(tokens: int) -> None:
         for episode in "abcd":
             policy.open_episode(episode)
-        asked = (policy.engine.generate((5, 6, 7), Sampling(max_tokens=tokens), episode) for episode in "abcd")
-        await asyncio.gather(*asked)
+        sampling = Sampling(max_tokens=tokens)
+        await asyncio.gather(*(policy.engine.generate((5, 6, 7), sampling, episode) for episode in "abcd"))
         for episode in "abcd":
             policy.close_episode(episode)
 
     counts = []
     for tokens in (9, 25):
         with Kernels() as kernels:
-            asyncio.run(ask(tokens))
+            asyncio.run(generate(tokens))
         counts.append(kernels.computing)
     return (counts[1] - counts[0]) / 16
 
@@ -139,24 +128,24 @@ Play = Callable[[HFPolicy], Awaitable[list[list[Completion]]]]
 async def generate(policy: HFPolicy, *rows: tuple[str, int, int]) -> list[Completion]:
     """One completion of each episode, of so many tokens, behind a prompt of so many."""
     prompts = [tuple((7 * i + 3) % 300 for i in range(length)) for _, length, _ in rows]
-    asked = zip(rows, prompts, strict=True)
-    return await asyncio.gather(
-        *(policy.engine.generate(ids, Sampling(max_tokens=num, seed=num), name) for (name, _, num), ids in asked)
-    )
+    return await asyncio.gather(*(
+        policy.engine.generate(ids, Sampling(max_tokens=num, seed=num), name)
+        for (name, _, num), ids in zip(rows, prompts, strict=True)
+    ))  # fmt: skip
 
 
 async def cross_buckets(policy: HFPolicy) -> list[list[Completion]]:
     """One, three and eleven rows, of which one grows from 250 to 270 tokens, and then again one."""
-    names, found = "abcdefghijk", []
+    names, completions = "abcdefghijk", []
     for number in (1, 3, 11):
         for name in names[:number]:
             if name not in policy.engine._slots:
                 policy.open_episode(name)
         rows = [(name, 250 if name == "a" else 9 * number + i, 20) for i, name in enumerate(names[:number])]
-        found.append(await generate(policy, *rows))
+        completions.append(await generate(policy, *rows))
     for name in names[1:]:
         policy.close_episode(name)
-    return [*found, await generate(policy, ("a", 500, 9))]
+    return [*completions, await generate(policy, ("a", 500, 9))]
 
 
 async def fill_the_context(policy: HFPolicy) -> list[list[Completion]]:
@@ -168,15 +157,15 @@ async def fill_the_context(policy: HFPolicy) -> list[list[Completion]]:
 
 async def change_weights(policy: HFPolicy) -> list[list[Completion]]:
     """In place, and by other parameters."""
-    found = await talk(policy, 1)
+    completions = await talk(policy, 1)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.3)
     policy.bump_version()
-    found += await talk(policy, 1)
+    completions += await talk(policy, 1)
     policy.model.model.norm.weight = torch.nn.Parameter(policy.model.model.norm.weight.detach() * 0.5)
     policy.bump_version()
-    return [*found, *await talk(policy, 1)]
+    return [*completions, *await talk(policy, 1)]
 
 
 PLAYS: dict[str, Play] = {
@@ -191,17 +180,17 @@ PLAYS: dict[str, Play] = {
 @pytest.mark.parametrize("play", PLAYS)
 def test_bursts_and_static_steps_draw_as_single_tokens_do(model_of: Any, tokenizer: Any, play: str, kind: str) -> None:
     model = model_of("mistral", 512, sliding_window=8) if kind == "windowed" else model_of(positions=512)
-    found = []
+    completions = []
     for burst, is_static in ((1, False), (3, False), (8, False), (1, True), (8, True)):
         engine = EngineConfig(burst=burst, graphs=is_static)
         policy = HFPolicy(copy.deepcopy(model), tokenizer, engine=engine)
         assert isinstance(policy.engine.decoder, StaticDecoder) == is_static
         if PLAYS[play] is talk:
             policy.engine.endings.end_ids |= frozenset(range(0, 300, 7))
-        found.append([completion for turn in asyncio.run(PLAYS[play](policy)) for completion in turn])
-    assert len({len(completion.token_ids) for completion in found[0]}) > 1
-    for others in found[1:]:
-        for one, other in zip(found[0], others, strict=True):
+        completions.append([completion for turn in asyncio.run(PLAYS[play](policy)) for completion in turn])
+    assert len({len(completion.token_ids) for completion in completions[0]}) > 1
+    for others in completions[1:]:
+        for one, other in zip(completions[0], others, strict=True):
             assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
             assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
 
@@ -210,15 +199,15 @@ def test_bursts_and_static_steps_draw_as_single_tokens_do(model_of: Any, tokeniz
 def test_a_row_ends_on_the_device(model: Any, tokenizer: Any, begun: int) -> None:
     """It draws no token behind an end, whether that comes from the prompt's pass or from a step."""
     decoder = HFPolicy(model, tokenizer, engine=EngineConfig(graphs=True, burst=8)).engine.decoder
-    found, rows = [], [(Sampling(), np.linspace(0.1, 0.9, 6, dtype=np.float32))]
+    tokens, rows = [], [(Sampling(), np.linspace(0.1, 0.9, 6, dtype=np.float32))]
     for ends in ((), (0,)):
         slot = decoder.acquire()
-        sample = TokenSampler(rows, 6, frozenset(found[0][begun - 1] for _ in ends))
-        found += decoder.decode([(slot, (5, 6, 7))], sample, 6)[0]
-        assert decoder.rewind(slot, (5, 6, 7, *found[0][:5])) == (3 + begun if ends else 7)
+        sample = TokenSampler(rows, 6, frozenset(tokens[0][begun - 1] for _ in ends))
+        tokens += decoder.decode([(slot, (5, 6, 7))], sample, 6)[0]
+        assert decoder.rewind(slot, (5, 6, 7, *tokens[0][:5])) == (3 + begun if ends else 7)
         decoder.release(slot)
         decoder.free_idle()
-    assert found[1] == [*found[0][:begun], *[-1] * (6 - begun)]
+    assert tokens[1] == [*tokens[0][:begun], *[-1] * (6 - begun)]
 
 
 @pytest.mark.parametrize("fault", ["it raises", "it differs", "no cache"])
@@ -239,14 +228,14 @@ def test_a_model_without_a_static_step_decodes_as_before(
 
 
 def test_a_run_acts_as_without(start_model: Path, tmp_path: Path) -> None:
-    found = []
+    completions = []
     for is_static in (False, True):
         directory = tmp_path / str(is_static)
         config = tiny_config(start_model, engine={"graphs": is_static, "burst": 8}, train={"iterations": 2})
         run = train_in_process(config, directory)
         assert isinstance(run.policy.engine.decoder, StaticDecoder) == is_static
-        found.append([step["completion"] for episode in episodes(directory) for step in episode["steps"]])
-    assert len(found[0]) > 50
-    for one, other in zip(*found, strict=True):
+        completions.append([step["completion"] for episode in episodes(directory) for step in episode["steps"]])
+    assert len(completions[0]) > 50
+    for one, other in zip(*completions, strict=True):
         assert other.pop("logprobs") == pytest.approx(one.pop("logprobs"), abs=1e-5)
         assert one == other

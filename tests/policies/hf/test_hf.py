@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from puppet import WORDS, ask, forward, play_at_random
+from puppet import WORDS, ask, assert_logprobs, forward, play_at_random
 from trailnotes.config.model_schema import EngineConfig, ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.learner.logprobs import TokenScorer
@@ -71,10 +71,9 @@ def test_request_for_a_tip_continues_the_ended_episode(model, tokenizer, monkeyp
         return list(reversed(firsts)), tips
 
     firsts, tips = asyncio.run(run())
-    held = [0, *(len(first.prompt_ids) + len(first.token_ids) - 1 for first in firsts)]  # the last was never fed
-    assert fed[0] == [len(tip.prompt_ids) - num for tip, num in zip(tips, held, strict=True)]
-    for tip in tips:
-        assert list(tip.logprobs) == pytest.approx(forward(model, tip), abs=1e-5)
+    kept = [0, *(len(first.prompt_ids) + len(first.token_ids) - 1 for first in firsts)]  # the last was never fed
+    assert fed[0] == [len(tip.prompt_ids) - num for tip, num in zip(tips, kept, strict=True)]
+    assert_logprobs(model, tips)
     one(policy)  # continues none
     assert decoder.cache.num_slots == MIN_SLOTS
     asyncio.run(policy.sleep())
@@ -114,8 +113,7 @@ def test_common_prompt_of_a_group_is_computed_once(model_of, tokenizer, monkeypa
     longest = max(len(completions[0].prompt_ids) for completions in episodes)
     assert sum(computed[:2]) <= 2 * longest + 64  # what two begin with, and the ends of the others, padded
     for completions in episodes:
-        for completion in completions:
-            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+        assert_logprobs(model, completions)
 
 
 def test_deterministic_composition_does_not_depend_on_timing(model, tokenizer, monkeypatch):
@@ -160,7 +158,7 @@ def test_whatever_happens_to_a_slot_logprobs_are_those_of_a_fresh_forward(model_
                 talk[2 * rng.randrange(len(talk) // 2)] = Message("user", "A key.")
             talk.append(Message("user", " ".join(rng.choices(WORDS, k=rng.randint(1, 20)))))
             done = await policy.generate(talk, Sampling(max_tokens=4, seed=number), f"e{number - number % 4}")
-            assert list(done.logprobs) == pytest.approx(forward(model, done), abs=1e-5)
+            assert_logprobs(model, [done])
             talk.append(Message("assistant", done.text, done.token_ids))
             if number % 5 == 2:
                 with torch.no_grad():
@@ -224,11 +222,7 @@ CHUNKED, FULL = "chunked_attention", "full_attention"
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        ("mamba", {}),
-        ("llama4_text", LLAMA4 | {"layer_types": [CHUNKED, CHUNKED]}),
-        ("llama4_text", LLAMA4 | {"layer_types": [CHUNKED, FULL]}),
-    ],
+    [("mamba", {}), *(("llama4_text", LLAMA4 | {"layer_types": [CHUNKED, last]}) for last in (CHUNKED, FULL))],
 )
 def test_a_model_with_other_layers_recomputes_and_is_right(model_of, tokenizer, caplog, kind, options):
     model = model_of(kind, **options)
@@ -237,8 +231,7 @@ def test_a_model_with_other_layers_recomputes_and_is_right(model_of, tokenizer, 
     assert isinstance(policy.engine.decoder, RecomputeDecoder)
     assert "no cache is kept between turns" in caplog.text
     for completions in play_at_random(policy, 1, 2, 3, 4):
-        for completion in completions:
-            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+        assert_logprobs(model, completions)
 
 
 @pytest.mark.parametrize("window", [6, 256])
@@ -250,8 +243,7 @@ def test_sliding_windows(model_of, tokenizer, kind, window):
     capped = policy.engine.decoder.network.parts is None
     assert capped == (kind == "gemma2")
     for completions in play_at_random(policy, 1, 2, 3, 4, 5):
-        for completion in completions:
-            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=2e-5)
+        assert_logprobs(model, completions, tol=2e-5)
 
 
 LONGROPE = {  # as Phi-3.5's files have it
@@ -271,7 +263,7 @@ def test_rope_uses_one_set_of_factors_in_the_context(model_of, tokenizer, kind, 
     assert policy.context_length == 64
     ids = policy.encode([Message("user", "go north")])
     whole = one(policy, "go north", max_tokens=64 - len(ids))
-    assert list(whole.logprobs) == pytest.approx(forward(model, whole), abs=2e-5)
+    assert_logprobs(model, [whole], tol=2e-5)
     with torch.no_grad():
         alone, inside, beyond = (
             model(torch.tensor([[*ids, *[0] * more]])).logits[0, : len(ids)] for more in (0, 64 - len(ids), 64)
@@ -297,16 +289,14 @@ def test_a_cache_that_the_model_ignores_is_found_out(model_of, tokenizer, caplog
     policy = HFPolicy(model, tokenizer)
     assert isinstance(policy.engine.decoder, RecomputeDecoder)
     assert "differs from one without" in caplog.text
-    completion = one(policy, max_tokens=5)
-    assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+    assert_logprobs(model, [one(policy, max_tokens=5)])
 
 
 def test_long_prompts_are_computed_in_parts(model, tokenizer, monkeypatch):
     monkeypatch.setattr("trailnotes.policies.hf.decoder.MAX_TOKENS", 16)
     policy = HFPolicy(model, tokenizer)
     for completions in play_at_random(policy, 1, 2, 3, 4, 5):
-        for completion in completions:
-            assert list(completion.logprobs) == pytest.approx(forward(model, completion), abs=1e-5)
+        assert_logprobs(model, completions)
 
 
 def test_a_model_left_in_training_mode_samples_without_dropout(model_of, tokenizer):
@@ -318,7 +308,7 @@ def test_a_model_left_in_training_mode_samples_without_dropout(model_of, tokeniz
 
 # -- log-probabilities of given replies
 
-ASKED = (Message("user", "You are in a hall."), Message("assistant", "look"), Message("user", "It is dark here."))
+PROMPT = (Message("user", "You are in a hall."), Message("assistant", "look"), Message("user", "It is dark here."))
 REPLIES = ("go north", "take key", "go north and south and look at the key")
 
 
@@ -329,18 +319,18 @@ def score(policy: HFPolicy, messages: Sequence[Message], replies: Sequence[Any])
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "gemma2", "mamba"])
 def test_a_score_is_the_mean_logprob_of_the_reply_however_replies_are_batched(model_of, tokenizer, monkeypatch, kind):
     policy = HFPolicy(model_of(kind), tokenizer)
-    prompt, end = policy.encode(ASKED), tuple(tokenizer.encode("<|im_end|>"))
+    prompt, end = policy.encode(PROMPT), tuple(tokenizer.encode("<|im_end|>"))
     rows = [Completion(prompt, ids, (0.0,) * len(ids), "") for ids in ((*tokenizer.encode(r), *end) for r in REPLIES)]
     wanted = [sum(forward(policy.model, row)) / len(row.token_ids) for row in rows]
-    assert score(policy, ASKED, REPLIES) == pytest.approx(wanted, abs=1e-4)
+    assert score(policy, PROMPT, REPLIES) == pytest.approx(wanted, abs=1e-4)
     monkeypatch.setattr("trailnotes.policies.hf.policy.MAX_TOKENS", 1)
-    assert score(policy, ASKED, [*REPLIES, rows[0].token_ids]) == pytest.approx([*wanted, wanted[0]], abs=1e-4)
-    assert score(policy, ASKED, []) == []
+    assert score(policy, PROMPT, [*REPLIES, rows[0].token_ids]) == pytest.approx([*wanted, wanted[0]], abs=1e-4)
+    assert score(policy, PROMPT, []) == []
 
 
 def test_scoring_in_an_episode_leaves_no_trace(model, tokenizer):
     async def answer(between: bool) -> list[Completion]:
-        policy, messages, answers = HFPolicy(model, tokenizer), list(ASKED), []
+        policy, messages, answers = HFPolicy(model, tokenizer), list(PROMPT), []
         policy.open_episode("e")
         for turn in range(2):
             if between:
@@ -355,7 +345,7 @@ def test_scoring_in_an_episode_leaves_no_trace(model, tokenizer):
 def test_what_cannot_be_scored_is_refused(model, tokenizer):
     policy = HFPolicy(model, tokenizer, max_context_tokens=32)
     with pytest.raises(ValueError, match="an empty reply"):
-        score(policy, ASKED[:1], ["go", " "])
+        score(policy, PROMPT[:1], ["go", " "])
 
 
 @pytest.mark.parametrize(("kind", "alone"), [("qwen2", True), ("gemma2", False)])  # Gemma 2 caps its logits at 30

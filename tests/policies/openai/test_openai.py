@@ -20,18 +20,11 @@ from trailnotes.policies import openai
 from trailnotes.policies.openai import AnswerCache, OpenAIPolicy, PaidAnswer, TokenUsage
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Message, Sampling
-from trailnotes.web import faults
+
+pytestmark = pytest.mark.usefixtures("no_endpoint_variables")
 
 PROMPT = (Message("user", "find the way through the cobalt maze\nward. exits north east south, archive west."),)
 KEY = "sk-secret-0123456789"
-
-
-@pytest.fixture(autouse=True)
-def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key, no proxy of the machine's, and no long waits."""
-    for name in ("OPENAI_API_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(faults, "MIN_WAIT", 0.01)
 
 
 def policy(
@@ -77,20 +70,11 @@ def test_the_request_is_the_sampling(proxy: Proxy) -> None:
     drawn = Sampling(0.5, 0.9, max_tokens=3, stop=tuple("abcdef"), seed=2**62 + 5)
     messages = [Message("system", "s"), *PROMPT, Message("assistant", "east", (1, 2)), Message("user", "half \ud83d")]
     ask(policy(proxy.url), drawn, messages=messages)
+    sent = [("system", "s"), ("user", PROMPT[0].content), ("assistant", "east"), ("user", "half ?")]
     assert proxy.asked[0].body == {
-        "model": MODEL,
-        "messages": [
-            {"role": "system", "content": "s"},
-            {"role": "user", "content": PROMPT[0].content},
-            {"role": "assistant", "content": "east"},
-            {"role": "user", "content": "half ?"},
-        ],
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "max_tokens": 3,
-        "stop": ["a", "b", "c", "d"],
-        "seed": 5,
-    }
+        "model": MODEL, "messages": [{"role": role, "content": content} for role, content in sent],
+        "temperature": 0.5, "top_p": 0.9, "max_tokens": 3, "stop": ["a", "b", "c", "d"], "seed": 5,
+    }  # fmt: skip
 
 
 def test_text_is_cut_at_the_first_stop_whatever_the_server_does(proxy: Proxy) -> None:
@@ -120,10 +104,6 @@ def test_further_fields_are_sent_and_ask_for_another_answer(proxy: Proxy, tmp_pa
 # -- faults that pass
 
 
-def empty(answer: dict[str, Any]) -> dict[str, Any]:
-    return answer | {"choices": []}
-
-
 PASSING: dict[str, Fault] = {
     "429": refusal(429, "slow down"),
     "504": refusal(504, "the proxy waited long enough"),
@@ -131,7 +111,7 @@ PASSING: dict[str, Fault] = {
     "a body cut unnoticed": cut_quietly,
     "no answer in time": hang,
     "no JSON": changed(lambda answer: "<html>Bad gateway</html>"),
-    "no choices": changed(empty),
+    "no choices": changed(lambda answer: answer | {"choices": []}),
     "no text": changed(lambda answer: with_choice(answer, 3, "stop")),  # type: ignore[arg-type]
     "an error with status 200": changed(lambda answer: {"error": {"message": "overloaded"}}),
 }
@@ -232,10 +212,10 @@ def test_key_is_redacted_everywhere(
     assert proxy.asked[0].headers["authorization"] == f"Bearer {KEY}"
     assert "[key]" in str(caught.value)
     cause = caught.value.__cause__
-    shown = [repr(endpoint), str(endpoint), repr(caught.value), repr(cause), caplog.text, str(endpoint.answers.path)]
-    shown += [file.read_text() for file in tmp_path.rglob("*") if file.is_file()]
-    assert len(shown) == 7
-    assert not [text for text in shown if KEY in text]
+    texts = [repr(endpoint), str(endpoint), repr(caught.value), repr(cause), caplog.text, str(endpoint.answers.path)]
+    texts += [file.read_text() for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(texts) == 7
+    assert not [text for text in texts if KEY in text]
     assert PROMPT[0].content.splitlines()[0] not in caplog.text  # not even the client's own log has prompts
 
 

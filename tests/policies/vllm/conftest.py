@@ -12,10 +12,8 @@ import torch
 
 from puppet import forward
 from trailnotes.config.schema import Config
-from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy, server
+from trailnotes.policies.vllm import VLLMPolicy, make_vllm_policy
 from trailnotes.types import Completion
-
-PROGRAM = Path(__file__).parents[2] / "causal.py"
 
 
 class Learner:
@@ -42,16 +40,6 @@ def model_path(tmp_path_factory: pytest.TempPathFactory, tokenizer_of: Any, mode
     path = tmp_path_factory.mktemp("model")
     model_of().save_pretrained(path)
     tokenizer_of().save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file in this folder is a fault of every engine, which are not vLLM's."""
-    monkeypatch.setattr(server, "PROGRAM", PROGRAM)
-    path = tmp_path / "faults"
-    path.mkdir()
-    monkeypatch.setenv("FAKE_ENGINE", str(path))
     return path
 
 

@@ -65,18 +65,18 @@ def test_tokens_come_with_their_logprobs_of_the_newest_weights(policy_of, learne
 
 
 @pytest.mark.parametrize(
-    ("fault", "names", "said"),
+    ("fault", "names", "message"),
     [
         ("ignore-load", None, r"engine 0 has other weights than the learner \(version 4\): .* nats off"),
         ("", ["other"], "engine 0: there is no tensor named other"),
         ("", ["m.x.lora_A.weight"], r"hand over a whole model, or set model.lora.enabled = true"),
     ],
 )
-def test_weights_that_an_engine_has_not_taken_over(policy_of, learner, faults: Path, fault, names, said) -> None:
+def test_weights_that_an_engine_has_not_taken_over(policy_of, learner, faults: Path, fault, names, message) -> None:
     policy = policy_of(max_logprob_mismatch=0.01)
     (faults / (fault or "none")).touch()
     weights = learner.update(4) if names is None else {name: torch.zeros(2, 2) for name in names}
-    with pytest.raises(PolicyError, match=said):
+    with pytest.raises(PolicyError, match=message):
         asyncio.run(policy.load(weights, 4, learner.score(policy.probes)))
 
 
@@ -181,16 +181,16 @@ def test_engines_end_with_a_parent_that_is_killed(model_path: Path, faults: Path
 
 
 @pytest.mark.parametrize(
-    ("fault", "engine", "said"),
+    ("fault", "engine", "message"),
     [
         ("die-at-start", {}, r"engine 0 exited with status 1; its last words: .*no memory left"),
         ("slow-start", {"start_timeout": 2.0}, r"did not start within engine.start_timeout = 2 s"),
         ("none", {"python": "/no/python"}, r"engine.python = '/no/python' is no program"),
     ],
 )
-def test_an_engine_that_does_not_start(policy_of: Callable[..., Any], faults, fault, engine, said) -> None:
+def test_an_engine_that_does_not_start(policy_of: Callable[..., Any], faults, fault, engine, message) -> None:
     (faults / fault).touch()
-    with pytest.raises((PolicyError, ConfigError), match=said):
+    with pytest.raises((PolicyError, ConfigError), match=message):
         policy_of(**engine)
 
 

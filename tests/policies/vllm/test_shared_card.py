@@ -52,11 +52,11 @@ def test_engine_sleeps_wakes_and_takes_the_learners_weights_from_memory(policy_o
         assert asyncio.run(hand_over(policy, learner, version)) < 1e-4
         order = ["/sleep?level=2", "/wake_up", "/pause", "replace_weights", "/resume", "/v1/completions"]
         assert list_calls(faults) == order
-        (said,) = ask(policy, ONE)
-        assert list(said.logprobs) == pytest.approx(learner.score([said])[0], abs=1e-4)
+        (completion,) = ask(policy, ONE)
+        assert list(completion.logprobs) == pytest.approx(learner.score([completion])[0], abs=1e-4)
     assert not list(policy._folder.glob("weights-*")), "there are no files"
     learner.update(3)
-    assert ask(policy, ONE) == [said], "an engine has copies"
+    assert ask(policy, ONE) == [completion], "an engine has copies"
 
 
 def test_adapters_come_in_files_to_weights_that_level_1_keeps(policy_of, faults: Path) -> None:
@@ -101,8 +101,8 @@ def test_engine_killed_asleep_is_replaced(policy_of, learner) -> None:
 
     asyncio.run(run())
     assert policy.replicas[0].num_rebuilds == 1
-    (said,) = ask(policy, ONE)
-    assert list(said.logprobs) == pytest.approx(learner.score([said])[0], abs=1e-4)
+    (completion,) = ask(policy, ONE)
+    assert list(completion.logprobs) == pytest.approx(learner.score([completion])[0], abs=1e-4)
 
 
 def test_weights_that_cannot_be_shared(policy_of) -> None:

@@ -75,20 +75,13 @@ def rows(vocabulary: int, kept: bool) -> list[Sample]:
 @pytest.mark.parametrize(
     ("architecture", "sections"),
     [
-        (WIDE, {}),
-        (WIDE, {"model": AGAIN}),
-        (WIDE, {"model": LORA}),
-        (WIDE, {"model": HALF}),
-        (WIDE, {"model": HALF | LORA | AGAIN}),
-        (WIDE, {"loss": {"kl": 0.1}}),
-        (WIDE, {"learner": {"packed": "always"}}),
-        (WORDY, {}),
-        (WORDY, {"model": HALF | AGAIN}),
-        (WORDY, {"model": LORA}),
+        (WIDE, {}), *((WIDE, {"model": model}) for model in (AGAIN, LORA, HALF, HALF | LORA | AGAIN)),
+        (WIDE, {"loss": {"kl": 0.1}}), (WIDE, {"learner": {"packed": "always"}}),
+        (WORDY, {}), (WORDY, {"model": HALF | AGAIN}), (WORDY, {"model": LORA}),
         (WORDY, {"model": AGAIN, "rehearsal": {"split": "spare"}, "optim": {"logprob_chunk": 128}}),
         (WORDY, {"model": LORA | HALF, "rehearsal": {"split": "spare"}, "optim": {"logprob_chunk": 128}}),
     ],
-)
+)  # fmt: skip
 def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str, Any], tmp_path: Path) -> None:
     architecture.save_pretrained(tmp_path)
     config = Config(

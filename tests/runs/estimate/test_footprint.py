@@ -18,7 +18,6 @@ from trailnotes.runs.estimate.footprint import (
     GIB,
     PROCESS_BYTES,
     DeviceMemory,
-    Footprint,
     estimate_footprint,
     estimate_weight_copies,
     fit_microbatch,
@@ -36,13 +35,9 @@ def settings(path: str = SEVEN, **sections: dict[str, Any]) -> Config:
     return Config(**{"model": model, **sections})
 
 
-def estimated(config: Config) -> Footprint:
-    return estimate_footprint(config)
-
-
 def alone(config: Config) -> DeviceMemory:
-    """The one device of a run."""
-    (device,) = estimated(config).devices
+    """Return the estimate of the one device of a run."""
+    (device,) = estimate_footprint(config).devices
     return device
 
 
@@ -67,9 +62,8 @@ def test_4_bit_base_quantizes_linear_layers_only() -> None:
     kept = alone(settings(model=lora)).static
     scales = linear / 64 + 4 * linear / (64 * 256)  # in 8 bits; and 32 bits for 256 of these
     assert kept["weights, 4 bits"] == pytest.approx(linear / 2 + scales + 2 * (shape.whole - linear))
-    assert (
-        kept["weights, 4 bits"] < alone(settings(model=lora | {"load_in_4bit": False})).static["weights, bfloat16"] / 2
-    )
+    whole = alone(settings(model=lora | {"load_in_4bit": False})).static
+    assert kept["weights, 4 bits"] < whole["weights, bfloat16"] / 2
 
 
 def test_seven_billion_in_full_by_hand() -> None:
@@ -81,10 +75,10 @@ def test_seven_billion_in_full_by_hand() -> None:
     assert sum(result.static.values()) == pytest.approx(20 * count)
     (gradients,) = result.phases["learning"].values()
     assert gradients == 2 * count + 4 * seven().head, "of a whole pass, and the largest as it is added to the others"
-    assert not estimated(config).fits
+    assert not estimate_footprint(config).fits
     assert not torch.cuda.is_available()
-    assert estimated(config).room == 80e9
-    assert "it does not fit a GPU of 80 GB (74.5 GiB); none is here" in estimated(config).report()
+    assert estimate_footprint(config).room == 80e9
+    assert "it does not fit a GPU of 80 GB (74.5 GiB); none is here" in estimate_footprint(config).report()
 
 
 @pytest.mark.parametrize(
@@ -109,12 +103,12 @@ def test_adapters_of_seven_billion_fit() -> None:
     # keys and values of 4 heads of 128, 2 bytes each: 57,344 bytes a token
     cache, _ = result.phases["acting"].values()
     assert 57_344 * 32 * 4500 <= cache <= 57_344 * 32 * 8192 + 2**31
-    assert "it fits a GPU of 80 GB (74.5 GiB)" in estimated(config).report()
+    assert "it fits a GPU of 80 GB (74.5 GiB)" in estimate_footprint(config).report()
 
 
 def test_the_config_of_a_directory_is_counted(start_model: Path) -> None:
     config = small_config(model={"path": str(start_model)})
-    result = estimated(config)
+    result = estimate_footprint(config)
     real = AutoModelForCausalLM.from_pretrained(start_model)
     assert result.devices[0].static["weights, float32"] == 4 * sum(p.numel() for p in real.parameters())
     assert "this machine's memory" in result.device
@@ -127,7 +121,7 @@ def test_the_config_of_a_directory_is_counted(start_model: Path) -> None:
 
 def test_eight_ranks_split_the_weights() -> None:
     config = settings(model=FULL, learner={"world_size": 8}, loss={"kl": 0.01}, engine={"name": "vllm"} | NOT_HERE)
-    shape, (ranks, _) = seven(), estimated(config).devices
+    shape, (ranks, _) = seven(), estimate_footprint(config).devices
     assert (ranks.name, ranks.count) == ("ranks 0 to 7", 8)
     assert sum(ranks.static.values()) == pytest.approx((16 + 2) * shape.whole / 8), "with the reference, in bfloat16"
     learning = ranks.phases["learning"]
@@ -139,7 +133,7 @@ NOT_HERE = {"devices": ("8",)}
 
 
 def test_rank_0_holds_the_acting_model() -> None:
-    first, others = estimated(settings(model=FULL, learner={"world_size": 2}, env={"max_envs": 8})).devices
+    first, others = estimate_footprint(settings(model=FULL, learner={"world_size": 2}, env={"max_envs": 8})).devices
     assert (first.name, others.name) == ("rank 0", "rank 1")
     assert dict(first.static) == {**others.static, "weights of the model that acts": 2 * seven().whole}
     assert [*others.phases] == ["learning"]
@@ -147,14 +141,16 @@ def test_rank_0_holds_the_acting_model() -> None:
 
 
 def test_engine_on_its_own_device() -> None:
-    learner, engines = estimated(settings(engine={"name": "vllm", "replicas": 2, "devices": ["1", "2"]})).devices
+    learner, engines = estimate_footprint(
+        settings(engine={"name": "vllm", "replicas": 2, "devices": ["1", "2"]})
+    ).devices
     assert not learner.phases.get("acting")
     assert (engines.name, engines.count) == ("engines 0 to 1", 2)
     assert engines.peak == pytest.approx(0.9 * 80e9)
     assert engines.static["engine: weights"] == 2 * seven().whole
-    *_, spread = estimated(settings(engine={"name": "vllm", "devices": ["1,2"]})).devices
+    *_, spread = estimate_footprint(settings(engine={"name": "vllm", "devices": ["1,2"]})).devices
     assert spread.static["engine: weights"] == seven().whole
-    (elsewhere,) = estimated(settings(engine={"name": "vllm", "urls": ["http://elsewhere:7465"]})).devices
+    (elsewhere,) = estimate_footprint(settings(engine={"name": "vllm", "urls": ["http://elsewhere:7465"]})).devices
     assert not elsewhere.phases.get("acting")
 
 
@@ -176,7 +172,7 @@ def test_weight_copies_on_the_host(sections: dict[str, Any], copies: int) -> Non
     parts = estimate_weight_copies(settings(model=FULL, **sections), seven())
     assert parts.get("weights handed to the policy", 0.0) == copies * 2 * count
     assert parts.get("the same in files", 0.0) == (4 * count if "engine" in sections else 0.0)
-    on_cpu = estimated(settings(model=FULL | {"device": "cpu"}, **sections))
+    on_cpu = estimate_footprint(settings(model=FULL | {"device": "cpu"}, **sections))
     assert parts.items() <= on_cpu.devices[0].static.items()
 
 
@@ -197,9 +193,9 @@ def test_the_table_of_what_fits_is_current() -> None:
 def test_cpu_memory_counts_process_and_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout, env = {"num_tasks": 4, "group_size": 8}, {"name": "waymarks", "max_envs": 20}
     config = settings(model=FULL | {"device": "cpu"}, rollout=rollout, env=env)
-    assert "20 environments" not in estimated(config).host
+    assert "20 environments" not in estimate_footprint(config).host
     monkeypatch.setattr("trailnotes.envs.waymarks.env.WaymarksEnv.memory_bytes", 5e6, raising=False)
-    result = estimated(config)
+    result = estimate_footprint(config)
     assert result.host == {"Python and its libraries": PROCESS_BYTES, "20 environments": 20 * 5e6}
     assert result.peak == pytest.approx(result.devices[0].peak + PROCESS_BYTES + 1e8)
 
@@ -230,13 +226,10 @@ def test_a_shared_card_without_room_is_refused_by_what_fills_it(monkeypatch: pyt
 @pytest.mark.parametrize(
     "sections",
     [
-        {"engine": {"urls": ["http://elsewhere:1"]}},
-        {"engine": {"devices": ["1"]}},
-        {"learner": {"world_size": 2}},
-        {"rollout": {"max_async_iterations": 1}},
-        {"cluster": {"address": "auto"}},
+        {"engine": {"urls": ["http://elsewhere:1"]}}, {"engine": {"devices": ["1"]}}, {"learner": {"world_size": 2}},
+        {"rollout": {"max_async_iterations": 1}}, {"cluster": {"address": "auto"}},
     ],
-)
+)  # fmt: skip
 def test_a_shared_card_has_one_learner_that_waits(sections: dict[str, Any]) -> None:
     engine = {"name": "vllm", "shared_card": True} | sections.pop("engine", {})
     with pytest.raises(ValueError, match=r"engine\.shared_card is for engines that take turns"):
@@ -256,10 +249,9 @@ def test_microbatches_are_the_largest_that_fit_a_gpu(monkeypatch: pytest.MonkeyP
     for gigabytes in (40, 80, 140):
         monkeypatch.setattr(footprint, "_detect_device", lambda config, size=gigabytes: ("a GPU", 1e9 * size))
         fitted = fit_microbatch(given)
-        twice = fitted.model_copy(
-            update={"optim": fitted.optim.model_copy(update={"microbatch_tokens": 2 * fitted.optim.microbatch_tokens})}
-        )
         chosen.append(fitted.optim.microbatch_tokens)
+        optim = fitted.optim.model_copy(update={"microbatch_tokens": 2 * chosen[-1]})
+        twice = fitted.model_copy(update={"optim": optim})
         assert estimate_footprint(fitted).peak <= 1e9 * gigabytes < estimate_footprint(twice).peak
         assert estimate_footprint(given).peak == estimate_footprint(fitted).peak, "--dry-run tells what is run"
     assert chosen == sorted(set(chosen))

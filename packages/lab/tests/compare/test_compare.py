@@ -127,28 +127,24 @@ def test_refused_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     evaluated(Path("b"), 2.0, config=grpo(eval={"metric": "return", "temperature": 1.0}))
     evaluated(Path("boil"), 1.0, config=grpo(task="boil"))
     evaluated(Path("high"), 101.0, config=grpo(1))
-    for name in ("bare", "run", "other", "cut", "table.json", "eval.toml", "episodes.jsonl"):
-        Path(name).mkdir() if name in ("bare", "run") else evaluated(Path(name), 1.0, config=grpo(2))
+    Path("run").mkdir()
     Path("run/config.toml").write_text("")
-    for name in ("table.json", "eval.toml", "episodes.jsonl"):
+    files = ("table.json", "eval.toml", "episodes.jsonl")
+    for name in ("other", "cut", *files):
+        evaluated(Path(name), 1.0, config=grpo(2))
+    for name in files:
         (Path(name) / name).unlink()
     episodes = Path("cut/episodes.jsonl")
     episodes.write_bytes(b"".join(episodes.read_bytes().splitlines(keepends=True)[:7]))
     other = a_config(env={"name": "waymarks-simulator", "options": {}})
     Path("other/eval.toml").write_text(to_toml(other), encoding="utf-8")
-    refused: list[tuple[list[str], str, type[Exception], str]] = [
-        (["a", "b"], "scienceworld-18", RunError, "a and b are both 'GRPO' on find-animal with seed 0"),
-        (["boil"], "scienceworld-18", RunError, "boil has no task of the panel"),
-        (["high"], "scienceworld-18", RunError, "the return 101"),
-        (["run"], "scienceworld-18", RunError, "trailnotes eval run --out run/eval"),
-        (["other"], "scienceworld-18", RunError, "other was played in waymarks-simulator"),
-        (["cut"], "scienceworld-18", RunError, r"counts 20 episodes, episodes\.jsonl holds 7"),
-        *(
-            ([n], "scienceworld-18", RunError, f"there is no {n}")
-            for n in ("table.json", "eval.toml", "episodes.jsonl")
-        ),
-        (["a"], "alfworld", ConfigError, "panel 'alfworld'"),
-    ]
-    for runs, panel, error, message in refused:
-        with pytest.raises(error, match=message):
-            compare_table(runs, panel=panel)
+    refused = {
+        "a b": "a and b are both 'GRPO' on find-animal with seed 0", "boil": "boil has no task of the panel",
+        "high": "the return 101", "run": "trailnotes eval run --out run/eval",
+        "other": "other was played in waymarks-simulator", "cut": r"counts 20 episodes, episodes\.jsonl holds 7",
+    }  # fmt: skip
+    for runs, message in (refused | {name: f"there is no {name}" for name in files}).items():
+        with pytest.raises(RunError, match=message):
+            compare_table(runs.split(), panel="scienceworld-18")
+    with pytest.raises(ConfigError, match="panel 'alfworld'"):
+        compare_table(["a"], panel="alfworld")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -56,15 +55,10 @@ trials = 2
 OPTIONS = {"families": ["route/amber", "keys/granite"], "new_families": ["route/birch", "keys/hazel"], "max_steps": 2}
 
 
-def base_config(**sections: dict[str, Any]) -> Config:
-    """Two trained families and two new ones, and two games of a panel."""
-    own = {"model": {"path": "model"}, "env": {"options": OPTIONS}, "eval": {"num_tasks": 2}}
-    return small_config(**own | sections)
-
-
-def write_plan(path: Path, text: str = PLAN, base: Config | None = None) -> Path:
-    """A comparison's file, beside the settings that it names."""
-    path.with_name("base.toml").write_text(to_toml(base or base_config()))
+def write_plan(path: Path, text: str = PLAN) -> Path:
+    """Write a comparison of two trained families and two new ones, beside the settings that it names."""
+    base = small_config(model={"path": "model"}, env={"options": OPTIONS}, eval={"num_tasks": 2})
+    path.with_name("base.toml").write_text(to_toml(base))
     path.write_text(text)
     return path
 

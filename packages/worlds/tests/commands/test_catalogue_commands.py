@@ -23,12 +23,12 @@ def source(tmp_path: Path) -> Path:
 def test_import_and_show(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shop = str(tmp_path / "shop")
     assert main(["webshop", "import", shop, "--products", str(source)]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("2 products, ")
-    assert "left out     1 x asin twice" in said.out
-    assert re.search(r"^  garden +2$", said.out, re.MULTILINE)
-    assert f"entry by entry: {shop}/report.jsonl" in said.out
-    assert "import  " in said.err
+    printed = capsys.readouterr()
+    assert printed.out.startswith("2 products, ")
+    assert "left out     1 x asin twice" in printed.out
+    assert re.search(r"^  garden +2$", printed.out, re.MULTILINE)
+    assert f"entry by entry: {shop}/report.jsonl" in printed.out
+    assert "import  " in printed.err
     assert main(["webshop", "show", shop, "--search", "cup"]) == 0
     assert capsys.readouterr().out == "B000000001  $3.0                  Blue Cup\n"
     assert main(["webshop", "show", shop, "--asin", "B000000002"]) == 0

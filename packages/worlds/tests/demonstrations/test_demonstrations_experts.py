@@ -74,17 +74,17 @@ def houses(draw: st.DrawFn) -> House:
 
 @given(houses(), st.integers(0, 9))
 def test_notes_of_a_search_lead_to_the_coin(house: House, seed: int) -> None:
-    found = play_script(house, TASK, partial(Searcher(random.Random(seed), frozenset()).search, 60))
-    assert found.success
-    way = extract_path(found)
+    first = play_script(house, TASK, partial(Searcher(random.Random(seed), frozenset()).search, 60))
+    assert first.success
+    way = extract_path(first)
     assert len({room for room, _ in way}) == len(way)
     again = play_script(house, TASK, partial(replay_actions, [*(f"move {direction}" for _, direction in way), TAKE]))
     assert again.success
-    assert len(again.steps) <= len(found.steps)
-    steps, _, where = format_search_note(found).rpartition("coin in ")
+    assert len(again.steps) <= len(first.steps)
+    steps, _, where = format_search_note(first).rpartition("coin in ")
     assert where == house.coin
     assert steps == "".join(f"{room} {direction} , " for room, direction in way)
-    assert format_search_note(again) == format_search_note(found)
+    assert format_search_note(again) == format_search_note(first)
 
 
 def a_config(doors: int = 0, **warmstart: float) -> Config:
@@ -116,9 +116,9 @@ def test_no_game_that_is_examined_is_played(subject: CoinDemonstrator, monkeypat
 
 
 def test_a_right_tip_is_followed_whatever_stands_beside_it(subject: CoinDemonstrator) -> None:
-    found = [told for task in subject.coins[:15] if (told := subject.play_with_tip(task))]
-    assert len(found) > 10
-    for trajectory, (right, *others) in found:
+    played = [each for task in subject.coins[:15] if (each := subject.play_with_tip(task))]
+    assert len(played) > 10
+    for trajectory, (right, *others) in played:
         assert trajectory.success
         assert right.text == format_search_note(trajectory)
         assert (right.score, right.max_score) == (1.0, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -137,18 +137,14 @@ def test_no_product_of_an_evaluation_goal_occurs(make: Make, catalogue: Path, st
     assert len(shown) > len(trained)
 
 
-def list_told_and_done(made: WebShopDemonstrator, num: int) -> Iterator[tuple[list[tuple[str, ...]], tuple[str, ...]]]:
-    """For each episode that saw tips: what those with a full score tell, and what was done."""
-    for demo in itertools.islice(made, num):
-        first = next(m.content for m in demo.messages if m.role == "user")
-        lines = re.findall(r'^- "(.*)"(?: \(score 1 of 1\)| 1 / 1)$', first, re.MULTILINE)
-        if lines and len(demo.taught) > 1:
-            done = tuple(unspace_brackets(m.content) for i, m in enumerate(demo.messages) if i in demo.taught)
-            yield [parse_tip_actions(line.strip()) for line in lines], done
-
-
 @STYLES
 def test_obedient_rows_do_what_the_tip_with_the_full_score_tells(make: Make, style: str) -> None:
-    rows = list(list_told_and_done(make(style, p_follow_tip=1.0), 60))
-    assert len(rows) > 20
-    assert all(told == [done] for told, done in rows)
+    num_obedient = 0
+    for demo in itertools.islice(make(style, p_follow_tip=1.0), 60):
+        first = next(m.content for m in demo.messages if m.role == "user")
+        tips = re.findall(r'^- "(.*)"(?: \(score 1 of 1\)| 1 / 1)$', first, re.MULTILINE)
+        if tips and len(demo.taught) > 1:
+            actions = tuple(unspace_brackets(m.content) for i, m in enumerate(demo.messages) if i in demo.taught)
+            assert [parse_tip_actions(tip.strip()) for tip in tips] == [actions]
+            num_obedient += 1
+    assert num_obedient > 20

@@ -80,16 +80,12 @@ def played(env: GymnasiumEnv, *actions: str, seed: int = 0) -> list[Observation]
 @pytest.mark.parametrize(
     "options",
     [
-        LAKE,
-        {"id": "FrozenLake-v1", "max_steps": 30},
-        {"id": "Taxi-v4", "max_steps": 20, "max_return": 20},
-        {"id": "CliffWalking-v1", "max_steps": 20},
-        {"id": "Blackjack-v1"},
-        {"id": "Echo-v0", "success_return": 1},
+        LAKE, {"id": "FrozenLake-v1", "max_steps": 30}, {"id": "Taxi-v4", "max_steps": 20, "max_return": 20},
+        {"id": "CliffWalking-v1", "max_steps": 20}, {"id": "Blackjack-v1"}, {"id": "Echo-v0", "success_return": 1},
         {"id": "Point-v0", "success_reward": 1},
     ],
     ids=lambda options: options["id"],
-)
+)  # fmt: skip
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     assert check_env(functools.partial(GymnasiumEnv, **options)) == ()
 
@@ -166,15 +162,13 @@ def test_splits_share_no_seed_and_settings_are_other_games() -> None:
 
 
 def test_the_config_plays_it(capsys: pytest.CaptureFixture[str]) -> None:
-    config = "builtin:gymnasium"
-    assert main(["rollout", config, "--env.num_workers", "0"]) == 0
+    assert main(["rollout", "builtin:gymnasium", "--env.num_workers", "0"]) == 0
     assert "[red:S]FFF" in capsys.readouterr().out
 
 
 def test_colours_are_named_and_controls_go() -> None:
-    assert (
-        render_plain("\n\x1b[34;1mR\x1b[0m: |\x1b[42m_\x1b[0m\x1b[1mx\x1b[0m\x1b[2K\x07\r\n") == "[blue:R]: |[green:_]x"
-    )
+    coloured = "\n\x1b[34;1mR\x1b[0m: |\x1b[42m_\x1b[0m\x1b[1mx\x1b[0m\x1b[2K\x07\r\n"
+    assert render_plain(coloured) == "[blue:R]: |[green:_]x"
     assert find_toy_text("some.module:ALE/Taxi-v4") is find_toy_text("Taxi-v3")
     assert find_toy_text("FrozenLake8x8-v1") is find_toy_text("FrozenLake-v1")
     assert find_toy_text("CliffWalkingSlippery-v1") is find_toy_text("CliffWalking-v1")

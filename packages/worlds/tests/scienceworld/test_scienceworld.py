@@ -107,14 +107,14 @@ def test_a_wrong_focus_ends_the_episode_by_each_convention(game: FaultTolerantGa
 @pytest.mark.long
 def test_answers_to_an_ambiguous_request(game: FaultTolerantGame) -> None:
     env = env_with(game, max_steps=100)
-    said = {}
+    results = []
     for answer in ("0", "Pick up orange (in inventory, in agent, in kitchen).", "dance"):
-        *_, asked = played(env, task_of("boil"), ["teleport to kitchen", "pick up orange"])
-        assert asked.text.startswith("Ambiguous request: Please enter the number")
-        answered = env.step(answer)
-        said[answer] = (answered.text, int(answered.info["moves"]) - int(asked.info["moves"]))
+        *_, question = played(env, task_of("boil"), ["teleport to kitchen", "pick up orange"])
+        assert question.text.startswith("Ambiguous request: Please enter the number")
+        result = env.step(answer)
+        results.append((result.text, int(result.info["moves"]) - int(question.info["moves"])))
         assert not env.step("pick up orange").text.startswith("Unknown action")
-    numbered, worded, dropped = said.values()
+    numbered, worded, dropped = results
     assert numbered == ("You move the orange to the inventory.", 1)
     assert worded[1] == 1
     assert not worded[0].startswith("Unknown action")
@@ -147,14 +147,10 @@ def test_it_keeps_the_contract() -> None:
 FOLDER = BUILTIN / "configs/scienceworld"
 # Variations to train on and to test on: 5 and 20, or what a task has.
 FEWER = {
-    "chemistry-mix": (5, 8),
-    "chemistry-mix-paint-secondary-color": (5, 9),
-    "chemistry-mix-paint-tertiary-color": (5, 9),
-    "identify-life-stages-1": (5, 5),
-    "identify-life-stages-2": (4, 4),
-    "power-component": (5, 5),
-    "power-component-renewable-vs-nonrenewable-energy": (5, 5),
-}
+    "chemistry-mix": (5, 8), "chemistry-mix-paint-secondary-color": (5, 9),
+    "chemistry-mix-paint-tertiary-color": (5, 9), "identify-life-stages-1": (5, 5), "identify-life-stages-2": (4, 4),
+    "power-component": (5, 5), "power-component-renewable-vs-nonrenewable-energy": (5, 5),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAPER_PANEL)
@@ -166,9 +162,8 @@ def test_a_config_plays_its_task_by_the_papers_protocol(name: str) -> None:
     assert {task.options["task"] for listed in tasks.values() for task in listed} == {name}
     for split, whole in get_simulator_split(name).items():
         assert [task.options["variation"] for task in tasks[split]] == list(whole[: len(tasks[split])])
-    assert (
-        len(select_batch(tasks["train"], config.rollout.num_tasks, 0, 0)) == 16
-    )  # variations come again, as published
+    batch = select_batch(tasks["train"], config.rollout.num_tasks, 0, 0)
+    assert len(batch) == 16, "variations come again, as published"
     assert resolve_simplifications(name, config.env.options.get("simplification", "easy"))
 
 

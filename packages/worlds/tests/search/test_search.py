@@ -82,8 +82,8 @@ def ranked(documents: Documents, query: str) -> list[tuple[str, float]]:
             length = np.float32(bm25.LENGTHS[bm25.encode_lengths(np.array([counts[name].total()]))][0])
             inverse = one / (k1 * ((one - b) + b * length / mean))
             totals[name] += float(weight - weight / (one + np.float32(counts[name][term]) * inverse))
-    found = [(name, float(np.float32(total))) for name, total in totals.items() if total]
-    return sorted(found, key=lambda item: (-item[1], item[0]))
+    scored = [(name, float(np.float32(total))) for name, total in totals.items() if total]
+    return sorted(scored, key=lambda item: (-item[1], item[0]))
 
 
 TEXTS = st.lists(st.sampled_from(["red", "blue", "cup", "mug", "the", "x1", "★"]), max_size=60).map(" ".join)
@@ -117,7 +117,7 @@ def test_lookups_rank_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(
         SearchIndex,
         "_look_up_scores",
-        lambda self, term, found: asked.append((len(found), term.size)) or look_up(self, term, found),
+        lambda self, term, matches: asked.append((len(matches), term.size)) or look_up(self, term, matches),
     )
     with closing(index_of(tmp_path, documents)) as index:
         for _ in range(40):
@@ -125,7 +125,7 @@ def test_lookups_rank_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             expected = ranked(documents, query)
             for limit in (1, 7, 50):
                 assert index.search(query, limit) == expected[:limit]
-    assert sum(found for found, _ in asked) < sum(size for _, size in asked) / 4
+    assert sum(matches for matches, _ in asked) < sum(size for _, size in asked) / 4
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_stems(word: str, expected: str) -> None:
 
 
 def test_terms() -> None:
-    found = analyze("The Women's shoes, and MEN\u2019S Running-Shoes' for 1's")
-    assert found == ["women", "shoe", "men", "run", "shoe", "1", "s"]
+    words = analyze("The Women's shoes, and MEN\u2019S Running-Shoes' for 1's")
+    assert words == ["women", "shoe", "men", "run", "shoe", "1", "s"]
     assert len(STOPWORDS) == 33
     assert analyze(" ".join(sorted(STOPWORDS))) == []
     assert to_term("IT'S") == ""  # a stopword without its possessive

@@ -81,41 +81,41 @@ from trailnotes.envs import check_env, list_env_tasks, make_env
 from trailnotes_worlds.verifiers.env import VerifiersEnv
 from trailnotes.errors import TrailnotesError
 
-def said(call, *arguments, **options):
+def attempt(call, *arguments, **options):
     try:
         return call(*arguments, **options)
     except TrailnotesError as error:
         return f"{type(error).__name__}: {error}"
 
-def shown(each):
+def describe(each):
     return each if isinstance(each, str) else [each.text, each.reward, each.terminated, each.success, each.score]
 
-found = {}
+results = {}
 for name in ("capitals", "guess"):
-    found[f"check {name}"] = check_env(functools.partial(VerifiersEnv, taskset=name))
-    found[f"splits {name}"] = {split: [task.id for task in list_env_tasks("verifiers", split, {"taskset": name})]
+    results[f"check {name}"] = check_env(functools.partial(VerifiersEnv, taskset=name))
+    results[f"splits {name}"] = {split: [task.id for task in list_env_tasks("verifiers", split, {"taskset": name})]
                                for split in ("train", "validation", "test")}
 (task, *_) = list_env_tasks("verifiers", "train", {"taskset": "capitals"})
 for answer in ("Madrid", "It is Madrid", "Rome", "no idea"):
     env = make_env("verifiers", taskset="capitals")
-    start = env.reset(task)
-    found[f"answer {answer}"] = [start.instruction, shown(start), shown(env.step(answer)), said(env.step, "again")]
+    start, end = env.reset(task), env.step(answer)
+    results[f"answer {answer}"] = [start.instruction, describe(start), describe(end), attempt(env.step, "again")]
     env.close()
 env = VerifiersEnv(taskset="guess")
 (task, *_) = VerifiersEnv.tasks("test", taskset="guess")
-found["won"] = [shown(env.reset(task)), shown(env.step("3")), shown(env.step("0"))]
-found["instruction"] = env.reset(task).instruction
-found["crash"] = said(env.step, "crash")
+results["won"] = [describe(env.reset(task)), describe(env.step("3")), describe(env.step("0"))]
+results["instruction"] = env.reset(task).instruction
+results["crash"] = attempt(env.step, "crash")
 env.reset(task)
-found["exit"] = said(env.step, "exit")
+results["exit"] = attempt(env.step, "exit")
 env.reset(task)
-found["again"] = shown(env.reset(task))
+results["again"] = describe(env.reset(task))
 env.close()
-found["machine"] = said(VerifiersEnv(taskset="machine").reset, VerifiersEnv.tasks("train", taskset="machine")[0])
-found["nothing"] = said(VerifiersEnv.tasks, "train", taskset="no_such_taskset")
-found["few"] = said(VerifiersEnv.tasks, "train", taskset="capitals", config={"countries": 2})
-found["config"] = said(VerifiersEnv.tasks, "train", taskset="capitals", config={"depth": 2})
-print(json.dumps(found))
+results["machine"] = attempt(VerifiersEnv(taskset="machine").reset, VerifiersEnv.tasks("train", taskset="machine")[0])
+results["nothing"] = attempt(VerifiersEnv.tasks, "train", taskset="no_such_taskset")
+results["few"] = attempt(VerifiersEnv.tasks, "train", taskset="capitals", config={"countries": 2})
+results["config"] = attempt(VerifiersEnv.tasks, "train", taskset="capitals", config={"depth": 2})
+print(json.dumps(results))
 """
 
 
@@ -129,57 +129,57 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def found(surroundings: dict[str, str]) -> dict[str, Any]:
+def results(surroundings: dict[str, str]) -> dict[str, Any]:
     printed = subprocess.check_output([PYTHON, "-c", PLAY], env=surroundings, text=True)
-    told: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return told
+    output: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return output
 
 
-def test_they_keep_the_contract(found: dict[str, Any]) -> None:
-    assert found["check capitals"] == found["check guess"] == []
+def test_they_keep_the_contract(results: dict[str, Any]) -> None:
+    assert results["check capitals"] == results["check guess"] == []
 
 
-def test_a_question_has_its_own_rewards_weighted_and_summed(found: dict[str, Any]) -> None:
-    instruction, start, right, after = found["answer Madrid"]
+def test_a_question_has_its_own_rewards_weighted_and_summed(results: dict[str, Any]) -> None:
+    instruction, start, right, after = results["answer Madrid"]
     assert instruction == "Answer what you are asked."
     assert start == ["What is the capital of Spain?", 0.0, False, False, 0.0]
     assert right == ["The episode is over.", 1.5, True, True, 1.0]
     assert after.startswith("EnvError: the episode is over")
-    assert found["answer It is Madrid"][2][1:] == [1.0, True, True, 1.0]
-    assert found["answer Rome"][2][1:] == [0.5, True, False, 0.5]
-    assert found["answer no idea"][2][1:] == [0.0, True, False, 0.0]
+    assert results["answer It is Madrid"][2][1:] == [1.0, True, True, 1.0]
+    assert results["answer Rome"][2][1:] == [0.5, True, False, 0.5]
+    assert results["answer no idea"][2][1:] == [0.0, True, False, 0.0]
 
 
-def test_a_game_in_turns_is_played_turn_by_turn(found: dict[str, Any]) -> None:
-    assert found["instruction"] == "Say a number."
-    assert found["won"] == [
+def test_a_game_in_turns_is_played_turn_by_turn(results: dict[str, Any]) -> None:
+    assert results["instruction"] == "Say a number."
+    assert results["won"] == [
         ["Guess a number below 7.", 0.0, False, False, 0.0],
         ["no, another one", 0.0, False, False, 0.0],
         ["The episode is over.", 1.0, True, True, 1.0],
     ]
-    assert found["crash"] == "EnvError: Game raised ValueError: on purpose"
-    assert found["exit"] == "EnvError: Game raised SystemExit: 3"
-    assert found["again"][0] == "Guess a number below 7."
+    assert results["crash"] == "EnvError: Game raised ValueError: on purpose"
+    assert results["exit"] == "EnvError: Game raised SystemExit: 3"
+    assert results["again"][0] == "Guess a number below 7."
 
 
-def test_no_task_is_on_two_sides(found: dict[str, Any]) -> None:
-    assert found["splits capitals"] == {
+def test_no_task_is_on_two_sides(results: dict[str, Any]) -> None:
+    assert results["splits capitals"] == {
         "test": ["verifiers/capitals/0"],
         "validation": ["verifiers/capitals/1"],
         "train": ["verifiers/capitals/2", "verifiers/capitals/3"],
     }
     # of an infinite task set with seven different games all are the test's
-    assert [len(found["splits guess"][split]) for split in ("test", "validation", "train")] == [7, 0, 0]
+    assert [len(results["splits guess"][split]) for split in ("test", "validation", "train")] == [7, 0, 0]
 
 
-def test_what_cannot_be_played_says_why(found: dict[str, Any]) -> None:
-    assert found["machine"] == (
+def test_what_cannot_be_played_says_why(results: dict[str, Any]) -> None:
+    assert results["machine"] == (
         "ConfigError: env.options.taskset = 'machine' cannot be played here: its tasks run in a container; its tasks "
         "prepare a machine; a reward or a metric looks at a machine"
     )
-    assert found["nothing"].startswith("ConfigError: env.options.taskset = 'no_such_taskset' cannot be loaded: ")
-    assert found["few"] == "ConfigError: a task set of 2 tasks cannot be split into test, validation, train"
-    assert found["config"].startswith("ConfigError: env.options.taskset = 'capitals' cannot be loaded: ")
+    assert results["nothing"].startswith("ConfigError: env.options.taskset = 'no_such_taskset' cannot be loaded: ")
+    assert results["few"] == "ConfigError: a task set of 2 tasks cannot be split into test, validation, train"
+    assert results["config"].startswith("ConfigError: env.options.taskset = 'capitals' cannot be loaded: ")
 
 
 def test_the_config_plays_the_example(surroundings: dict[str, str]) -> None:

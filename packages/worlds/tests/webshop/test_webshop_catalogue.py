@@ -69,8 +69,8 @@ def test_ours_is_made_once_by_any_number_of_processes(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     together = context.Barrier(3, timeout=120).wait
     with ProcessPoolExecutor(3, mp_context=context, initializer=together) as pool:
-        found = list(pool.map(_opened, [tmp_path] * 3))
-    assert found[0] == found[1] == found[2] != []
+        opened = list(pool.map(_opened, [tmp_path] * 3))
+    assert opened[0] == opened[1] == opened[2] != []
     assert len(list((tmp_path / "webshop").iterdir())) == 1
 
 

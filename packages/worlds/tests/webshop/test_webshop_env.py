@@ -86,18 +86,18 @@ def test_compat_original_repeats_the_instruction(shop: str, task: Task) -> None:
     assert "Your score (min 0.0, max 1.0) [SEP] 1.0 [SEP]" in last.text
     fixed = play(ws.WebShopEnv(catalogue=shop), task, *PURCHASE)
     assert not any("Instruction" in observation.text for observation in fixed)
-    said = play(ws.WebShopEnv(catalogue=shop, repeat_instruction=True), task, *PURCHASE[:1])
-    assert "Instruction: [SEP]" in said[1].text
+    repeated = play(ws.WebShopEnv(catalogue=shop, repeat_instruction=True), task, *PURCHASE[:1])
+    assert "Instruction: [SEP]" in repeated[1].text
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    said=st.sampled_from(["{}", "search[{}]", "click[{}]", "search[<r> {}]", "search[<q> {}]"]),
+    form=st.sampled_from(["{}", "search[{}]", "click[{}]", "search[<r> {}]", "search[<q> {}]"]),
     words=st.text(),
     compat=st.sampled_from(ws.COMPATS),
 )
-def test_any_text_is_an_action(shop: str, task: Task, said: str, words: str, compat: str) -> None:
-    last = play(ws.WebShopEnv(catalogue=shop, compat=compat), task, said.format(words))[-1]
+def test_any_text_is_an_action(shop: str, task: Task, form: str, words: str, compat: str) -> None:
+    last = play(ws.WebShopEnv(catalogue=shop, compat=compat), task, form.format(words))[-1]
     assert last.actions
     last.text.encode()
 

@@ -72,15 +72,11 @@ def test_the_searched_text_is_that_of_the_original() -> None:
 @pytest.mark.parametrize(
     ("listed", "prices", "tag"),
     [
-        (None, (), "$100.0"),
-        ("", (), "$100.0"),
-        ("$9.99", (9.99,), "$9.99"),
-        ("$10.00 to $20.50", (10.0, 20.5), "$10.0 to $20.5"),
-        ("$1$2$3", (1.0, 2.0), "$1.0 to $2.0"),
-        ([100.0], (), "$100.0"),
+        *((listed, (), "$100.0") for listed in (None, "", [100.0])), ("$9.99", (9.99,), "$9.99"),
+        ("$10.00 to $20.50", (10.0, 20.5), "$10.0 to $20.5"), ("$1$2$3", (1.0, 2.0), "$1.0 to $2.0"),
         ([5, 7.5], (5.0, 7.5), "$5.0 to $7.5"),
     ],
-)
+)  # fmt: skip
 def test_prices(listed: Any, prices: tuple[float, ...], tag: str) -> None:
     assert (parse_prices(listed), format_price(prices)) == (prices, tag)
 

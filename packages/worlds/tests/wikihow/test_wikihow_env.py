@@ -87,11 +87,8 @@ def test_a_task_file_is_played_to_its_full_reward(small: str, files: Path) -> No
     task = next(task for task in listed("test", library=small, tasks=str(files)) if "two" in task.id)
     begun, *steps = play(env, task, "INPUT(2, an egg to boil)", "CLICK(3)", "CLICK(11)")
     assert begun.max_score == 3
-    assert [(step.reward, step.score, step.terminated) for step in steps] == [
-        (1, 1, False),
-        (1, 2, False),
-        (1, 3, True),
-    ]
+    results = [(step.reward, step.score, step.terminated) for step in steps]
+    assert results == [(1, 1, False), (1, 2, False), (1, 3, True)]
     assert steps[-1].success
     assert steps[0].text.endswith('Instruction: Access the article "How to Boil an Egg"')
     with pytest.raises(EnvError, match="the episode is over"):
@@ -134,9 +131,7 @@ def test_our_splits_have_no_article_in_common() -> None:
         split: {task.options[key] for task in tasks for key in ("slug", "then_slug") if key in task.options}
         for split, tasks in sides.items()
     }
-    assert not articles["train"] & articles["test"]
-    assert not articles["train"] & articles["validation"]
-    assert not articles["validation"] & articles["test"]
+    assert sum(map(len, articles.values())) == len(set.union(*articles.values()))
     for split in wh.SPLITS:  # what one dataset seed trains on, no other examines
         others = {task.options["slug"] for task in listed(split, dataset_seed=1)}
         assert not others - {task.options["slug"] for task in sides[split]}
@@ -230,10 +225,8 @@ def test_a_task_file_lists_its_pages_and_instructions(file: Path) -> None:
         "Then, check the author page of Ann Lee, PhD.",
     ]
     assert goal.find_reached([f"{HOST}/wikiHowTo?search=an+egg+&wh_an=1"]) == [0]
-    assert goal.find_reached([f"{HOST}/Boil-an-Egg?wh_an=1&amp=1", f"{HOST}/Author/Ann-Lee-PhD?wh_an=1&amp=1"]) == [
-        1,
-        2,
-    ]
+    later = [f"{HOST}/Boil-an-Egg?wh_an=1&amp=1", f"{HOST}/Author/Ann-Lee-PhD?wh_an=1&amp=1"]
+    assert goal.find_reached(later) == [1, 2]
     assert goal.find_reached([]) == []
 
 

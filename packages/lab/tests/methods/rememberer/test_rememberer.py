@@ -78,9 +78,8 @@ def test_a_transition_knows_what_led_to_it() -> None:
 
 
 def test_an_unreadable_answer_is_no_experience() -> None:
-    read = extract_experiences(
-        episode(("hall", NO_OP, 0.0), ("hall", "go", 0.5), ("room", NO_OP, 0.25), ("room", "go", 1.0))
-    )
+    steps = ("hall", NO_OP, 0.0), ("hall", "go", 0.5), ("room", NO_OP, 0.25), ("room", "go", 1.0)
+    read = extract_experiences(episode(*steps))
     assert [(t.observation, t.action, t.reward) for t in read] == [("hall", "go", 0.75), ("room", "go", 1.0)]
     assert read[1].history == ("go",)
     with open_experience(cave_config()) as table, table.transaction():
@@ -101,14 +100,10 @@ def advice(of: ExperienceRecord, seed: int = 0) -> tuple[tuple[ValuedAction, ...
     return choose_advice(of, random.Random(seed))
 
 
-def test_the_best_action_is_encouraged_and_worthless_ones_are_discouraged() -> None:
+def test_the_best_action_is_encouraged_and_the_worthless_discouraged_worst_first() -> None:
     assert advice(record(a=0.5, b=1.0, c=0.0)) == ((ValuedAction("b", 1.0),), (ValuedAction("c", 0.0),))
-
-
-def test_discouraged_actions_are_listed_worst_first() -> None:
-    of = record(a=-1.0, b=-100.0, c=0.0, d=-5.0)
     bad = (ValuedAction("b", -100.0), ValuedAction("d", -5.0), ValuedAction("a", -1.0), ValuedAction("c", 0.0))
-    assert advice(of) == (NONE, bad)
+    assert advice(record(a=-1.0, b=-100.0, c=0.0, d=-5.0)) == (NONE, bad)
 
 
 def test_an_untried_action_is_encouraged_where_none_is_good() -> None:

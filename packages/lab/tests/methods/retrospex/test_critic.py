@@ -149,10 +149,8 @@ def test_values_of_a_chain_are_those_computed_by_hand(end_of_first: str) -> None
     iql = IQL(networks, seed=0)
     for epoch in range(300):
         iql.run_epoch(chain(end_of_first), epoch, lambda *_: None)
-    critic = Critic(networks, {}, {})
-    q, v = critic.predict_values(
-        ["walk"] * 4, ["place 0", "place 0", "place 1", "place 1"], ["on", "quit", "on", "quit"]
-    )
+    critic, places = Critic(networks, {}, {}), ["place 0", "place 0", "place 1", "place 1"]
+    q, v = critic.predict_values(["walk"] * 4, places, ["on", "quit", "on", "quit"])
     assert q == pytest.approx([0.693, 0.0, 1.0, 0.0], abs=0.03)
     assert v == pytest.approx([0.485, 0.485, 0.7, 0.7], abs=0.03)
     assert critic.compute_advantages("walk", "place 1", ["on", "quit"]) == pytest.approx([0.3, -0.7], abs=0.05)
@@ -163,10 +161,9 @@ def test_values_of_a_chain_are_those_computed_by_hand(end_of_first: str) -> None
 
 def test_the_area_counts_pairs_and_a_tie_counts_half() -> None:
     # won: 3, 1; lost: 2, 1. Pairs: 3>2, 3>1, 1<2, 1=1: 2.5 of 4.
-    found = estimate_auc([3, 1, 2, 1], [True, True, False, False], [0, 1, 2, 3])
-    assert found is not None
-    assert found.mean == 0.625
-    assert found.low <= found.mean <= found.high
+    interval = estimate_auc([3, 1, 2, 1], [True, True, False, False], [0, 1, 2, 3])
+    assert interval is not None
+    assert interval.low <= interval.mean == 0.625 <= interval.high
 
 
 def test_steps_of_an_episode_are_resampled_together() -> None:
@@ -238,10 +235,9 @@ def test_nothing_of_a_held_out_task_is_learned_from(run: Path, tmp_path: Path) -
     assert first.figures["held_out_episodes"] == 2
     assert first.figures["held_out_steps_won"] == 2
     episodes = list(read_episodes([run]))
-    strange = [replace(e.steps[0], action="xyzzy", reward=9.0) for e in episodes]
+    strange = {"action": "xyzzy", "reward": 9.0}
     other = [
-        replace(e, steps=(step, *e.steps[1:])) if e.task.id in kept else e
-        for e, step in zip(episodes, strange, strict=True)
+        replace(e, steps=(replace(e.steps[0], **strange), *e.steps[1:])) if e.task.id in kept else e for e in episodes
     ]
     second = train_critic(make_config(), [write(tmp_path / "other", *other)], tmp_path / "second")
     assert second.about["fingerprint"] != first.about["fingerprint"]

@@ -26,12 +26,7 @@ from trailnotes.rollout.groups import GroupRunner
 from trailnotes.runs.adapt import adapt
 from trailnotes.storage.files import read_jsonl, trajectory_from_json
 from trailnotes.types import Completion, Message, Observation, Sampling, Task, TokenIds, Trajectory
-from trailnotes_lab.methods.retrospex import (
-    RescoringActor,
-    map_to_admissible,
-    override_sampling,
-    select_candidate,
-)
+from trailnotes_lab.methods.retrospex import RescoringActor, map_to_admissible, override_sampling, select_candidate
 from trailnotes_lab.methods.retrospex.critic import train_critic
 from trailnotes_lab.methods.retrospex.transitions import RetrospexConfig
 
@@ -85,11 +80,11 @@ actions = st.lists(st.sampled_from(["look", "go north", "go south", "take key", 
 
 @given(actions, actions, st.integers(1, 5))
 def test_mapped_actions_are_admissible(predicted: list[str], admissible: list[str], num: int) -> None:
-    found = map_to_admissible(predicted, admissible, num, EMBEDDER)
-    assert len(found) == len(set(found)) == min(num, len(set(admissible)))
-    assert set(found) <= set(admissible)
+    mapped = map_to_admissible(predicted, admissible, num, EMBEDDER)
+    assert len(mapped) == len(set(mapped)) == min(num, len(set(admissible)))
+    assert set(mapped) <= set(admissible)
     exact = [action for action in dict.fromkeys(predicted) if action in admissible]
-    assert found[: len(exact)] == exact[:num]
+    assert mapped[: len(exact)] == exact[:num]
 
 
 # -- the actor
