@@ -19,7 +19,6 @@ EXTRAS = {
     "openai": ("openai",),
     "plot": ("matplotlib",),
     "embed": ("sentence_transformers",),
-    "index": ("faiss",),
     "vllm": ("vllm",),
     "ray": ("ray",),
     "tinker": ("tinker",),

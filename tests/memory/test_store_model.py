@@ -1,8 +1,7 @@
-"""The memory against a plain model of it: random operations by two writers of one file, one with an index, one without.
+"""The memory against a plain model of it: random operations by two writers of one file.
 
 Tips beyond the capacity are retired by any of the rules, readers are counted and measured, and the owner brings back.
-Asked for all tips, the index must find exactly what is there, whatever was written, deleted, switched, undone,
-restored, closed or damaged before; asked for the nearest of some to a tip's own key, it must know where that tip lies.
+A search must find exactly what is there, whatever was written, deleted, switched, undone, restored or closed before.
 """
 
 from __future__ import annotations
@@ -26,18 +25,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from trailnotes.config.schema import MemoryConfig
-from trailnotes.memory import TipMemory, exchange, index, open_memory
+from trailnotes.memory import TipMemory, exchange, open_memory
 from trailnotes.memory.exchange import rewind_to_snapshot
 from trailnotes.memory.retrieval import Floats
 from trailnotes.memory.tip_stats import TipEffect, TipExposure
 from trailnotes.types import Tip
 
-pytest.importorskip("faiss", reason="the index needs the extra index")
-
 CAPACITY = 40
 DIM = 8
-NEAREST = MemoryConfig(threshold=-1, order=("similarity",), capacity=10**6).model_copy(update={"exact_below": 1})
-EXACT = NEAREST.model_copy(update={"exact_below": 10**9})
 
 
 class Directions:
@@ -54,8 +49,6 @@ class Directions:
 
 class LaxConfig(MemoryConfig):
     distilled_readers: ClassVar[int] = 2
-    exact_below: ClassVar[int] = 1
-    candidates: ClassVar[int] = 8
 
 
 CONFIG = LaxConfig(threshold=-0.2, capacity=CAPACITY, distilled=0.5, order=("score", "support", "recency"))
@@ -179,19 +172,19 @@ class Model:
 
 
 class TwoWriters(RuleBasedStateMachine):
-    """Two connections to one file: the first searches through the index."""
+    """Two connections to one file."""
 
     @initialize(retire=st.sampled_from(RULES))
     def begin(self, retire: str) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.path = Path(self.folder.name) / "memory.db"
         self.model = Model(retire)
-        self.memories = [self.opened(0), self.opened(1)]
+        self.memories = [self.opened(), self.opened()]
         self.saved: Model | None = None
         self.by_owner = 0  # changes since the snapshot
 
-    def opened(self, writer: int) -> TipMemory:
-        config = CONFIG.model_copy(update={"retire": self.model.retire, "index": ("auto", "exact")[writer]})
+    def opened(self) -> TipMemory:
+        config = CONFIG.model_copy(update={"retire": self.model.retire})
         return open_memory(self.path, config, embedder=Directions(), clock=lambda: "")
 
     def teardown(self) -> None:
@@ -281,17 +274,10 @@ class TwoWriters(RuleBasedStateMachine):
         self.model = copy.deepcopy(self.saved)
         self.add(writer, instead)
 
-    @rule(writer=WRITERS, harm=st.sampled_from(["", "remove", "cut", "change"]))
-    def open_again(self, writer: int, harm: str) -> None:
+    @rule(writer=WRITERS)
+    def open_again(self, writer: int) -> None:
         self.memories[writer].close()
-        file = self.path.with_name("memory.db-index")
-        if file.exists() and harm == "remove":
-            file.unlink()
-        elif file.exists() and harm:
-            content = bytearray(file.read_bytes())
-            content[len(content) // 2] ^= 1
-            file.write_bytes(content if harm == "change" else content[:-9])
-        self.memories[writer] = self.opened(writer)
+        self.memories[writer] = self.opened()
 
     @rule(namespace=st.sampled_from(NAMESPACES), query=st.sampled_from(["key 0", "key 1"]))
     def search(self, namespace: str, query: str) -> None:
@@ -317,7 +303,6 @@ class TwoWriters(RuleBasedStateMachine):
                 assert memory.store.size(namespace) == len(enabled)
 
 
-def test_two_writers_and_a_model_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "MAX_UNSAVED", 1)
+def test_two_writers_and_a_model_agree() -> None:
     steps = {"max_examples": 12, "stateful_step_count": 20}
     run_machine(TwoWriters, settings=settings(**steps, deadline=None, suppress_health_check=list(HealthCheck)))

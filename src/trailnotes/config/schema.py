@@ -102,8 +102,6 @@ class MemoryConfig(Section):
 
     distilled_readers: ClassVar[int] = 4  # successful readers that a tip needs for `distilled`
     shared_split: ClassVar[str] = "train"  # wider scopes: games of all splits may read its tips
-    exact_below: ClassVar[int] = 5000  # tips of a task or scope from which searches use the index
-    candidates: ClassVar[int] = 128  # nearest tips that the index returns, for `order` to sort
 
     embedder: str = key(
         "hashing", "hashing (no dependency), minilm (extra embed), a sentence-transformers name, or openai:NAME, the "

@@ -62,7 +62,7 @@ class ControlMemory(TipMemory):
             other = pick_other_filter(self.store, namespace, self.config.shared_split)
         if other is None:
             return []
-        page = self.store.load_page(other, self._stored_sort_keys)
+        page = self._load_page(other)
         return self.store.fetch(page, range(min(len(own), len(page.ids))))
 
 

@@ -315,8 +315,6 @@ class MemoryFile(Closeable):
                 roll_back(self.connection)
                 self._on_rollback()
                 raise
-            finally:
-                self._on_transaction_end()
 
     def snapshot(self, path: StrPath) -> None:
         """Write a consistent copy to `path`, one self-contained file, atomically, while others may read and write."""
@@ -349,5 +347,3 @@ class MemoryFile(Closeable):
         return int(self.write(sql).fetchone()[0])
 
     def _on_rollback(self) -> None: ...
-
-    def _on_transaction_end(self) -> None: ...

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import numpy as np
 
 from trailnotes.memory import schema
-from trailnotes.memory.index import ID_CONDITION, BM25Index, ExactIndex, FileIndex, count_enabled, decode_vectors
+from trailnotes.memory.index import BM25Index, ExactIndex, count_enabled, decode_vectors
 from trailnotes.memory.retrieval import Floats
 from trailnotes.memory.schema import Closeable, EmbedderIdentity, MemoryFile, translate_errors
 from trailnotes.memory.scope import ALL_TIPS, TaskTable, TipFilter, make_tip_filter
@@ -90,17 +90,13 @@ class OwnerChange(NamedTuple):
 
 
 class TipStore(MemoryFile):
-    """The rows of one memory file: `tasks` knows who may read which tips, `index` finds those near a vector."""
+    """The rows of one memory file; `tasks` knows who may read which tips."""
 
     def __init__(self, path: StrPath | None, identity: EmbedderIdentity | None = None) -> None:
         super().__init__(path, identity)
         self._cache: OrderedDict[Any, Any] = OrderedDict()  # sizes and pages
         self._cache_state = (-1, -1)  # of the file, that they belong to
         self._on_rollback()
-
-    def close(self) -> None:
-        self.index.close()
-        super().close()
 
     def load_tips(self, namespace: str | None = None, *, after: int = 0) -> list[Tip]:
         """Return the tips, oldest first: of all namespaces or one, and only those written since `after`."""
@@ -189,20 +185,10 @@ class TipStore(MemoryFile):
         query = _build_page_query(f"{place.condition} AND enabled", order)
         return self._get_cached((place, *order), lambda: self._build_page(self.query(query, place.values)))
 
-    def load_nearest_page(
-        self, namespace: str | TipFilter, order: Sequence[str], vector: Floats, count: int
-    ) -> TipPage:
-        """Return about the `count` enabled tips that the index finds nearest to `vector` (dim,), as `load_page`."""
-        place = make_tip_filter(namespace)
-        # The plus keeps SQLite from going through the whole place.
-        query = _build_page_query(f"{ID_CONDITION} AND +{place.condition} AND enabled", order)
-        with self.lock:
-            return self._build_page(self.index.find_nearest(place, self.size(place), vector, count, query))
-
     def fetch(self, page: TipPage, positions: Sequence[int]) -> list[Tip]:
         """Return the tips at `positions` of a page, without those deleted a moment ago."""
         ids = [page.ids[position] for position in positions]
-        rows = self.query(f"{SELECT_TIP} WHERE {ID_CONDITION}", (json.dumps(ids),))
+        rows = self.query(f"{SELECT_TIP} WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(ids),))  # noqa: S608
         tips = {row[0]: parse_tip_row(row) for row in rows}
         return [tips[tip_id] for tip_id in ids if tip_id in tips]
 
@@ -356,11 +342,8 @@ class TipStore(MemoryFile):
 
     def _on_rollback(self) -> None:
         """Begin without anything read so far: it may be of undone writes, whose numbers the next ones get."""
-        self.tasks, self.index = TaskTable(self), FileIndex(self)
+        self.tasks = TaskTable(self)
         self._cache.clear()
-
-    def _on_transaction_end(self) -> None:
-        self.index.catch_up()
 
     def _get_cached(self, slot: Hashable, compute: Callable[[], T]) -> T:
         """Return what `compute` returned for this slot, or returns now if any process has written since."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.errors import ConfigError, MemoryStoreError
 from trailnotes.memory import retrieval, tip_stats
-from trailnotes.memory.index import Ints, fuse_reciprocal_ranks, is_faiss_installed
+from trailnotes.memory.index import Ints, fuse_reciprocal_ranks
 from trailnotes.memory.retrieval import Embedder, Floats
 from trailnotes.memory.schema import EmbedderIdentity, require_identity
 from trailnotes.memory.scope import TipFilter, add_filters
@@ -145,8 +145,7 @@ class TipMemory(StoreBackedMemory):
     ) -> list[Tip]:
         """Return enabled tips whose key is at least `config.threshold` similar to `query`, the best first.
 
-        The order is `config.ranking`, then the newest. Candidates are the tips of `config.scope`; where these are so
-        many that the index is asked, the `config.candidates` nearest.
+        The order is `config.ranking`, then the newest. Candidates are the tips of `config.scope`.
 
         Args:
             namespace: the task.
@@ -154,25 +153,25 @@ class TipMemory(StoreBackedMemory):
             top_k: tips at most.
             filters: fields of `Tip` with the value that each must have, such as `{"run": "a", "model": "b"}`.
         """
-        place, by_index = self._resolve_place(namespace)
+        place = self._resolve_place(namespace)
         if filters:
-            place, by_index = add_filters(place, filters), False
-        vector = self.embed([query])[0] if top_k > 0 and self._needs_vector(place, by_index) else None
-        return self._search_place(place, by_index, query, vector, top_k)
+            place = add_filters(place, filters)
+        vector = self.embed([query])[0] if top_k > 0 and self._needs_vector(place) else None
+        return self._search_place(place, query, vector, top_k)
 
     async def search_async(self, namespace: str, query: str, top_k: int) -> list[Tip]:
         """Search without blocking the event loop while a slow embedder, or the word index, computes."""
-        (place, by_index), vector = self._resolve_place(namespace), None
-        if top_k > 0 and self._needs_vector(place, by_index):
+        place, vector = self._resolve_place(namespace), None
+        if top_k > 0 and self._needs_vector(place):
             (vector,) = await retrieval.embed_async(self.embedder, [_truncate_for_embedding(query)])
         if self.config.retrieval == "dense":
-            return self._search_place(place, by_index, query, vector, top_k)
-        return await asyncio.to_thread(self._search_place, place, by_index, query, vector, top_k)
+            return self._search_place(place, query, vector, top_k)
+        return await asyncio.to_thread(self._search_place, place, query, vector, top_k)
 
     def search_nearest(self, namespace: str, query: str, top_k: int, threshold: float | None = None) -> list[SearchHit]:
         """Return the candidates with their cosine similarity, the most similar first, whatever `config.order` is."""
         vector = self.embed([query])[0]
-        page = self._load_page(*self._resolve_place(namespace), vector, top_k)
+        page = self._load_page(self._resolve_place(namespace))
         least = self.config.threshold if threshold is None else threshold
         rows, similarities = page.index.find_within(vector, least)
         best = np.lexsort((-page.columns["recency"][rows], -similarities))[:top_k]
@@ -293,12 +292,12 @@ class TipMemory(StoreBackedMemory):
             raise ValueError(f"max_score must be above 0, is {max_score}")
         store, earned = self.store, tip_stats.compute_credit(score, max_score, success=bool(success))
         with store.transaction():
-            if finished := store.finish_attempt(attempt, earned, task):
-                task, tips = finished
-                others = store.load_attempts(task, COMPARED_ATTEMPTS, without=attempt)
-                store.record_exposures(tip_stats.compare_reader(tips, earned, others))
-        if finished is None:  # refused here, since a transaction that is undone forgets the index
-            raise MemoryStoreError(f"there is no session {attempt[:40]!r} that waits for its report")
+            finished = store.finish_attempt(attempt, earned, task)
+            if finished is None:
+                raise MemoryStoreError(f"there is no session {attempt[:40]!r} that waits for its report")
+            task, tips = finished
+            others = store.load_attempts(task, COMPARED_ATTEMPTS, without=attempt)
+            store.record_exposures(tip_stats.compare_reader(tips, earned, others))
 
     def record_effects(self, readings: Sequence[TipEffect]) -> None:
         """Record tip effects; with `config.distilled` a tip that no longer changes anything is retired."""
@@ -337,41 +336,27 @@ class TipMemory(StoreBackedMemory):
         self.store.update(merged, vector, refresh=True)
         return 1
 
-    def _resolve_place(self, namespace: str) -> tuple[str | TipFilter, bool]:
-        """Return what a task searches, and whether it has so many tips that the index is asked."""
+    def _resolve_place(self, namespace: str) -> str | TipFilter:
+        """Return what a task searches."""
         namespace, config = replace_surrogates(namespace), self.config
-        wider = self.store.tasks.get_search_filter(namespace, config.scope, config.shared_split)
-        place = wider or namespace
-        asks_index = config.retrieval == "dense" and is_faiss_installed()
-        return place, asks_index and self.store.size(place) >= config.exact_below
+        return self.store.tasks.get_search_filter(namespace, config.scope, config.shared_split) or namespace
 
-    def _load_page(self, place: str | TipFilter, by_index: bool, vector: Floats | None, top_k: int) -> TipPage:
-        if vector is None or not by_index:
-            return self.store.load_page(place, self._stored_sort_keys)
-        count = max(8 * top_k, self.config.candidates)
-        return self.store.load_nearest_page(place, self._stored_sort_keys, vector, count)
-
-    @property
-    def _stored_sort_keys(self) -> list[str]:
-        return [name for name in self.config.ranking if name not in COMPUTED_KEYS]
+    def _load_page(self, place: str | TipFilter) -> TipPage:
+        return self.store.load_page(place, [name for name in self.config.ranking if name not in COMPUTED_KEYS])
 
     @property
     def _ranks_all(self) -> bool:
         """Say whether all tips of a place are candidates, in an order that does not depend on the query."""
         return self.config.threshold <= -1 and "similarity" not in self.config.ranking
 
-    def _needs_vector(self, place: str | TipFilter, by_index: bool) -> bool:
+    def _needs_vector(self, place: str | TipFilter) -> bool:
         """Return whether the result depends on the vector of the query, which is else not embedded."""
-        if by_index or self.config.retrieval == "sparse":
-            return by_index
-        return not self._ranks_all and bool(self.store.load_page(place, self._stored_sort_keys).ids)
+        return self.config.retrieval != "sparse" and not self._ranks_all and bool(self._load_page(place).ids)
 
-    def _search_place(
-        self, place: str | TipFilter, by_index: bool, query: str, vector: Floats | None, top_k: int
-    ) -> list[Tip]:
+    def _search_place(self, place: str | TipFilter, query: str, vector: Floats | None, top_k: int) -> list[Tip]:
         if top_k <= 0:
             return []
-        page = self._load_page(place, by_index, vector, top_k)
+        page = self._load_page(place)
         if vector is None and self.config.retrieval != "sparse":  # if the query decides, the place was empty before
             return self._rank_candidates(page, np.arange(len(page.ids)), None, top_k) if self._ranks_all else []
         return self._rank_candidates(page, *self._find_candidates(page, query, vector), top_k)
