@@ -137,7 +137,7 @@ def _is_unfinished(run: PlannedRun) -> bool:
 def _list_changed_settings(run: PlannedRun) -> list[str]:
     changed = _diff_settings(run.directory, run.config)
     if run.prior_key in changed:  # a path from where the run was started: the same run may lie elsewhere now
-        named = flatten_config(load_run_config(run.directory))[run.prior_key]
+        named = flatten_config(load_run_config(run.directory)).get(run.prior_key, ())
         if any(run.after in Path(path).parts for path in ([named] if isinstance(named, str) else named)):
             changed.remove(run.prior_key)
     return changed
