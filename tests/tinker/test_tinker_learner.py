@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from tinker_servers import RANK, Server
-from tiny import episode, group, told
+from tiny import episode, group, make_row
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import resolve_config
@@ -157,8 +157,8 @@ def test_rehearsal_is_recorded_where_the_model_is(stand_in: Any) -> None:
 def test_held_and_imitated_rows_of_one_role_and_weight_are_means_of_their_own(stand_in: Any) -> None:
     config = make_config(stand_in("documented"), "--learner.anchor_by", "samples")
     learner = TinkerLearner(config, TinkerServer(config.learner))
-    imitated = [told("rehearsal", seed, tokens, imitate=0.5) for seed, tokens in ((1, 3), (2, 5))]
-    given = [*imitated, told("rehearsal", 3, 4, hold=0.5)]
+    imitated = [make_row("rehearsal", seed, tokens, imitate=0.5) for seed, tokens in ((1, 3), (2, 5))]
+    given = [*imitated, make_row("rehearsal", 3, 4, hold=0.5)]
     rows, metrics = learner._replace_anchors(given, seed=0), UpdateMetrics()
     scored = [torch.tensor(row) for row in learner.logprobs(rows)]
     logprobs = torch.nn.utils.rnn.pad_sequence(scored, batch_first=True)
