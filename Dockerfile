@@ -22,7 +22,7 @@ RUN apt-get update \
 
 # Packages first: this layer lasts until a pyproject.toml or constraints.txt changes.
 FROM build AS packages
-ARG EXTRAS=train,textworld,openai,plot,index,web,mcp
+ARG EXTRAS=train,textworld,openai,plot,web,mcp
 ARG WORLDS=webshop
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY packages/worlds/pyproject.toml packages/worlds/README.md packages/worlds/LICENSE packages/worlds/

@@ -157,6 +157,6 @@ $(INSTALLED): pyproject.toml packages/worlds/pyproject.toml packages/lab/pyproje
 	@echo "Installing into .venv (some minutes the first time) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) $(TORCH) $(if $(TORCH_INDEX_URL),--no-deps --index-url $(TORCH_INDEX_URL))
-	$(PIP) $(TORCH) -e '.[train,textworld,web,openai,plot,ray,index,mcp,dev]' \
+	$(PIP) $(TORCH) -e '.[train,textworld,web,openai,plot,ray,mcp,dev]' \
 	  -e './packages/worlds[scienceworld,textworld-express,webshop,gymnasium,openenv,mobile-env]' -e './packages/lab[tensorboard]'
 	@touch $@

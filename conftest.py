@@ -101,7 +101,7 @@ def no_endpoint_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def engine_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Start `tests/causal.py` in the place of vLLM; a file in the folder returned is a fault of every engine."""
     monkeypatch.setattr("trailnotes.policies.vllm.server.PROGRAM", Path(__file__).parent / "tests" / "causal.py")
     path = tmp_path / "faults"

@@ -292,8 +292,10 @@ def test_a_report_may_come_from_another_process_and_comes_once(tmp_path: Path) -
     with memory_at(tmp_path / "memory.db") as memory:
         session.memory = memory
         session.report(1.0, success=False)
+        page = memory.store.load_page("door", ())
         with pytest.raises(MemoryStoreError, match="waits for its report"):
             session.report(1.0)
+        assert memory.store.load_page("door", ()) is page, "a refused report has nothing read again"
         (stats,) = [stats for stats in memory.store.load_reader_stats().values() if stats.shown]
         assert (stats.shown, stats.earned, stats.compared) == (1, 1.0, 0)
 

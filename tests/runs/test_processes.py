@@ -21,7 +21,7 @@ from trailnotes.errors import RunError
 from trailnotes.policies.vllm import server
 from trailnotes.runs.train import train
 
-pytestmark = pytest.mark.usefixtures("faults")
+pytestmark = pytest.mark.usefixtures("engine_faults")
 
 ENGINE = {"name": "vllm", "python": sys.executable}
 LORA = {"lora": {"enabled": True, "rank": 4}}
@@ -65,12 +65,12 @@ def test_engine_processes_equal_the_embedded_engine(
 
 @pytest.mark.long
 def test_engine_sleeps_on_the_learners_device_while_it_updates(
-    start_model: Path, tmp_path: Path, faults: Path, caplog: pytest.LogCaptureFixture
+    start_model: Path, tmp_path: Path, engine_faults: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_of(start_model, {}, algorithm={"name": "grpo"}, train={"iterations": 2})
-    (faults / "die-in-sleep-once").touch()  # before the first update
+    (engine_faults / "die-in-sleep-once").touch()  # before the first update
     train(tiny_config(start_model, **settings, engine=ENGINE | {"shared_card": True}), tmp_path / "two")
-    (faults / "calls").rename(tmp_path / "calls")
+    (engine_faults / "calls").rename(tmp_path / "calls")
     train(tiny_config(start_model, **settings), tmp_path / "one")
     assert list_actions(tmp_path / "two") == list_actions(tmp_path / "one")
     assert distance(tmp_path / "one", tmp_path / "two") < 1e-5
@@ -85,11 +85,11 @@ def test_engine_sleeps_on_the_learners_device_while_it_updates(
 
 
 @pytest.mark.long
-def test_engine_killed_in_mid_iteration(start_model: Path, tmp_path: Path, faults: Path) -> None:
+def test_engine_killed_in_mid_iteration(start_model: Path, tmp_path: Path, engine_faults: Path) -> None:
     settings = settings_of(start_model, {}, algorithm={"author": "start"})
     train(tiny_config(start_model, **settings), tmp_path / "one")
     for step in (2, 9):
-        (faults / f"die-{step}").touch()
+        (engine_faults / f"die-{step}").touch()
     train(tiny_config(start_model, **settings, engine=ENGINE), tmp_path / "two")
     assert list_actions(tmp_path / "two") == list_actions(tmp_path / "one")
     assert distance(tmp_path / "one", tmp_path / "two") < 1e-5
@@ -99,8 +99,8 @@ def test_engine_killed_in_mid_iteration(start_model: Path, tmp_path: Path, fault
 
 
 @pytest.mark.long
-def test_engine_drift_stops_the_run(start_model: Path, tmp_path: Path, faults: Path) -> None:
-    (faults / "shift-2").touch()  # from the second load on, what it says of sampled tokens is .2 nats off
+def test_engine_drift_stops_the_run(start_model: Path, tmp_path: Path, engine_faults: Path) -> None:
+    (engine_faults / "shift-2").touch()  # from the second load on, what it says of sampled tokens is .2 nats off
     config = tiny_config(start_model, **settings_of(start_model, {}), engine=ENGINE)
     with pytest.raises(RunError, match=r"differ by 0.2 nats .* engine.max_logprob_mismatch = 0.05"):
         train(config, tmp_path / "run")

@@ -38,14 +38,10 @@ def tasks_of(config: Config, split: str) -> list[Task]:
 
 
 def load_identity(config: Config) -> dict[str, Any]:
-    """Load what comparable results must share; {} where the environment is absent or does not say.
-
-    Raises:
-        EnvError: the environment's `identity` failed: without it nobody would notice other data.
-    """
+    """Load what comparable results must share; {} where the environment is absent or does not say."""
     try:
         return get_env_identity(config.env.name, config.env.options)
-    except (ConfigError, MissingExtraError):
+    except (ConfigError, EnvError, MissingExtraError):
         return {}
 
 

@@ -34,6 +34,8 @@ from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import Sample, derive_seed
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def make_learner(
     config: Config, model: Any, reference: Any, dump_dir: Path | None, monitor: ranks.RankMonitor | None = None
@@ -142,7 +144,7 @@ class ShardedLearner:
 
 def main(rank: int, directory: Path) -> None:
     """Be a rank that `start_ranks` started, until the pipe from rank 0 ends."""
-    _ignore_signals()
+    _ignore_stop_signals()
 
     def exit_with_rank_0() -> None:
         while os.read(0, 1):
@@ -163,7 +165,8 @@ def main(rank: int, directory: Path) -> None:
 
 def run_torchrun_rank(config: Config) -> None:
     """Run a rank that torchrun started. Raises `LearnerError` where it failed, or another is gone."""
-    _ignore_signals()
+    for number in STOP_SIGNALS:  # while it waits for rank 0, in torch's own code, no handler of Python runs
+        signal.signal(number, signal.SIG_DFL)
     ranks.validate_world_size(config)
     rank = int(os.environ["RANK"])
     try:
@@ -173,9 +176,9 @@ def run_torchrun_rank(config: Config) -> None:
         raise LearnerError(f"rank {rank} of the learner failed: {format_error(error)}") from error
 
 
-def _ignore_signals() -> None:
+def _ignore_stop_signals() -> None:
     """Leave signals that ask the run to stop to rank 0, which saves before it ends the other ranks."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -188,6 +191,7 @@ def follow_rank_0(rank: int, store: Store, **where: Any) -> None:
         build = json.loads(store.get(ranks.BUILD_KEY))
         if build is None:
             return
+        _ignore_stop_signals()
         config, dump_dir = Config(**build["config"]), build["dump_dir"] and Path(build["dump_dir"])
         store.set_timeout(timedelta(seconds=config.learner.timeout))
         torch.set_num_threads(config.run.threads or max(1, torch.get_num_threads() // config.learner.world_size))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from trailnotes.memory.retrieval import DECIMALS, Floats, split_words
 from trailnotes.memory.schema import MemoryFile
-from trailnotes.memory.scope import ALL_TIPS, TipFilter
+from trailnotes.memory.scope import TipFilter
 from trailnotes.memory.tip_stats import Doubles
 
 Ints = npt.NDArray[np.intp]
@@ -74,7 +74,7 @@ def fuse_reciprocal_ranks(num_rows: int, *lists: tuple[Ints, npt.NDArray[Any]]) 
     return fused
 
 
-def count_enabled(file: MemoryFile, place: TipFilter = ALL_TIPS) -> int:
+def count_enabled(file: MemoryFile, place: TipFilter) -> int:
     """Return the number of enabled tips in `place`, which the file keeps for each namespace."""
     sql = f"SELECT COALESCE(SUM(enabled), 0) FROM sizes WHERE {place.condition}"  # noqa: S608 (constants)
     return int(file.query(sql, place.values)[0][0])

@@ -292,12 +292,12 @@ class TipMemory(StoreBackedMemory):
             raise ValueError(f"max_score must be above 0, is {max_score}")
         store, earned = self.store, tip_stats.compute_credit(score, max_score, success=bool(success))
         with store.transaction():
-            finished = store.finish_attempt(attempt, earned, task)
-            if finished is None:
-                raise MemoryStoreError(f"there is no session {attempt[:40]!r} that waits for its report")
-            task, tips = finished
-            others = store.load_attempts(task, COMPARED_ATTEMPTS, without=attempt)
-            store.record_exposures(tip_stats.compare_reader(tips, earned, others))
+            if finished := store.finish_attempt(attempt, earned, task):
+                task, tips = finished
+                others = store.load_attempts(task, COMPARED_ATTEMPTS, without=attempt)
+                store.record_exposures(tip_stats.compare_reader(tips, earned, others))
+        if finished is None:  # refused here, since a transaction that is undone forgets the pages that were read
+            raise MemoryStoreError(f"there is no session {attempt[:40]!r} that waits for its report")
 
     def record_effects(self, readings: Sequence[TipEffect]) -> None:
         """Record tip effects; with `config.distilled` a tip that no longer changes anything is retired."""

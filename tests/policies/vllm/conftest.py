@@ -60,7 +60,7 @@ def config_of(model_path: Path) -> Callable[..., Config]:
 
 
 @pytest.fixture
-def policy_of(config_of: Callable[..., Config], faults: Path) -> Iterator[Callable[..., VLLMPolicy]]:
+def policy_of(config_of: Callable[..., Config], engine_faults: Path) -> Iterator[Callable[..., VLLMPolicy]]:
     """Makes policies, and ends their engines after the test."""
     made: list[VLLMPolicy] = []
 

@@ -72,17 +72,19 @@ def test_tokens_come_with_their_logprobs_of_the_newest_weights(policy_of, learne
         ("", ["m.x.lora_A.weight"], r"hand over a whole model, or set model.lora.enabled = true"),
     ],
 )
-def test_weights_that_an_engine_has_not_taken_over(policy_of, learner, faults: Path, fault, names, message) -> None:
+def test_weights_that_an_engine_has_not_taken_over(
+    policy_of, learner, engine_faults: Path, fault, names, message
+) -> None:
     policy = policy_of(max_logprob_mismatch=0.01)
-    (faults / (fault or "none")).touch()
+    (engine_faults / (fault or "none")).touch()
     weights = learner.update(4) if names is None else {name: torch.zeros(2, 2) for name in names}
     with pytest.raises(PolicyError, match=message):
         asyncio.run(policy.load(weights, 4, learner.score(policy.probes)))
 
 
-def test_weights_may_not_change_under_a_completion(policy_of, learner, faults: Path) -> None:
+def test_weights_may_not_change_under_a_completion(policy_of, learner, engine_faults: Path) -> None:
     policy = policy_of()
-    (faults / "slow").touch()
+    (engine_faults / "slow").touch()
 
     async def run() -> None:
         policy.open_episode("e")
@@ -126,24 +128,24 @@ def test_episodes_go_to_the_engine_that_has_the_fewest_and_stay(policy_of) -> No
 
 
 @pytest.mark.parametrize("fault", ["die-once", "hang-once", "stop-once"])
-def test_lost_engine_is_replaced_and_asked_again(policy_of, learner, faults, fault) -> None:
+def test_lost_engine_is_replaced_and_asked_again(policy_of, learner, engine_faults, fault) -> None:
     policy = policy_of(timeout=3.0)
     load(policy, learner, 1)
     before, pid = ask(policy, *seeded(3)), pid_of(policy)
-    (faults / fault).touch()
+    (engine_faults / fault).touch()
     assert ask(policy, *seeded(3)) == before  # with the weights of the last load
     assert policy.replicas[0].num_rebuilds == 1
     wait_for(lambda: not alive(pid))
 
 
-def test_engine_that_dies_each_time_is_given_up(policy_of, faults: Path) -> None:
+def test_engine_that_dies_each_time_is_given_up(policy_of, engine_faults: Path) -> None:
     policy = policy_of()
-    (faults / "die-always").touch()
+    (engine_faults / "die-always").touch()
     with pytest.raises(PolicyError) as raised:
         ask(policy, Sampling())
     assert "engine 0 died of SIGKILL; its last words: RuntimeError: out of memory" in str(raised.value)
     assert "started anew 3 times in a row, in vain" in str(raised.value)
-    (faults / "die-always").unlink()
+    (engine_faults / "die-always").unlink()
     with pytest.raises(PolicyError, match="in vain"):
         ask(policy, Sampling())
 
@@ -162,7 +164,7 @@ PARENT = """
 
 
 @pytest.mark.long
-def test_engines_end_with_a_parent_that_is_killed(model_path: Path, faults: Path) -> None:
+def test_engines_end_with_a_parent_that_is_killed(model_path: Path, engine_faults: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(PARENT), str(model_path), str(server.PROGRAM)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
         try:
@@ -188,8 +190,8 @@ def test_engines_end_with_a_parent_that_is_killed(model_path: Path, faults: Path
         ("none", {"python": "/no/python"}, r"engine.python = '/no/python' is no program"),
     ],
 )
-def test_an_engine_that_does_not_start(policy_of: Callable[..., Any], faults, fault, engine, message) -> None:
-    (faults / fault).touch()
+def test_an_engine_that_does_not_start(policy_of: Callable[..., Any], engine_faults, fault, engine, message) -> None:
+    (engine_faults / fault).touch()
     with pytest.raises((PolicyError, ConfigError), match=message):
         policy_of(**engine)
 

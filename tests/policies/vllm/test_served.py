@@ -48,7 +48,7 @@ def served(config: Config, port: int) -> Iterator[int]:
 ONE = Sampling(max_tokens=9, seed=4)
 
 
-def test_a_served_engine_is_given_its_weights_again(config_of, learner, faults: Path) -> None:
+def test_a_served_engine_is_given_its_weights_again(config_of, learner, engine_faults: Path) -> None:
     port = find_port()
     with served(config_of(), port) as first:
         policy = make_vllm_policy(config_of(urls=[f"http://127.0.0.1:{port}"]), trains=True)
@@ -62,7 +62,9 @@ def test_a_served_engine_is_given_its_weights_again(config_of, learner, faults: 
         assert alive(second)  # it is not ours
 
 
-def test_weights_for_other_machines_are_in_the_run_directory(config_of, learner, faults: Path, tmp_path: Path) -> None:
+def test_weights_for_other_machines_are_in_the_run_directory(
+    config_of, learner, engine_faults: Path, tmp_path: Path
+) -> None:
     run, port = tmp_path / "run", find_port()
     (run / "engine-weights" / "of a killed run").mkdir(parents=True)
     config = config_of()
@@ -79,7 +81,7 @@ def test_weights_for_other_machines_are_in_the_run_directory(config_of, learner,
 
 @pytest.mark.long
 def test_initial_weights_replace_those_of_the_server(
-    config_of, model_of, tokenizer_of, faults: Path, tmp_path: Path
+    config_of, model_of, tokenizer_of, engine_faults: Path, tmp_path: Path
 ) -> None:
     other = model_of()
     with torch.no_grad():
@@ -96,7 +98,7 @@ def test_initial_weights_replace_those_of_the_server(
 
 
 @pytest.mark.long
-def test_a_request_that_waits_while_others_are_served_is_repeated(config_of, faults: Path) -> None:
+def test_a_request_that_waits_while_others_are_served_is_repeated(config_of, engine_faults: Path) -> None:
     """An engine hangs only where no request at all makes progress."""
     port = find_port()
     with served(config_of(), port) as pid:

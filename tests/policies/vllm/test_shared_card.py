@@ -23,8 +23,8 @@ HALL = [Message("user", "A hall.")]
 ONE = Sampling(max_tokens=6, seed=3)
 
 
-def list_calls(faults: Path) -> list[str]:
-    return (faults / "calls").read_text().splitlines()
+def list_calls(engine_faults: Path) -> list[str]:
+    return (engine_faults / "calls").read_text().splitlines()
 
 
 async def hand_over(policy: Any, learner: Any, version: int, among: str = "") -> float:
@@ -45,13 +45,15 @@ def test_an_exported_tensor_is_the_same_memory(tensor: torch.Tensor) -> None:
     assert torch.equal(found, tensor)
 
 
-def test_engine_sleeps_wakes_and_takes_the_learners_weights_from_memory(policy_of, learner, faults: Path) -> None:
+def test_engine_sleeps_wakes_and_takes_the_learners_weights_from_memory(
+    policy_of, learner, engine_faults: Path
+) -> None:
     policy = policy_of(shared_card=True)
     for version in (1, 2):
-        (faults / "calls").unlink(missing_ok=True)
+        (engine_faults / "calls").unlink(missing_ok=True)
         assert asyncio.run(hand_over(policy, learner, version)) < 1e-4
         order = ["/sleep?level=2", "/wake_up", "/pause", "replace_weights", "/resume", "/v1/completions"]
-        assert list_calls(faults) == order
+        assert list_calls(engine_faults) == order
         (completion,) = ask(policy, ONE)
         assert list(completion.logprobs) == pytest.approx(learner.score([completion])[0], abs=1e-4)
     assert not list(policy._folder.glob("weights-*")), "there are no files"
@@ -59,21 +61,21 @@ def test_engine_sleeps_wakes_and_takes_the_learners_weights_from_memory(policy_o
     assert ask(policy, ONE) == [completion], "an engine has copies"
 
 
-def test_adapters_come_in_files_to_weights_that_level_1_keeps(policy_of, faults: Path) -> None:
+def test_adapters_come_in_files_to_weights_that_level_1_keeps(policy_of, engine_faults: Path) -> None:
     policy = policy_of(shared_card=True, model={"lora": {"enabled": True, "rank": 2}})
     assert not policy.reads_learner_memory
     before = ask(policy, ONE)
     asyncio.run(policy.sleep())
     assert not asyncio.run(policy.wake())
     assert ask(policy, ONE) == before
-    assert list_calls(faults)[-3:] == ["/sleep?level=1", "/wake_up", "/v1/completions"]
+    assert list_calls(engine_faults)[-3:] == ["/sleep?level=1", "/wake_up", "/v1/completions"]
 
 
-def test_an_engine_stays_awake_unless_it_shares_its_device(policy_of, faults: Path) -> None:
+def test_an_engine_stays_awake_unless_it_shares_its_device(policy_of, engine_faults: Path) -> None:
     policy = policy_of()
     asyncio.run(policy.sleep())
     assert ask(policy, ONE)
-    assert "/sleep" not in "".join(list_calls(faults))
+    assert "/sleep" not in "".join(list_calls(engine_faults))
 
 
 def test_nobody_waits_for_an_engine_that_sleeps(policy_of) -> None:
@@ -111,7 +113,9 @@ def test_weights_that_cannot_be_shared(policy_of) -> None:
         asyncio.run(policy.load({"w": torch.empty(2, device="meta")}, 1))
 
 
-def test_weights_that_sleep_has_dropped_are_sent_again_without_an_update(policy_of, learner, faults: Path) -> None:
+def test_weights_that_sleep_has_dropped_are_sent_again_without_an_update(
+    policy_of, learner, engine_faults: Path
+) -> None:
     policy = policy_of(shared_card=True)
 
     class LiveLearner:
@@ -126,7 +130,7 @@ def test_weights_that_sleep_has_dropped_are_sent_again_without_an_update(policy_
         sync = WeightSync(Config(engine={"name": "vllm"}), policy, LiveLearner(), None)
         for loads in (1, 2):
             await sync.acquire()
-            assert list_calls(faults).count("replace_weights") == loads
+            assert list_calls(engine_faults).count("replace_weights") == loads
             await policy.sleep()
             sync.release()
 

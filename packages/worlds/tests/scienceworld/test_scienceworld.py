@@ -11,7 +11,7 @@ import pytest
 
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.toml import load_config
-from trailnotes.envs import check_env
+from trailnotes.envs import check_env, get_env_identity
 from trailnotes.envs.tasks import load_tasks, select_batch
 from trailnotes.errors import EnvError
 from trailnotes.types import Observation, Task
@@ -165,6 +165,14 @@ def test_a_config_plays_its_task_by_the_papers_protocol(name: str) -> None:
     batch = select_batch(tasks["train"], config.rollout.num_tasks, 0, 0)
     assert len(batch) == 16, "variations come again, as published"
     assert resolve_simplifications(name, config.env.options.get("simplification", "easy"))
+
+
+def test_results_of_two_score_conventions_do_not_compare() -> None:
+    """But a model may be judged by another one than it was trained on: a default is in no identity."""
+    plain = get_env_identity("scienceworld", {"score": "raw", "simplification": "easy"})
+    floored = get_env_identity("scienceworld", {"score": "floor0", "simplification": ["teleportAction"]})
+    assert list(plain) == ["scienceworld"]
+    assert floored == {**plain, "score": "floor0", "simplification": "teleportAction"}
 
 
 def test_configs_of_the_panel_differ_in_nothing_but_the_task() -> None:

@@ -6,6 +6,7 @@ Source: Wang et al. 2022, "ScienceWorld: Is your Agent Smarter than a 5th Grader
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 from trailnotes.envs.base import require_choice, require_int
@@ -118,10 +119,14 @@ class ScienceWorldEnv:
     def identity(
         score: str = "raw", success: str = "complete", simplification: str | Sequence[str] = "easy"
     ) -> dict[str, Any]:
-        """Return how episodes are scored and simplified, where it is not the default."""
+        """Return the simulator's version, and how episodes are scored and simplified where it is not the default.
+
+        Defaults are left out: a model may be judged by another score than the one that it was trained on.
+        """
         labels = simplification if isinstance(simplification, str) else ",".join(simplification)
         options = {"score": (score, "raw"), "success": (success, "complete"), "simplification": (labels, "easy")}
-        return {name: value for name, (value, default) in options.items() if value != default}
+        others = {name: value for name, (value, default) in options.items() if value != default}
+        return {"scienceworld": version("scienceworld"), **others}
 
     def reset(self, task: Task) -> Observation:
         self._steps_left = 0
