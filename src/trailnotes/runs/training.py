@@ -23,6 +23,7 @@ from trailnotes.envs.tasks import load_training_tasks
 from trailnotes.errors import RunError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.learner.base import ModelLearner
+from trailnotes.learner.credit.rnd import RandomNetworkDistillation
 from trailnotes.learner.credit.steps import Estimator, Novelty, RetrievalNovelty, StateCounter, VisitCounter
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import anchor_sample
@@ -38,7 +39,6 @@ from trailnotes.rollout.episode import Pool
 from trailnotes.runs.authors import AuthorRegistry
 from trailnotes.runs.directory import RunDir, has_begun
 from trailnotes.runs.estimate.footprint import fit_microbatch
-from trailnotes.runs.exploration import RandomNetworkDistillation
 from trailnotes.runs.load_policy import build_model_policy, load_endpoint_author
 from trailnotes.runs.progress import TrainingProgress
 from trailnotes.runs.rehearsal import (

@@ -20,9 +20,9 @@ from safetensors.numpy import load_file, save_file
 from embeddings import Compass
 from tiny import step, trajectory
 from trailnotes.config.schema import Config
+from trailnotes.learner.credit.rnd import RandomNetworkDistillation
 from trailnotes.learner.credit.steps import Novelty, StateCounter, VisitCounter
 from trailnotes.memory.retrieval import HashingEmbedder
-from trailnotes.runs.exploration import RandomNetworkDistillation
 from trailnotes.runs.training import make_novelty
 from trailnotes.types import Observation, Task, Trajectory, TrajectoryGroup
 
