@@ -34,8 +34,6 @@ from trailnotes.learner.sharding import ShardedRank
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.types import Sample, derive_seed
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 def make_learner(
     config: Config, model: Any, reference: Any, dump_dir: Path | None, monitor: ranks.RankMonitor | None = None
@@ -144,7 +142,7 @@ class ShardedLearner:
 
 def main(rank: int, directory: Path) -> None:
     """Be a rank that `start_ranks` started, until the pipe from rank 0 ends."""
-    _ignore_stop_signals()
+    _handle_stop_signals(signal.SIG_IGN)
 
     def exit_with_rank_0() -> None:
         while os.read(0, 1):
@@ -165,8 +163,7 @@ def main(rank: int, directory: Path) -> None:
 
 def run_torchrun_rank(config: Config) -> None:
     """Run a rank that torchrun started. Raises `LearnerError` where it failed, or another is gone."""
-    for number in STOP_SIGNALS:  # while it waits for rank 0, in torch's own code, no handler of Python runs
-        signal.signal(number, signal.SIG_DFL)
+    _handle_stop_signals(signal.SIG_DFL)  # while it waits for rank 0, in torch's own code, no handler of Python runs
     ranks.validate_world_size(config)
     rank = int(os.environ["RANK"])
     try:
@@ -176,10 +173,10 @@ def run_torchrun_rank(config: Config) -> None:
         raise LearnerError(f"rank {rank} of the learner failed: {format_error(error)}") from error
 
 
-def _ignore_stop_signals() -> None:
-    """Leave signals that ask the run to stop to rank 0, which saves before it ends the other ranks."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+def _handle_stop_signals(handler: signal.Handlers) -> None:
+    """Set the handler of signals that ask the run to stop: rank 0 saves before it ends the ranks that ignore them."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handler)
 
 
 def follow_rank_0(rank: int, store: Store, **where: Any) -> None:
@@ -191,7 +188,7 @@ def follow_rank_0(rank: int, store: Store, **where: Any) -> None:
         build = json.loads(store.get(ranks.BUILD_KEY))
         if build is None:
             return
-        _ignore_stop_signals()
+        _handle_stop_signals(signal.SIG_IGN)
         config, dump_dir = Config(**build["config"]), build["dump_dir"] and Path(build["dump_dir"])
         store.set_timeout(timedelta(seconds=config.learner.timeout))
         torch.set_num_threads(config.run.threads or max(1, torch.get_num_threads() // config.learner.world_size))

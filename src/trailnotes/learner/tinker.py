@@ -316,8 +316,8 @@ class TinkerLearner:
             weights = torch.tensor(compute_token_weights(chosen, self.loss.aggregation))[:, None]  # (B, 1, 3)
             rest = (terms * weights * batch.mask[..., None]).sum()
             if metrics is not None:
-                told = [replace(row, hold=0.0, imitate=row.hold or row.imitate) for row in chosen]
-                metrics.add_non_episodes(told, batch, terms)
+                imitated = [replace(row, hold=0.0, imitate=row.hold or row.imitate) for row in chosen]
+                metrics.add_non_episodes(imitated, batch, terms)
         return policy + self.loss.kl * kl + rest, float(policy.detach()), float(kl.detach())
 
     def _replace_anchors(self, rows: Sequence[Sample], seed: int) -> list[Sample]:

@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trailnotes.memory.retrieval import DECIMALS, Floats, split_words
-from trailnotes.memory.schema import MemoryFile
-from trailnotes.memory.scope import TipFilter
 from trailnotes.memory.tip_stats import Doubles
 
 Ints = npt.NDArray[np.intp]
@@ -72,13 +70,3 @@ def fuse_reciprocal_ranks(num_rows: int, *lists: tuple[Ints, npt.NDArray[Any]]) 
         better = np.searchsorted(np.sort(-scores), -scores, side="left")
         fused[rows] += 1.0 / (RANK_OFFSET + 1 + better)
     return fused
-
-
-def count_enabled(file: MemoryFile, place: TipFilter) -> int:
-    """Return the number of enabled tips in `place`, which the file keeps for each namespace."""
-    sql = f"SELECT COALESCE(SUM(enabled), 0) FROM sizes WHERE {place.condition}"  # noqa: S608 (constants)
-    return int(file.query(sql, place.values)[0][0])
-
-
-def decode_vectors(blobs: Sequence[bytes], dim: int) -> Floats:
-    return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dim).astype(np.float32, copy=False)

@@ -112,7 +112,7 @@ CREATE TRIGGER tip_deleted AFTER DELETE ON tips BEGIN
     UPDATE sizes SET enabled = enabled - OLD.enabled WHERE namespace = OLD.namespace;
 END
 
--- What was written since a moment, and whether all rows have been exchanged since: for the index beside the file.
+-- What was written since a moment, and whether all rows have been exchanged since.
 CREATE INDEX tips_by_write ON tips (age)
 
 INSERT OR REPLACE INTO meta VALUES ('era', lower(hex(randomblob(8))))
@@ -134,7 +134,7 @@ ALTER TABLE tips ADD COLUMN measured INTEGER NOT NULL DEFAULT 0
 
 ALTER TABLE tips ADD COLUMN lead REAL NOT NULL DEFAULT 0
 
--- Eviction takes the first rows of the first two indexes; the third serves the index beside the file.
+-- Eviction takes the first rows of the first two indexes; the third serves counts without retired tips.
 CREATE INDEX tips_by_use ON tips (namespace, shown, age) WHERE enabled
 
 CREATE INDEX tips_by_worth ON tips (namespace, gained / (4.0 + compared), age) WHERE enabled

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import numpy as np
 
 from trailnotes.memory import schema
-from trailnotes.memory.index import BM25Index, ExactIndex, count_enabled, decode_vectors
+from trailnotes.memory.index import BM25Index, ExactIndex
 from trailnotes.memory.retrieval import Floats
 from trailnotes.memory.schema import Closeable, EmbedderIdentity, MemoryFile, translate_errors
 from trailnotes.memory.scope import ALL_TIPS, TaskTable, TipFilter, make_tip_filter
@@ -155,7 +155,8 @@ class TipStore(MemoryFile):
     def size(self, place: str | TipFilter) -> int:
         """Return the number of enabled tips of a namespace or filter, without counting them."""
         place = make_tip_filter(place)
-        return self._get_cached(place, lambda: count_enabled(self, place))
+        sql = f"SELECT COALESCE(SUM(enabled), 0) FROM sizes WHERE {place.condition}"  # noqa: S608 (constants)
+        return self._get_cached(place, lambda: int(self.query(sql, place.values)[0][0]))
 
     def sizes(self) -> dict[str, int]:
         """Return the number of enabled tips of each namespace that has any, sorted by name, without counting."""
@@ -372,7 +373,7 @@ class TipStore(MemoryFile):
         names = (*ORDERS, *READER_COLUMNS)
         ids, vectors, *numbers = zip(*rows, strict=True) if rows else ((), (), *((),) * len(names))
         columns = {name: np.array(column, float) for name, column in zip(names, numbers, strict=True)}
-        return TipPage(tuple(ids), columns, ExactIndex(decode_vectors(vectors, self.identity.dim)))
+        return TipPage(tuple(ids), columns, ExactIndex(_decode_vectors(vectors, self.identity.dim)))
 
 
 class StoreBackedMemory(Closeable):
@@ -411,3 +412,7 @@ def parse_tip_row(row: Sequence[Any]) -> Tip:
 
 def _encode_vector(vector: Floats) -> bytes:
     return vector.astype("<f4").tobytes()
+
+
+def _decode_vectors(blobs: Sequence[bytes], dim: int) -> Floats:
+    return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dim).astype(np.float32, copy=False)

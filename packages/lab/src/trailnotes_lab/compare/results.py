@@ -147,9 +147,14 @@ def collect_last(results: Sequence[RunResult]) -> dict[int, GameValues]:
     return last if len(last) == len(results) else {}
 
 
+def collect_best(results: Sequence[RunResult]) -> dict[int, GameValues]:
+    """Collect the best of several attempts, seed by seed; of a seed with one attempt, that one."""
+    return {result.seed: result.attempts.best if result.attempts else result.games for result in results}
+
+
 def collect_final(results: Sequence[RunResult]) -> dict[int, GameValues]:
     """Collect the values that a method is judged by: the last of several attempts, or else the best of them."""
-    return collect_last(results) or {r.seed: r.attempts.best if r.attempts else r.games for r in results}
+    return collect_last(results) or collect_best(results)
 
 
 def validate_same_panel(results: Sequence[RunResult]) -> None:

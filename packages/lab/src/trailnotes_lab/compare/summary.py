@@ -19,6 +19,7 @@ from trailnotes_lab.compare.results import (
     GameValues,
     RunResult,
     average_trials,
+    collect_best,
     collect_final,
     collect_last,
     read_trial_records,
@@ -248,7 +249,7 @@ def _summarise_method(
     last, final = collect_last(results), collect_final(results)
     several = [result.attempts for result in results if result.attempts]
     one = {r.seed: r.attempts.first if r.attempts else r.games for r in results}
-    best = {r.seed: r.attempts.best if r.attempts else r.games for r in results} if several else {}
+    best = collect_best(results) if several else {}
     compared = bool(baseline and results) and label != question.baseline
     returns = {r.seed: r.returns for r in results if r.returns}
     first_returns = {seed: own[0] for seed, own in returns.items()}
