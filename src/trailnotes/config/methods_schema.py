@@ -21,7 +21,7 @@ class AlgorithmConfig(Section):
     normalize_std: bool = key(True, "divide group-relative advantages by the group's standard deviation")
     normalize_mean: bool = key(
         False, "divide them by the group's mean return instead, which must not be negative: rare successes count more",
-        "MaxRL, arXiv 2602.02710")  # fmt: skip
+        "MaxRL, arXiv 2602.02710", needs="algorithm.name = empo2|grpo|opid|opsd|*:*")  # fmt: skip
     intrinsic: Literal["none", "tips", "states", "counts", "rnd"] = key(
         "none",
         "novelty reward: 1/n with n = 1 + tips shown (tips; release: retrieved), visits of similar states "
