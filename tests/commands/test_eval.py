@@ -121,9 +121,14 @@ def test_resume_of_a_stopped_evaluation(start_model: Path, tmp_path: Path, stop_
     assert resumed == alone
 
 
-@pytest.mark.parametrize("change", ["eval.temperature", "model", "eval.memory"])
-def test_episodes_of_other_settings_or_weights_are_played_again(
-    run_dir: Path, tmp_path: Path, stop_after: Any, caplog: pytest.LogCaptureFixture, change: str
+@pytest.mark.parametrize("change", ["eval.temperature", "model", "eval.memory", "environment"])
+def test_episodes_of_other_settings_weights_or_data_are_played_again(
+    run_dir: Path,
+    tmp_path: Path,
+    stop_after: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
 ) -> None:
     config, steps = one_by_one(run_dir), sorted((run_dir / "checkpoints").iterdir())
     stop_after(2)
@@ -132,6 +137,8 @@ def test_episodes_of_other_settings_or_weights_are_played_again(
     ended = stop_after(0)
     if change == "eval.temperature":
         config = one_by_one(run_dir, eval={"temperature": 0.7})
+    if change == "environment":
+        monkeypatch.setattr(evaluation, "load_identity", lambda config: {"data": "another version"})
     with caplog.at_level(logging.WARNING):
         evaluate(config, steps[1], out=tmp_path, memory=change == "eval.memory")
     assert len(ended) == 4, "all are played again"

@@ -150,6 +150,16 @@ def test_adaptation_without_any_episode_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "eval").exists()
 
 
+def test_a_trial_that_an_outage_left_empty_is_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapt_by(Guesser(), "empo2-tips", tmp_path, eval={"trials": 0})
+    with monkeypatch.context() as outage:
+        outage.setattr(Gate, "step", lambda *_: 1 / 0)
+        with pytest.raises(ConfigError, match="no episode of trial-1 could be played"):
+            adapt_by(Guesser(), "empo2-tips", tmp_path, eval={"trials": 2})
+    rows = adapt_by(Guesser(), "empo2-tips", tmp_path, eval={"trials": 2})
+    assert [row.mean for row in rows] == [0.25, 0.5, 0.75]
+
+
 # -- what a run directory says
 
 

@@ -138,7 +138,7 @@ class AdaptationRun:
             policy: by default that of the run.
 
         Raises:
-            ConfigError: no episode of this run could be played; the same command tries all of them again.
+            ConfigError: no episode of this phase could be played; the same command tries all of them again.
         """
         assert len({task.id for task in tasks}) == len(tasks), "each task is in a phase once"
         mode = mode or ("plain" if memory is None and make_actor is None else "on_policy_tips")
@@ -161,7 +161,7 @@ class AdaptationRun:
             )  # fmt: skip
             groups = await runner.play(tasks, [[mode] * num_samples for _ in tasks], done)
         records = _read_episodes(journal, tasks)
-        if tasks and not groups and not self.spent.episodes + self._pending.episodes:
+        if tasks and not groups:  # a trial without an episode would stay one at every start
             journal.replace(find_free_path(journal))
             raise ConfigError(f"no episode of {phase} could be played; the last error was: {records[-1]['error']}")
         self._episodes += records
