@@ -175,10 +175,10 @@ def test_environment_steps_end_the_run(start_model: Path, tmp_path: Path) -> Non
     assert (tmp_path / "checkpoints" / f"step-{len(lines):06d}").is_dir(), "the last iteration is always saved"
 
 
-def test_pruning_keeps_the_best_checkpoint_of_the_validation_split(
+def test_pruning_keeps_the_best_checkpoint_of_a_whole_validation_split(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scores = iter([0.1, 0.9, 0.3, 0.2, 0.4, 0.1])
+    scores = iter([0.1, 0.9, 0.3, 1.0, 0.4, 0.1])
     splits: set[str] = set()
     play_panel = run_module.play_panel
 
@@ -187,7 +187,7 @@ def test_pruning_keeps_the_best_checkpoint_of_the_validation_split(
         played = await play_panel(policy, pool, tasks, *args, **options)
         assert {episode.mode for episode in played} == {"plain"}
         score = next(scores)
-        return [type("Episode", (), {"success": score, "episode_return": score})()] * len(played)
+        return [type("Episode", (), {"success": score, "episode_return": score})()] * (len(played) - (score == 1.0))
 
     monkeypatch.setattr(run_module, "play_panel", scripted)
     config = tiny_config(start_model, train={"iterations": 6, "save_every": 4, "keep_last": 1, "eval_every": 1})
@@ -195,7 +195,8 @@ def test_pruning_keeps_the_best_checkpoint_of_the_validation_split(
     kept = [path.name for path in sorted((tmp_path / "checkpoints").glob("step-*"))]
     assert kept == ["step-000002", "step-000006"]
     assert checkpoint.load_best(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-000002"
-    assert [line["validation/success"] for line in metrics(tmp_path)] == [0.1, 0.9, 0.3, 0.2, 0.4, 0.1]
+    assert [line["validation/success"] for line in metrics(tmp_path)] == [0.1, 0.9, 0.3, 1.0, 0.4, 0.1]
+    assert [line["validation/errors"] for line in metrics(tmp_path)] == [0, 0, 0, 1, 0, 0]
     assert splits == {"validation"}
 
 

@@ -340,14 +340,20 @@ class Iteration:
         try:
             with self._time_section("validate"):
                 tasks = load_validation_tasks(config)
-                episodes = await play_panel(self.policy, run.pool, tasks, config, seed=config.run.seed)
+                episodes = await play_panel(
+                    self.policy, run.pool, tasks, config, seed=config.run.seed, on_error=log_traceback
+                )
         finally:
             run.weights.release()
-        success = sum(t.success for t in episodes) / max(1, len(episodes))
-        value = sum(t.episode_return for t in episodes) / max(1, len(episodes))
+        failed = len(tasks) * config.eval.num_samples - len(episodes)
+        self.add_metrics("validation", {"errors": float(failed)})
+        if not episodes:
+            return
+        success = sum(t.success for t in episodes) / len(episodes)
+        value = sum(t.episode_return for t in episodes) / len(episodes)
         self.add_metrics("validation", {"success": success, "return": value})
         score = success if config.eval.metric == "success" else value
-        if count.best_validation is None or score > count.best_validation:
+        if not failed and (count.best_validation is None or score > count.best_validation):  # of the same games only
             count.best_validation, count.best_iteration = score, count.iteration
 
     @contextlib.contextmanager
