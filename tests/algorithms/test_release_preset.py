@@ -69,6 +69,8 @@ def test_row_1_needs_a_row_for_each_turn() -> None:
     with pytest.raises(ConfigError, match=r"optim\.rows"):
         Config(**sections).validate_training()
     Config(**sections, optim={"rows": "step"}).validate_training()
+    with pytest.raises(ConfigError, match=r"memory\.distilled"):
+        Config(**sections, optim={"rows": "step"}, memory={"distilled": 0.5}).validate_training()
 
 
 def test_row_2_a_minibatch_counts_the_rows_of_turns() -> None:

@@ -137,6 +137,7 @@ REFUSED = {  # words of a command line -> what the line names: the key, and what
     "--rehearsal.split spare --rehearsal.hold 0": ["rehearsal.imitate"],
     "--empo2.author_credit 1 --empo2.p_memory 1": ["empo2.p_memory"],
     "--empo2.author_credit 1 --algorithm.show_tips other": ['algorithm.show_tips = "own"'],
+    "--empo2.author_credit 1 --memory.scope family": ['memory.scope = "task"'],
     "--rollout.example_turns [['a','b']] --rehearsal.split spare": ["rollout.example_turns"],
     "--rollout.example_turns [['a']]": ["rollout.example_turns"],
     "--endpoint.extra.stop x": ["endpoint.extra.stop"],

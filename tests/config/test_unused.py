@@ -30,6 +30,8 @@ from trailnotes.config.unused import list_requirements, warn_unused
         ("--endpoint.concurrency 2 --memory.embedder openai:m", ""),
         ("--endpoint.concurrency 2 --model.path openai:m", ""),
         ("--empo2.author_age 2", "empo2.author_age (needs empo2.author_credit)"),
+        ("--algorithm.anchor_reading 0.2 --algorithm.name ucob",
+         "algorithm.anchor_reading (needs algorithm.name = empo2 or module:NAME)"),
         ("--algorithm.normalize_mean true --algorithm.name rloo",
          "algorithm.normalize_mean (needs algorithm.name = empo2 or grpo or opid or opsd or module:NAME)"),
         ("--gigpo.omega 0.5", "gigpo.omega (needs algorithm.name = gigpo or ucob or module:NAME)"),

@@ -45,6 +45,11 @@ EQUAL, OTHER, THIRD = played(TASKS[0], 1, 1), played(TASKS[1], 0, 0, 0), played(
 MIXED, ANEW = played(TASKS[3], 1, 0), played(TASKS[4], 0, 0.5)
 
 
+def test_returns_that_are_equal_but_for_rounding_are_equal() -> None:
+    assert has_equal_returns(played(TASKS[0], 0.1 + 0.2, 0.3))
+    assert not has_equal_returns(played(TASKS[0], 0.3001, 0.3))
+
+
 def test_returns_that_are_equal_but_for_the_discount_teach() -> None:
     early, late = played(TASKS[0], 1, 0).trajectories
     late = replace(late, steps=(*late.steps, *early.steps))  # it wins a step later

@@ -198,6 +198,9 @@ def test_rehearsed_rows_are_even_over_kinds(start_model: Path, tmp_path: Path) -
         assert (row.role, row.hold) == ("rehearsal", 0.4)
         assert row.imitate == (0.1 if known[row.token_ids].helped else 0.0)
         assert not any(row.advantages)
+    likelihood = rehearsing(start_model, rehearsal=own | {"hold": 0.0})  # teaches only what helped
+    rows = Rehearsal(likelihood, tmp_path / "r.jsonl", chat).sample_rows(random.Random(0))
+    assert all(known[row.token_ids].helped for row in rows)
 
 
 # -- what it costs

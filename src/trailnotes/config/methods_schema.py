@@ -43,7 +43,9 @@ class AlgorithmConfig(Section):
     anchor_tips: float = key(
         0.0, "share of an iteration's tips that are anchored to the start model",
         ge=0, le=1, needs="algorithm.author = policy|start")  # fmt: skip
-    anchor_reading: float = key(0.0, "share of off-policy episodes that are also anchored, with their tips", ge=0, le=1)
+    anchor_reading: float = key(
+        0.0, "share of off-policy episodes that are also anchored, with their tips",
+        ge=0, le=1, needs="algorithm.name = empo2|*:*")  # fmt: skip
     author: str = key(
         "policy", "writer of the tips: policy, start (the initial weights), extract (no model: quotes the actions up "
         "to the last that raised the score), or openai:NAME, the model NAME of the [endpoint]")  # fmt: skip

@@ -21,7 +21,7 @@ from trailnotes.config.section import Section
 from trailnotes.config.toml import diff_configs, flatten_config, get_section_type, is_within
 
 logger = logging.getLogger(__name__)
-KEPT_ALIVE = ("algorithm.anchor_tips", "algorithm.anchor_reading", "rehearsal")  # of methods that write tips
+KEPT_ALIVE = ("algorithm.anchor_tips", "rehearsal")  # of methods that write tips
 
 
 def warn_unused(config: Config, warned: Config | None = None, model: str = "") -> None:

@@ -266,9 +266,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def has_equal_returns(group: TrajectoryGroup, discount: float = 1.0) -> bool:
-    """Tell whether all members have the same (discounted) return, without novelty and penalties."""
+    """Tell whether all members have the same (discounted) return but for rounding, without novelty and penalties."""
     returns = {math.fsum(discount**t * s.reward for t, s in enumerate(each.steps)) for each in group.trajectories}
-    return len(returns) == 1
+    return math.isclose(min(returns), max(returns))
 
 
 async def replace_equal_groups(

@@ -79,7 +79,7 @@ def compute_author_credit(
         readers = [t for group in groups for t in group.trajectories if list_shown_texts(t)]
         used = iter(_compute_shares(readers, policy, learner, config))
         shares = [[next(used) if own else {} for own in row] for row in texts]
-    return compute_tip_credits(groups, shares, config.algorithm.normalize_std)
+    return compute_tip_credits(groups, shares, config.algorithm)
 
 
 def _compute_shares(

@@ -249,11 +249,7 @@ class Iteration:
 
     def add_novelty(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """Return the groups with the `reward_intrinsic` of each step, by `algorithm.intrinsic`."""
-        rated = self.run.novelty.rate(groups)
-        bonuses = [step.reward_intrinsic for group in rated for t in group.trajectories for step in t.steps]
-        if self.run.novelty.kind != "none" and bonuses:
-            self.add_metrics("novelty", {"bonus": sum(bonuses) / len(bonuses)})
-        return rated
+        return self.run.novelty.rate(groups)
 
     def scores(self, groups: Sequence[TrajectoryGroup]) -> list[Scores]:
         """Score the episodes of each group in the numbers that credit assignment takes."""
@@ -298,6 +294,9 @@ class Iteration:
         count.iteration += 1
         run.directory.append_trajectories(self.number, played)
         self.add_metrics("rollout", compute_rollout_metrics(groups, self._errors))
+        bonuses = [step.reward_intrinsic for trajectory in trajectories for step in trajectory.steps]
+        if run.novelty.kind != "none" and bonuses:
+            self.add_metrics("novelty", {"bonus": sum(bonuses) / len(bonuses)})
         self.add_metrics("update", metrics)
         if run.memory is not None:
             self.add_metrics("memory", run.memory.stats())

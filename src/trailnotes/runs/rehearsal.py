@@ -50,14 +50,16 @@ class Rehearsal:
         self._kinds: dict[str, list[Sample]] = {}
         for each in read_rehearsal(config, path):
             ids, mask = chat.encode_with_mask(each.messages, each.taught)
-            if any(mask) and len(ids) <= config.rollout.max_context_tokens:
-                nothing, imitate = (0.0,) * len(ids), settings.imitate if each.helped else 0.0
+            imitate = settings.imitate if each.helped else 0.0
+            if any(mask) and len(ids) <= config.rollout.max_context_tokens and (settings.hold or imitate):
+                nothing = (0.0,) * len(ids)
                 row = Sample(
                     tuple(ids), tuple(mask), nothing, nothing, role="rehearsal", hold=settings.hold, imitate=imitate
                 )
                 self._kinds.setdefault(each.kind, []).append(row)
         if not self._kinds:
-            raise ConfigError(f"{path}: none fits rollout.max_context_tokens = {config.rollout.max_context_tokens}")
+            which = "none" if settings.hold else "none that helped (rehearsal.hold = 0)"
+            raise ConfigError(f"{path}: {which} fits rollout.max_context_tokens = {config.rollout.max_context_tokens}")
 
     def sample_rows(self, rng: random.Random) -> list[Sample]:
         """Sample `rehearsal.rows` rows for one update, evenly over the kinds."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.learner.credit.authors import compute_tip_credits, list_shown_texts, split_by_use, split_equally
 from trailnotes.types import Completion, Mode, Observation, Step, Task, Tip, Trajectory, TrajectoryGroup
 
@@ -23,11 +26,12 @@ def played(value: float, *texts: str, task: Task = TASK) -> Trajectory:
     return Trajectory(task, (step,), Observation("end"), "terminated", value > 0, value, mode=mode)
 
 
-def credit(*groups: list[Trajectory], normalize_std: bool = False) -> dict[tuple[str, str], float]:
+def credit(*groups: list[Trajectory], normalize_std: bool = False, **algorithm: Any) -> dict[tuple[str, str], float]:
     """With equal shares."""
+    algorithm = AlgorithmConfig(normalize_std=normalize_std, **algorithm)
     made = [TrajectoryGroup(group[0].task, tuple(group)) for group in groups]
     return compute_tip_credits(
-        made, [[split_equally(list_shown_texts(t)) for t in group] for group in groups], normalize_std
+        made, [[split_equally(list_shown_texts(t)) for t in group] for group in groups], algorithm
     )
 
 
@@ -63,6 +67,15 @@ def test_credit_is_in_the_unit_of_the_advantages() -> None:
     assert earned == {("task", RIGHT): pytest.approx(2.0, rel=1e-5)}
 
 
+def test_credit_compares_the_returns_that_advantages_compare() -> None:
+    def late(value: float, *texts: str) -> Trajectory:
+        episode, wait = played(value, *texts), played(0.0, *texts).steps[0]
+        return replace(episode, steps=(replace(wait, reward_intrinsic=0.5), *episode.steps))
+
+    assert credit([late(1, RIGHT), played(0)], discount=0.9) == {("task", RIGHT): pytest.approx(0.9 + 0.5)}
+    assert credit([late(1, RIGHT), played(0)], beta=0.0, discount=0.9) == {("task", RIGHT): pytest.approx(0.9)}
+
+
 @pytest.mark.parametrize("group", [[played(1, RIGHT), played(0, RIGHT)], [played(1), played(0)]])
 def test_without_members_of_both_kinds_there_is_no_comparison(group: list[Trajectory]) -> None:
     assert credit(group) == {}
@@ -94,7 +107,7 @@ def test_only_the_tip_that_was_followed_earns() -> None:
     followed_right = split_by_use({EMPTY: 0.0, RIGHT: 6.0, LIE: -2.0}, 6.0)
     assert followed_right == {EMPTY: 0.0, RIGHT: pytest.approx(1 - math.exp(-6)), LIE: 0.0}
     group = TrajectoryGroup(TASK, (played(1, EMPTY, RIGHT, LIE), played(0)))
-    earned = compute_tip_credits([group], [[followed_right, {}]], normalize_std=False)
+    earned = compute_tip_credits([group], [[followed_right, {}]], AlgorithmConfig(normalize_std=False))
     assert earned["task", RIGHT] > 0.99
     assert earned["task", LIE] == earned["task", EMPTY] == 0
 

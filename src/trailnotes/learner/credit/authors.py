@@ -10,7 +10,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from trailnotes.learner.credit.episodes import group_relative
+from trailnotes.config.methods_schema import AlgorithmConfig
+from trailnotes.learner.credit.episodes import episode_return, group_relative
 from trailnotes.types import Trajectory, TrajectoryGroup
 
 TipKey = tuple[str, str]  # a task's id and a text that was written about it
@@ -42,13 +43,13 @@ def split_by_use(gains: Mapping[str, float], gain: float) -> dict[str, float]:
 
 
 def compute_tip_credits(
-    groups: Sequence[TrajectoryGroup], shares: Sequence[Sequence[Shares]], normalize_std: bool = True
+    groups: Sequence[TrajectoryGroup], shares: Sequence[Sequence[Shares]], algorithm: AlgorithmConfig
 ) -> dict[TipKey, float]:
     """Compute each shown text's credit: the mean over its readers of its share of their gain.
 
-    A gain is a return less the mean return of the group's members without tips, over the group's deviation with
-    `normalize_std`. `shares` has a mapping of texts for each trajectory of each group, {} without tips. A text is
-    credited once, however many wrote it; groups without a member of either kind give none.
+    A gain is a return (as in `score_group`) less the mean return of the group's members without tips, over the
+    group's deviation with `algorithm.normalize_std`. `shares` has a mapping of texts for each trajectory of each group,
+    {} without tips. A text is credited once, however many wrote it; groups without a member of either kind give none.
 
     Returns (task, text) -> credit, in the order of showing.
     """
@@ -56,7 +57,8 @@ def compute_tip_credits(
         raise ValueError("shares must hold a mapping for each trajectory of each group")
     earned: dict[TipKey, list[float]] = defaultdict(list)
     for group, row in zip(groups, shares, strict=True):
-        relative = group_relative([t.episode_return for t in group.trajectories], normalize_std).tolist()
+        returns = [episode_return(t, algorithm.beta, algorithm.discount) for t in group.trajectories]
+        relative = group_relative(returns, algorithm.normalize_std).tolist()
         alone = [value for value, share in zip(relative, row, strict=True) if not share]
         if not alone:
             continue
