@@ -25,6 +25,7 @@ from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Report
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
+from trailnotes.runs.directory import RunLock
 from trailnotes.runs.serving import OpenGateway
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Completion, Message, Sampling, Task
@@ -119,6 +120,13 @@ def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path) -> None:
                     await play(gateway, url)
 
     asyncio.run(run())
+
+
+def test_half_a_line_of_a_killed_gateway_stands_aside(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.write_bytes(b'{"whole": 1}\n{"ha')
+    OpenGateway(ScriptedPolicy(echo), None, agent_config(tmp_path), path, 0.1)
+    assert path.read_bytes() == b'{"whole": 1}\n'
 
 
 def test_sessions_without_a_request_are_evicted_first(tmp_path: Path) -> None:
@@ -255,7 +263,11 @@ def test_a_name_belongs_to_one_session(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "fix"),
-    [("--algorithm.author start", "set policy or extract"), ("--memory.scope family", "set task, env or all")],
+    [
+        ("--algorithm.author start", "set policy or extract"),
+        ("--memory.scope family", "set task, env or all"),
+        ("--algorithm.show_tips other", "set own"),
+    ],
 )
 def test_settings_that_a_gateway_cannot_follow_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, fix: str
@@ -263,3 +275,10 @@ def test_settings_that_a_gateway_cannot_follow_are_refused(
     assert main(["gateway", "smoke", "--out", str(tmp_path / "out"), *words.split()]) == 2
     assert fix in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_two_gateways_do_not_share_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = RunLock(tmp_path / "lock")
+    assert main(["gateway", "smoke", "--port", "0", "--out", str(tmp_path)])
+    assert "in use by process" in capsys.readouterr().err
+    lock.release()

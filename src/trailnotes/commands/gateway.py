@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trailnotes.commands.arguments import CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, Interrupted, require_extra
 from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
 
@@ -26,23 +27,21 @@ def _run(args: Namespace) -> None:
         raise ConfigError(f"--public lets other machines in: give them a token in {TOKEN_VARIABLE} of the environment")
     from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
     from trailnotes.memory import make_config_embedder, open_memory
+    from trailnotes.runs.directory import RunLock
     from trailnotes.runs.load_policy import open_evaluated_model, open_policy
     from trailnotes.runs.loop import run_to_end
     from trailnotes.runs.serving import EPISODES_FILE, OpenGateway, serve_agents
     from trailnotes.web.serving import open_listener
 
     config = load_command_config(args.model, args.config, args.settings)
-    if config.algorithm.author not in {"policy", "extract"}:
-        author = config.algorithm.author
-        raise ConfigError(f"algorithm.author = {author}: the model of a gateway writes itself: set policy or extract")
-    if config.memory.scope == "family":
-        raise ConfigError("memory.scope = family: tasks of agents belong to no family: set task, env or all")
+    _refuse_settings(config)
     live = {"deterministic": False}  # a deterministic engine waits for all that are open
     config = config.model_copy(update={"run": config.run.model_copy(update=live)})
     with contextlib.ExitStack() as opened:
         refusal = "" if args.public else PUBLIC_HOST_WARNING
         listener = opened.enter_context(open_listener(args.host, args.port, refusal=refusal))
         args.out.mkdir(parents=True, exist_ok=True)
+        opened.callback(RunLock(args.out / "lock").release)  # a second gateway would write over its lines
         subject = opened.enter_context(open_evaluated_model(args.model or config.model.path))
         memory = None
         if config.algorithm.name == TIPS_ONLY_METHOD or resolve_method(config.algorithm.name).shows_tips:
@@ -60,6 +59,16 @@ def _run(args: Namespace) -> None:
             print("the gateway has ended")
             if stop.number != signal.SIGINT:  # the exit code tells the sender of SIGTERM or SIGHUP
                 raise
+
+
+def _refuse_settings(config: Config) -> None:
+    if config.algorithm.author not in {"policy", "extract"}:
+        author = config.algorithm.author
+        raise ConfigError(f"algorithm.author = {author}: the model of a gateway writes itself: set policy or extract")
+    if config.memory.scope == "family":
+        raise ConfigError("memory.scope = family: tasks of agents belong to no family: set task, env or all")
+    if config.algorithm.show_tips != "own":
+        raise ConfigError("algorithm.show_tips is a control of trainings: a gateway shows the memory's tips: set own")
 
 
 GATEWAY = Command(

@@ -21,7 +21,7 @@ from trailnotes.policies.base import Policy
 from trailnotes.rollout.episode import compute_prompt_limit, run_episode
 from trailnotes.rollout.tips import write_tips
 from trailnotes.runs.signals import run_until_signal
-from trailnotes.storage.files import append_jsonl, trajectory_to_json
+from trailnotes.storage.files import append_jsonl, split_after, trajectory_to_json
 from trailnotes.types import Sampling, Task, Trajectory, TrajectoryGroup, derive_seed
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class OpenGateway:
     ) -> None:
         self._policy, self._memory, self._config = policy, memory, config
         self._path, self._plain_share = path, plain_share
+        split_after(path)  # half a line, of a gateway that was killed while it wrote one
         self._sessions: dict[str, Session] = {}
         self._playing: dict[asyncio.Task[None], Session] = {}
         self._count = 0
