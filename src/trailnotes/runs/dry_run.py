@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_recorded_tasks, load_training_tasks, select_batch
 from trailnotes.errors import ConfigError
@@ -67,7 +68,8 @@ def dry_run(
         return (f"{config.model.path} is not on this machine, and a dry run downloads nothing: {missing} are "
                 "unknown; `trailnotes train` downloads it, and `hf download NAME config.json` what the memory "
                 "is estimated from\n")  # fmt: skip
-    show("training one iteration of the run to measure time and disk; press Ctrl-C twice to stop it\n")
+    paid = ", and its tips cost what the endpoint charges" if config.algorithm.author.startswith(OPENAI_PREFIX) else ""
+    show(f"training one iteration of the run to measure time and disk{paid}; press Ctrl-C twice to stop it\n")
     with tempfile.TemporaryDirectory(prefix="trailnotes-") as name:
         return _extrapolate(config, Path(name), memory)
 
@@ -83,18 +85,19 @@ def _extrapolate(config: Config, path: Path, memory: StrPath | None) -> str:
     seconds = float(line["seconds"]) * repeats + before.get("seconds", 0.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
     later = "" if config.train.keep_optimizer else f", {format_megabytes(kept)} MB once it has ended"
+    unmeasured = ", without validation" if config.train.eval_every else ""
     lines = [
         f"everything could be built; one iteration took {line['seconds']:.1f} s and {line['env_steps']:,} env steps",
         f"iterations   about {repeats:,}",
-        f"time         about {format_duration(seconds)}",
+        f"time         about {format_duration(seconds)}{unmeasured}",
         f"memory       {format_megabytes(peak)} MB at the peak of this process",
-        f"disk         about {format_megabytes(most)} MB{later} ({format_megabytes(free)} MB are free here)",
+        f"disk         about {format_megabytes(most)} MB{later} ({format_megabytes(free)} MB are free on this disk)",
     ]
     if before:
         num, spent = count_rehearsal_episodes(config), format_duration(before["seconds"])
         lines.insert(2, f"before them  {num:,} episodes in {spent}")
     if most > free:
-        lines.append("the disk is too small: lower train.keep_last, or choose another --run-dir")
+        lines.append("the disk is too small: lower train.keep_last, or choose a --run-dir on another disk")
     return "\n".join(lines) + "\n"
 
 
