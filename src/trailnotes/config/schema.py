@@ -304,7 +304,9 @@ class WarmstartConfig(Section):
     advice: float = key(0.0, "share of demonstrations that answer with advice (waymarks, webshop, wikihow)", ge=0, le=1)
     write: float = key(0.0, "webshop: share of demonstrations that only write about a careless episode", ge=0, le=1)
     wrong_notes: float = key(0.0, "waymarks: share of written tips that are of another rule: a bad writer", ge=0, le=1)
-    variations: int = key(40, "scienceworld: training variations of each task that are recorded", ge=1)
+    variations: int = key(
+        40, "training variations of each task that are recorded (scienceworld, alfworld and others)", ge=1
+    )
     lossless_vocab: bool = key(
         False, "a vocabulary whose texts come out as they went in, for names of letters and digits; if not, words and "
         "digits get blanks before them, and are the same tokens everywhere")  # fmt: skip

@@ -151,6 +151,12 @@ def test_with_a_tip_it_does_what_the_best_one_says() -> None:
         assert " ; ".join(said) in "\n".join(message.content for message in demonstration.messages[:3])
 
 
+def test_without_tips_none_is_followed() -> None:
+    made = ExpertDemonstrator(config_of(p_follow_tip=1.0, num_tips=0), count_words, 0)
+    shown = "\n".join(message.content for each in islice(made, 30) for message in each.messages)
+    assert "tip" not in shown.lower()
+
+
 def test_apart_leaves_out_what_is_trained_or_examined() -> None:
     config = config_of().model_copy(update={"eval": EvalConfig(split="test")})
     with pytest.raises(ConfigError, match=r"name others in rehearsal\.options"):

@@ -112,11 +112,12 @@ def test_every_wording_can_be_parsed(actions: tuple[str, ...], score: float) -> 
     assert len(texts) > 20
 
 
-def test_the_warm_start_shows_no_held_out_game_of_any_protocol() -> None:
-    options = {"task": "power-component", "protocol": "interleaved", "num_train": 10}
+@pytest.mark.parametrize("task", [{}, {"task": "power-component"}])
+def test_the_warm_start_shows_no_held_out_game_of_any_protocol(task: dict[str, str]) -> None:
+    options = {**task, "protocol": "interleaved", "num_train": 10}
     config = Config(env=EnvConfig(name="scienceworld", options=options), warmstart=WarmstartConfig(variations=30))
     shown = {task.id for task in ScienceWorldDemonstrator.choose_tasks(config)}
-    assert shown
+    assert {each.split("/")[1] for each in shown} == {task.get("task", "find-non-living-thing")}
     for split in ("validation", "test"):
         assert not shown & {task.id for task in load_tasks(config, split)}
 

@@ -22,7 +22,7 @@ from trailnotes_worlds.wikihow import env as wh
 from trailnotes_worlds.wikihow.articles import Category
 from trailnotes_worlds.wikihow.goals import read_goal
 from trailnotes_worlds.wikihow.library import Library
-from trailnotes_worlds.wikihow.protocols import TEMPLATE_NUMBERS, WikiHowGoal
+from trailnotes_worlds.wikihow.protocols import TEMPLATE_NUMBERS, WikiHowGoal, make_goal
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -228,6 +228,9 @@ def test_a_task_file_lists_its_pages_and_instructions(file: Path) -> None:
     later = [f"{HOST}/Boil-an-Egg?wh_an=1&amp=1", f"{HOST}/Author/Ann-Lee-PhD?wh_an=1&amp=1"]
     assert goal.find_reached(later) == [1, 2]
     assert goal.find_reached([]) == []
+    assert make_goal("article", "How to Sauté Jalapeños", "").to_pages().find_reached(
+        ["mUrl is: https://www.wikihow.com/wikiHowTo?search=saut%C3%A9+jalape%C3%B1os&wh_an=1"]
+    ) == [0]
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,18 @@ class RecordedGame:
 class RecordedDemonstrator(Demonstrator):
     """Base of demonstrators that draw from recorded episodes, which subclasses record; no draw changes a recording."""
 
+    @property
+    def max_tips(self) -> int:
+        return min(self.config.warmstart.num_tips, self.config.memory.top_k)
+
     def demonstrate_episode(self, recorded: RecordedGame) -> list[Demonstration]:
         """Draw an episode's demonstrations: a row to act, and after tips a tip-free row to write."""
         warm = self.config.warmstart
-        if self.rng.random() < warm.p_follow_tip:
+        if self.rng.random() < warm.p_follow_tip and self.max_tips:
             trajectory = self.rng.choice(recorded.all_episodes)
             praise = self.build_tip(trajectory, trajectory.max_score)
             others = self.build_failure_tips(recorded, trajectory) if self.rng.random() < 0.4 else ()
-            tips = (praise, *others)[: self.config.memory.top_k]
+            tips = (praise, *others)[: self.max_tips]
         else:
             plays_gold = recorded.gold and self.rng.random() >= warm.p_explore
             trajectory = recorded.gold if recorded.gold and plays_gold else self.rng.choice(recorded.wandered)
@@ -61,7 +65,7 @@ class RecordedDemonstrator(Demonstrator):
         ]
         self.rng.shuffle(others)
         chosen = sorted(others[: self.rng.randint(1, 2)], key=lambda t: -t.score)
-        return tuple(self.build_tip(t, t.score) for t in chosen)[: self.config.memory.top_k]
+        return tuple(self.build_tip(t, t.score) for t in chosen)[: self.max_tips]
 
     def build_tip(self, trajectory: Trajectory, score: float) -> Tip:
         return Tip(

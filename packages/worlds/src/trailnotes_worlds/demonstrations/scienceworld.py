@@ -50,8 +50,8 @@ class ScienceWorldDemonstrator(ExpertDemonstrator):
 
     @staticmethod
     def choose_tasks(config: Config) -> list[Task]:
-        names = config.env.options.get("task", "all")
-        tasks = scienceworld_tasks("train", names, protocol="simulator")
+        named = {name: value for name, value in config.env.options.items() if name == "task"}
+        tasks = scienceworld_tasks("train", **named, protocol="simulator")
         held_out = {task.id for split in ("validation", "test") for task in load_tasks(config, split)}
         return spread_by_family([task for task in tasks if task.id not in held_out], config)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote_plus
 
 from trailnotes.errors import ConfigError, MissingExtraError, format_install_command
 
@@ -34,7 +35,11 @@ class Goal:
     pages: tuple[TargetPage, ...]
 
     def find_reached(self, log: Iterable[str]) -> list[int]:
-        lines = tuple(log)
+        addressed = tuple(log)
+        lines = (
+            *addressed,
+            *map(unquote_plus, addressed),
+        )  # patterns spell what is searched for, and addresses quote it
         return [place for place, page in enumerate(self.pages) if any(map(page.pattern.search, lines))]
 
     def format_instructions(self) -> str:
