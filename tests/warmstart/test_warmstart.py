@@ -85,6 +85,16 @@ def test_demonstrations_of_a_game_of_the_panel_are_refused(start_model: Path, tm
     warmstart(config, tmp_path / "out")
 
 
+def test_conversations_that_do_not_fit_are_counted(start_model: Path, tmp_path: Path) -> None:
+    config, notes = sft_config(start_model, tmp_path / "sft.jsonl", steps=1), list[str]()
+    longer = [{"role": "user", "content": "exits north " * 1000}, {"role": "assistant", "content": "north"}]
+    with (tmp_path / "sft.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"messages": longer}))
+    warmstart(config, tmp_path / "out", note=notes.append)
+    limit = config.rollout.max_context_tokens
+    assert notes == [f"left out: 1 of 3 conversations exceed rollout.max_context_tokens = {limit}"]
+
+
 # -- micro-batches, precision, adapters
 
 

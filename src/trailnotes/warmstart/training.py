@@ -77,15 +77,20 @@ def warmstart(
     if config.model.lora.enabled and not config.model.path:
         raise ConfigError("model.lora.enabled trains adapters of a model that exists: set model.path, or set it false")
     next(_iter_demonstrations(config, _count_words, config.run.seed))  # what is wrong with them shows before any work
+    given: list[Demonstration] = []
     if named := config.warmstart.demonstrations:  # scripted ones are of no panel, whatever it is
-        games = [each.task for each in read_demonstrations(Path(named), SETTING) if each.task]
+        given = read_demonstrations(Path(named), SETTING)
+        games = [each.task for each in given if each.task]
         validate_learning_tasks(games, f"warmstart.demonstrations = {named!r}", config)
     with _open_unfinished(config, out, allow_change) as directory:
         torch.manual_seed(config.run.seed)
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
         model, tokenizer = _load_initial_model(config)
-        rows = _iter_rows(config, ChatFormat(tokenizer, config.model.template_options), config.run.seed)
+        chat, limit = ChatFormat(tokenizer, config.model.template_options), config.rollout.max_context_tokens
+        if too_long := sum(len(chat.encode(each.messages)) > limit for each in given):
+            note(f"left out: {too_long} of {len(given)} conversations exceed rollout.max_context_tokens = {limit}")
+        rows = _iter_rows(config, chat, config.run.seed)
         imitation = SupervisedTrainer(model, config)
         if saved := checkpoint.find_latest(directory.checkpoints):
             imitation.load(saved)
