@@ -63,7 +63,8 @@ async def about(policy: Policy, config: Config, *, reads: bool) -> Counter[str]:
 def in_memory(path: Path, config: Config) -> Counter[str]:
     """How often the run wrote tips of each kind, up to the checkpoint of this memory."""
     specs = {task.id: parse_spec(task) for task in load_tasks(config, config.train.split)}
-    with open_memory(path, config.memory) as memory:
+    with open_memory(None, config.memory) as memory:  # a checkpoint's file that is opened itself changes
+        memory.restore(path)
         tips = memory.store.load_tips()
     return sum((Counter({kind_of(specs[tip.namespace], tip.text): tip.support}) for tip in tips), Counter[str]())
 
