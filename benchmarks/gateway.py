@@ -113,8 +113,8 @@ async def serve_gateway(policy: TimedPolicy, memory: TipMemory, path: Path, turn
     """Serve agents as `trailnotes gateway` does."""
     rollout = {"max_context_tokens": 500_000, "max_steps": turns + 1, "stop": ()}
     config = Config(rollout=rollout, algorithm={"name": "empo2-tips"})
-    make = partial(OpenGateway, policy, memory, config, path, 0.25)
-    await serve_agents(make, open_listener("127.0.0.1", 0), ready, token="", public=False)
+    gateway = OpenGateway(policy, memory, config, path, 0.25)
+    await serve_agents(gateway, open_listener("127.0.0.1", 0), ready, token="", public=False)
 
 
 async def serve_directly(policy: TimedPolicy, ready: Ready) -> None:
@@ -139,9 +139,12 @@ async def serve_directly(policy: TimedPolicy, ready: Ready) -> None:
 
 async def play_against(serve: Callable[[Ready], Coroutine[Any, Any, None]], load: Sequence[str]) -> dict[str, Any]:
     """Have another process play against a server; return what its agents saw."""
-    ready: asyncio.Queue[str] = asyncio.Queue()
-    serving = asyncio.create_task(serve(ready.put_nowait))
-    command = [sys.executable, __file__, "--url", await ready.get(), *load]
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(ready.set_result))
+    await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if not ready.done():
+        await serving  # raises what kept it from starting
+    command = [sys.executable, __file__, "--url", ready.result(), *load]
     playing = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     said, _ = await playing.communicate()
     await asyncio.sleep(2)  # the last reports are being written

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import right_tips
 
 from trailnotes.config.toml import load_config
 from trailnotes.memory import open_memory
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_right_tips_leaves_checkpoints_as_they_are(tmp_path: Path) -> None:
@@ -18,3 +24,11 @@ def test_right_tips_leaves_checkpoints_as_they_are(tmp_path: Path) -> None:
     assert not right_tips.in_memory(snapshot, config)
     assert snapshot.read_bytes() == before
     assert [*tmp_path.iterdir()] == [snapshot]
+
+
+@pytest.mark.long
+def test_the_benchmark_of_the_gateway_loses_nothing(tmp_path: Path) -> None:
+    words = ["--agents=2", "--seconds=0.5", "--turns=2", "--sampling=0.01", f"--json={tmp_path / 'gateway.json'}"]
+    subprocess.run([sys.executable, ROOT / "benchmarks" / "gateway.py", *words], check=True)
+    figures = json.loads((tmp_path / "gateway.json").read_text())
+    assert figures["reports"] == figures["reports_kept"] > 0
