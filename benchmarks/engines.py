@@ -172,10 +172,10 @@ def measure_vllm(
     with engine as policy:
         policy.endings.end_ids = frozenset()
         play(policy, texts[:1], load)  # whatever is made at the first request
-        served = policy.replicas[0].server
-        assert served is not None
-        assert served.process is not None
-        pid = served.process.pid
+        client = policy.replicas[0].client
+        assert client is not None
+        assert client.server.process is not None
+        pid = client.server.process.pid
         children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
         pids = [pid, *map(int, itertools.chain.from_iterable(children))]
         speeds = [play(policy, texts, load, *pids) for _ in range(load.repeats)]
