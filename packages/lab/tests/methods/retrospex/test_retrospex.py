@@ -264,3 +264,7 @@ def test_a_critic_that_learned_from_the_panel_is_refused(start_model: Path, play
     with pytest.raises(ConfigError, match="what Retrospex learns from: 4 of the 4 games of the panel"):
         adapt(config_of(missing, critic=str(tmp_path / "critic")), missing, method="retrospex", out=out)
     assert not out.exists()
+    out.mkdir()  # as a start with other data leaves it that is killed before its first episode
+    (tmp_path / "critic").rename(out / "critic")
+    with pytest.raises(ConfigError, match=r"run/critic holds a critic with other .*fingerprint"):
+        adapt(config_of(start_model, data=[str(played)]), start_model, method="retrospex", out=out)

@@ -22,6 +22,7 @@ from trailnotes.memory.retrieval import Embedder, make_config_embedder
 from trailnotes.rollout.conversation import Conversation, parse_action
 from trailnotes.rollout.episode import Decision, EpisodeContext, TipsActor, compute_prompt_limit, observe_within_limit
 from trailnotes.runs.adaptation import AdaptationRun
+from trailnotes.runs.directory import has_begun
 from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 from trailnotes.types import NO_OP, Completion, Observation, TrajectoryGroup, derive_seed
 from trailnotes_lab.methods.retrospex.transitions import RetrospexConfig, load_critic_games
@@ -44,7 +45,7 @@ async def retrospex(run: AdaptationRun) -> None:
     from trailnotes_lab.methods.retrospex.critic import load_critic, train_critic
 
     own, embedder = run.directory.path / "critic", make_config_embedder(config)
-    if settings.critic or (own / "critic.json").is_file():  # the latter of an earlier start
+    if settings.critic or (has_begun(run.directory.path) and (own / "critic.json").is_file()):
         critic = load_critic(Path(settings.critic) if settings.critic else own)
     elif settings.data:
         critic = train_critic(config, settings.data, own)
