@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from trailnotes.config.toml import load_config
 from trailnotes.memory import open_memory
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
 
 
 def test_right_tips_leaves_checkpoints_as_they_are(tmp_path: Path) -> None:
@@ -24,6 +27,24 @@ def test_right_tips_leaves_checkpoints_as_they_are(tmp_path: Path) -> None:
     assert not right_tips.in_memory(snapshot, config)
     assert snapshot.read_bytes() == before
     assert [*tmp_path.iterdir()] == [snapshot]
+
+
+def test_a_record_holds_the_lines_of_a_run_and_nothing_replaces_it_by_less(tmp_path: Path) -> None:
+    record = runpy.run_path(str(RESULTS / "records.py"))["main"]
+    run, target = tmp_path / "run", tmp_path / "run.tar.xz"
+    run.mkdir()
+    (run / "config.toml").write_text("")
+    episodes = json.dumps({"task": "a\u2028b\u0085c"}, ensure_ascii=False) + "\n"
+    (run / "episodes.jsonl").write_text(episodes, encoding="utf-8")
+    record(run, target)
+    with tarfile.open(target) as archive:
+        kept = archive.extractfile("run/episodes.jsonl")
+        assert kept is not None
+        assert kept.read() == episodes.encode()
+    before = target.read_bytes()
+    with pytest.raises(SystemExit, match="rum holds no comparison and no run"):
+        record(tmp_path / "rum", target)
+    assert target.read_bytes() == before
 
 
 @pytest.mark.long

@@ -18,6 +18,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from trailnotes.storage.files import read_jsonl
+
 WHOLE = {
     "compare.toml",
     "config.toml",
@@ -38,6 +40,8 @@ KEPT = {"episodes.jsonl": EPISODE, "trajectories.jsonl": EPISODE, "metrics.jsonl
 
 def main(source: Path, target: Path, *, steps: bool = False) -> None:
     """Write the record of the comparison or run at `source` to `target`, the same bytes for the same runs."""
+    if not any((source / name).is_file() for name in ("compare.toml", "config.toml")):
+        sys.exit(f"{source} holds no comparison and no run: {target} stays as it is")
     with tarfile.open(target, "w:xz", preset=9) as archive:
         for path, content in sorted(_files(source, steps)):
             entry = tarfile.TarInfo(f"{source.name}/{path.relative_to(source)}")
@@ -65,7 +69,7 @@ def _checkpoints(run: Path) -> list[Path]:
 
 def _lines(path: Path, names: tuple[str, ...], *, steps: bool) -> bytes:
     lines = []
-    for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+    for record in read_jsonl(path):
         kept = {key: value for key, value in record.items() if key.startswith(names)}
         if steps:
             tips = [[{"text": tip["text"]} for tip in step["tips"]] for step in record["steps"]]
