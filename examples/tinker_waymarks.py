@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 import trailnotes
+from trailnotes.storage.files import read_jsonl
 
 RUNS = Path("runs/tinker")
 SETTINGS = """
@@ -85,7 +86,7 @@ def draw(picture: Path) -> None:
     for axes, (key, title) in zip(panels, keys.items(), strict=True):
         for colour, (name, label) in zip(("#c2553a", "#4a6fa5"), SHOWN.items(), strict=True):
             for i, path in enumerate(sorted(RUNS.glob(f"{name}-*/metrics.jsonl"))):
-                lines = [json.loads(line) for line in path.read_text().splitlines()]
+                lines = list(read_jsonl(path))
                 found = [(line["env_steps"], line[key]) for line in lines if key in line]
                 axes.plot(*zip(*found, strict=True), color=colour, linewidth=1.6, label=None if i else label)
         axes.set(title=f"{title}, without tips", xlabel="environment steps", ylim=(-0.02, 1.04))
