@@ -15,7 +15,7 @@ from odd_trackers import calls, damage
 from trailnotes.config.toml import load_config
 from trailnotes.runs.directory import RunDir
 from trailnotes.storage.files import append_jsonl, split_after, trajectory_to_json
-from trailnotes_lab.tracking.base import REDACTED, redact_secrets
+from trailnotes_lab.tracking.base import REDACTED, About, LoggedRun, redact_secrets
 from trailnotes_lab.tracking.reporter import TrackerReporter
 from viewed import HOSTILE, episode, make_run
 
@@ -49,6 +49,7 @@ def test_a_tracker_that_fails_harms_neither_the_run_nor_another(
     assert len(calls(run, "curves", "Forgetful")) == 3
     assert calls(run, "close", "Forgetful") == [[True]]
     assert [iteration for iteration, _ in calls(run, "curves", "FailsLater")] == [0]
+    assert not calls(run, "curves", "Exits"), "it failed at the episodes of iteration 0, whose curves come again"
     said = warnings_of(caplog)
     assert len(said) == 5
     by_name = {text.split()[1].removeprefix("odd_trackers:"): text for text in said}
@@ -113,7 +114,7 @@ def test_mlflow_in_its_local_store(local: Path, caplog: pytest.LogCaptureFixture
         ((known, status),) = store.execute("SELECT run_uuid, status FROM runs").fetchall()
         points = store.execute("SELECT step, value FROM metrics WHERE key = 'rollout/success' ORDER BY step").fetchall()
         params = dict(store.execute("SELECT key, value FROM params").fetchall())
-    assert json.loads((run / "trackers" / "mlflow.json").read_text()) == {"id": known, "iterations": 5}
+    assert json.loads((run / "trackers" / "mlflow.json").read_text()) == {"id": known, "iterations": 5, "episodes": 4}
     assert status == "FINISHED"
     assert points == [(i, 0.5) for i in range(5)]
     assert params["algorithm.name"] == "empo2"
@@ -162,6 +163,16 @@ def test_a_run_is_shown_whole(tmp_path: Path) -> None:
     (tip,) = [dict(zip(columns, row, strict=True)) for row in rows]
     assert (tip["task"], tip["tip"], tip["shown"], tip["earned"]) == ("maze/1", "turn left at the well", 5, 1.0)
     assert calls(run, "close") == [[True]]
+
+
+def test_a_run_that_was_killed_before_its_end_is_ended_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "maze", iterations=6)
+    TrackerReporter("odd_trackers:Recorder", run).catch_up()
+    shown = len(calls(run, "text"))
+    for _ in range(2):
+        show(run)
+    assert [(i, what) for i, what, _ in calls(run, "text")[shown:]] == [(5, "episode/best"), (5, "episode/worst")]
+    assert LoggedRun(About(run, "maze", {}, "known", 6))._last == 5, "where its tables belong"
 
 
 @settings(deadline=None, max_examples=10)

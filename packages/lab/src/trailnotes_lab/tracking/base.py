@@ -37,6 +37,7 @@ class About:
     name: str
     settings: Mapping[str, Any]  # dotted name -> value of each key of the config, as JSON has it
     id: str = ""  # that this tracker gave the run in an earlier start; "" if there was none
+    iterations: int = 0  # that were reported in earlier starts
 
 
 class Tracker(Protocol):
@@ -110,7 +111,9 @@ class LoggedRun:
     """A run of a service that logs values by step and takes tables at the last step."""
 
     _run: Any
-    _last = 0
+
+    def __init__(self, about: About) -> None:
+        self._last = max(0, about.iterations - 1)
 
     def curves(self, iteration: int, values: Mapping[str, float]) -> None:
         self._last = iteration

@@ -1,7 +1,7 @@
 """Report a run to its trackers: each iteration once, however often the run is resumed.
 
-``trackers/NAME.json`` in the run directory keeps the tracker's id of the run and the number of reported iterations;
-the next start reports the rest.
+``trackers/NAME.json`` in the run directory keeps the tracker's id of the run, the number of reported iterations
+and the last iteration whose episodes were; the next start reports the rest.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class TrackerReporter:
     def __init__(self, name: str, directory: Path) -> None:
         self._directory = directory
         self._file = directory / TRACKERS_DIR / f"{name.replace(':', '.')}.json"
-        tracker_id, iterations = _load_state(self._file)
-        self._tracker: Tracker = make_tracker(name, _load_run_info(directory, tracker_id))
+        tracker_id, iterations, episodes = _load_state(self._file)
+        self._tracker: Tracker = make_tracker(name, _load_run_info(directory, tracker_id, iterations))
         self._id = self._tracker.id
-        self._num_shown = iterations if self._id and self._id == tracker_id else 0
+        is_known = self._id and self._id == tracker_id
+        self._num_shown, self._episodes_shown = (iterations, episodes) if is_known else (0, -1)
         self._offset = 0  # bytes of metrics.jsonl that were read
-        self._last = -1  # the newest iteration that this process has reported
 
     def catch_up(self) -> None:
         for line in read_lines_from(self._directory / "metrics.jsonl", self._offset):
@@ -77,19 +77,17 @@ class TrackerReporter:
             iteration = int(values.pop("iteration"))
             if iteration < self._num_shown:
                 continue
-            self._last = iteration
-            self._tracker.curves(iteration, {n: float(v) for n, v in values.items() if isinstance(v, int | float)})
             if iteration & (iteration - 1) == 0:  # 0, 1, 2, 4, 8: a few in all, however long the run is
-                self._report_episodes(iteration)
+                self._report_episodes(iteration)  # first: where this fails, the next start repeats no curve
+            self._tracker.curves(iteration, {n: float(v) for n, v in values.items() if isinstance(v, int | float)})
             self._num_shown = iteration + 1
-            if self._id:
-                state = {"id": self._id, "iterations": self._num_shown}
-                write_text_atomic(self._file, json.dumps(state) + "\n")
+            self._save_state()
 
     def finish(self, *, finished: bool) -> None:
         self.catch_up()
-        if self._last >= 0 and self._last & (self._last - 1):
-            self._report_episodes(self._last)
+        if self._episodes_shown < self._num_shown - 1:
+            self._report_episodes(self._num_shown - 1)
+            self._save_state()
         tables = {"table": _load_results_table(self._directory), "tips": _load_tips_table(self._directory)}
         for name, table in tables.items():
             if table is not None:
@@ -104,24 +102,30 @@ class TrackerReporter:
         by_return = sorted(ended, key=lambda episode: -episode.episode_return)
         for name, episode in zip(("best", "worst"), [*by_return[:1], *by_return[1:][-1:]], strict=False):
             self._tracker.text(iteration, f"episode/{name}", redact_secrets(render_episode(episode)))
+        self._episodes_shown = iteration
+
+    def _save_state(self) -> None:
+        if self._id:
+            state = {"id": self._id, "iterations": self._num_shown, "episodes": self._episodes_shown}
+            write_text_atomic(self._file, json.dumps(state) + "\n")
 
 
-def _load_state(file: Path) -> tuple[str, int]:
-    """The tracker's id for the run, and the number of iterations that were reported."""
+def _load_state(file: Path) -> tuple[str, int, int]:
+    """The tracker's id for the run, the number of reported iterations, and the last whose episodes were."""
     if not file.is_file():
-        return "", 0
+        return "", 0, -1
     try:
         record = parse_json(file.read_text(encoding="utf-8"))
-        return str(record["id"]), int(record["iterations"])
+        return str(record["id"]), int(record["iterations"]), int(record.get("episodes", -1))
     except (OSError, ValueError, KeyError, TypeError):
         raise RunError(f"{file} is damaged: delete it, and the run is reported from its beginning") from None
 
 
-def _load_run_info(directory: Path, tracker_id: str) -> About:
+def _load_run_info(directory: Path, tracker_id: str, iterations: int) -> About:
     config = load_config(directory / "config.toml", trusted=False)
     name = directory.resolve().name if config.run.name == "run" else config.run.name
     settings = json.loads(json.dumps(flatten_config(config), default=str))
-    return About(directory, name, redact_secrets(settings), tracker_id)
+    return About(directory, name, redact_secrets(settings), tracker_id, iterations)
 
 
 def _load_results_table(directory: Path) -> Table | None:

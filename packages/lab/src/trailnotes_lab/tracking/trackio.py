@@ -14,6 +14,7 @@ class Trackio(LoggedRun):
     """One run of trackio, which knows runs by their names: six letters of its own end the name."""
 
     def __init__(self, about: About) -> None:
+        super().__init__(about)
         self.id = about.id or f"{about.name}-{uuid4().hex[:6]}"
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", PROJECT), name=self.id, config=dict(about.settings),

@@ -15,6 +15,7 @@ class Wandb(LoggedRun):
     """One run of W&B. Key, server, project, entity, group and tags are those of its own environment variables."""
 
     def __init__(self, about: About) -> None:
+        super().__init__(about)
         self.id = about.id or uuid4().hex
         place = about.directory / TRACKERS_DIR
         place.mkdir(exist_ok=True)
