@@ -158,7 +158,7 @@ def format_score(episodes: Sequence[Trajectory]) -> str:
 
 def main(path: str, settings: str, num: str = "6", *options: str) -> None:
     """Print the table."""
-    config = load_config(settings, ["--model.path", path, *options])
+    config = load_config(settings, ["--model.path", path, "--train.eval_every", "0", *options])
     with closing(SolvedTasksEvaluation(build_model_policy(config), config, int(num))) as evaluation:
         print_table(("", settings), zip(LABELS, asyncio.run(evaluation.compute_column()), strict=True))
 

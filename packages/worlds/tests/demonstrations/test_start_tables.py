@@ -77,3 +77,13 @@ def test_webshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert int(column.pop("tasks")) == len(evaluation.solved) > 4
     assert list(column.values())[:3] == ["0.00", "0.00, 0.00", "1.00, 1.00"]
     assert list(column.values())[3:] == ["0.88", "0.88", "0.00, 0.00"]  # one right tip leaves a detour out
+
+
+def test_validation_goals_of_a_config_that_validates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
+    main = load_example("start_table.py", "webshop/small")[0]["main"]
+    main.__globals__["build_model_policy"] = lambda _: ScriptedPolicy(shop)
+    main("models/any", "webshop/small", "2", "--train.split", "validation", *WIDE, *LONG)
+    assert "| tasks | 2 |" in capsys.readouterr().out
