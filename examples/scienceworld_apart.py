@@ -147,7 +147,7 @@ def main() -> None:
             for method in METHODS
         ]
     report(arguments.out, range(arguments.seeds), arguments.iterations)
-    sys.exit("\n".join(str(error) for job in jobs if (error := job.exception())))
+    sys.exit("\n".join(str(error) for job in jobs if (error := job.exception())) or None)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import right_tips
+import scienceworld_apart
 
 from trailnotes.config.toml import load_config
 from trailnotes.memory import open_memory
@@ -45,6 +46,14 @@ def test_a_record_holds_the_lines_of_a_run_and_nothing_replaces_it_by_less(tmp_p
     with pytest.raises(SystemExit, match="rum holds no comparison and no run"):
         record(tmp_path / "rum", target)
     assert target.read_bytes() == before
+
+
+def test_a_comparison_apart_ends_with_status_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(scienceworld_apart, "run", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["scienceworld_apart.py", "--out", str(tmp_path), "--seeds", "1"])
+    with pytest.raises(SystemExit) as ended:
+        scienceworld_apart.main()
+    assert ended.value.code is None
 
 
 @pytest.mark.long
