@@ -329,6 +329,18 @@ def test_seeds_of_one_method_are_judged_by_the_same_attempt() -> None:
     assert (alone.final, alone.num_attempts) == (alone.last, 2)
 
 
+def test_a_line_counts_the_games_that_every_seed_has_played() -> None:
+    nothing: Any = None
+    played = {0: {"a": 1.0, "b": 0.0}, 1: {"b": 1.0, "c": 1.0}}
+    results = [RunResult("GRPO", seed, nothing, True, games, None, {}, ()) for seed, games in played.items()]
+    families = {game: game for game in "abc"}
+    line = _summarise_method(
+        "GRPO", results, families=families, baseline={}, question=SummaryOptions(), metric="success"
+    )
+    assert line.one is not None
+    assert (line.num_games, line.one.mean) == (1, 0.5)
+
+
 RANDOM = """
 [compare]
 name = "random"

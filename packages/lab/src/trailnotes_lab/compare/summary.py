@@ -262,7 +262,7 @@ def _summarise_method(
         label=label,
         trains=any(result.trains for result in results),
         seeds=tuple(final),
-        num_games=len({game for games in final.values() for game in games}),
+        num_games=len(find_common_games(final)),
         num_attempts=max((attempts.number for attempts in several), default=1),
         one=pool(one),
         last=pool(last),
