@@ -48,6 +48,20 @@ def test_a_record_holds_the_lines_of_a_run_and_nothing_replaces_it_by_less(tmp_p
     assert target.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("fair.py", "python docs/results/fair.py runs/"), ("fair.py nowhere", "nowhere holds no runs"),
+        ("adapt.py", "python docs/results/adapt.py runs/"), ("adapt.py nowhere", "nowhere/compare.toml: No such file"),
+        ("family_tips.py table nowhere", "no seed of nowhere has played all arms"),
+    ],
+)  # fmt: skip
+def test_scripts_of_results_say_what_is_missing(monkeypatch: pytest.MonkeyPatch, call: str, message: str) -> None:
+    monkeypatch.setattr(sys, "argv", call.split())
+    with pytest.raises(SystemExit, match=message):
+        runpy.run_path(str(RESULTS / sys.argv[0]), run_name="__main__")
+
+
 def test_a_comparison_apart_ends_with_status_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scienceworld_apart, "run", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["scienceworld_apart.py", "--out", str(tmp_path), "--seeds", "1"])

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from trailnotes.errors import TrailnotesError
 from trailnotes.reporting.intervals import estimate_difference
 from trailnotes.storage.files import parse_json, read_jsonl
 from trailnotes_lab.compare.spec import ComparisonSpec, RunLocation, load_spec
@@ -84,7 +85,8 @@ def average_costs(places: list[RunLocation]) -> list[str]:
     lines = [list(read_jsonl(place.directory / "metrics.jsonl"))[-1] for place in places]
     written, read = (fmean(line[name] for line in lines) / 1000 for name in ("tokens_generated", "tokens_read"))
     costs = [parse_json((place.directory / "cost.json").read_bytes())["total"] for place in places]
-    return [f"{written:.1f}", f"{read:.0f}", f"{fmean(cost['cpu_seconds'] for cost in costs) / 60:.1f}"]
+    seconds = [cost["cpu_seconds"] for cost in costs if "cpu_seconds" in cost]  # not of runs started by hand
+    return [f"{written:.1f}", f"{read:.0f}", f"{fmean(seconds) / 60:.1f}" if seconds else ""]
 
 
 def iter_links(places: list[RunLocation]) -> Iterator[str]:
@@ -138,4 +140,7 @@ def print_table(head: list[str], rows: list[list[str]]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(argument) for argument in sys.argv[1:]])
+    try:
+        main([Path(argument) for argument in sys.argv[1:]] or sys.exit(__doc__))
+    except TrailnotesError as fault:
+        sys.exit(f"adapt.py: {fault}")

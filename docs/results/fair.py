@@ -55,7 +55,10 @@ def average_by_task(values: Values, families: dict[str, str]) -> dict[str, list[
 
 def list_games(folder: Path) -> list[str]:
     """List the variations of each split of a comparison, by the settings of its first run."""
-    config = load_config(min(folder.glob("runs/*/config.toml")))
+    configs = sorted(folder.glob("runs/*/config.toml"))
+    if not configs:
+        sys.exit(f"{folder} holds no runs: give the directory of a comparison, or its unpacked record")
+    config = load_config(configs[0])
     lines = []
     for split in (config.train.split, config.eval.split):
         variations = (task.id.rpartition("/")[2] for task in load_tasks(config, split))
@@ -85,4 +88,4 @@ def main(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(argument) for argument in sys.argv[1:]])
+    main([Path(argument) for argument in sys.argv[1:]] or sys.exit(__doc__))

@@ -143,6 +143,8 @@ def print_table(out: Path) -> None:
                 of_arm[seed][game] = float(episode["return"])
     seeds = set[int]().union(*values.values())
     whole = {seed for seed in seeds if all(of.get(seed, {}).keys() == families.keys() for of in values.values())}
+    if not whole:
+        sys.exit(f"no seed of {out} has played all arms: go on with play")
     values = {name: {seed: own for seed, own in of.items() if seed in whole} for name, of in values.items()}
     head = [f"{len(whole)} seeds", *(f"{agent}, {arm}" for agent, arm in values)]
     print(f"| {' | '.join(head)} |\n|---{'|---:' * len(values)}|")
