@@ -153,7 +153,9 @@ def play(release: Path, task: str, steps: int, out: Path) -> None:
 
 def score(scores: Sequence[int], failure: str) -> int:
     """Count an episode by its last score, or, where that is negative, 0 (`floor0`) or the one before it."""
-    return scores[-1] if scores[-1] >= 0 else 0 if failure == "floor0" else [0, *scores][-2]
+    if scores[-1] >= 0:
+        return scores[-1]
+    return scores[-2] if failure != "floor0" and len(scores) > 1 else 0
 
 
 def main() -> None:
