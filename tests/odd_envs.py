@@ -29,7 +29,8 @@ class Puppet:
     def tasks(split: str, num: int = 3) -> list[Task]:
         if split not in {"train", "test"}:
             raise ConfigError(f"puppets have no split {split!r}")
-        return [Task(f"{split}-{index}", "odd_envs:Puppet", index, split) for index in range(num)]
+        first = 0 if split == "train" else 100
+        return [Task(f"{split}-{index}", "odd_envs:Puppet", first + index, split) for index in range(num)]
 
     def reset(self, task: Task) -> Observation:
         self._playing = True

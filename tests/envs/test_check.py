@@ -33,7 +33,8 @@ class Good:
     def tasks(split: str, num: int = 2) -> list[Task]:
         if split == "validation":
             raise ConfigError("no such split")
-        return [Task(f"{split}-{index}", "x:Good", index, split) for index in range(num)]
+        first = 0 if split == "train" else 100
+        return [Task(f"{split}-{index}", "x:Good", first + index, split) for index in range(num)]
 
     def reset(self, task: Task) -> Observation:
         self.left = 3
@@ -158,7 +159,11 @@ FAULTS: dict[str, Any] = {  # part of the message -> environment
     "step with an empty action: raised IndexError": bad(step=raising("step", IndexError, lambda a: a == "")),
     "step with a lone surrogate: raised UnicodeError": bad(step=raising("step", UnicodeError, lambda a: a == "\ud800")),
     "close: raised RuntimeError: closed twice": bad(close=close_once),
-    "task id 'a' is in train and again in validation": bad(tasks=lists("a")),
+    "task 'a' of validation is a game of train too, as they have the same id": bad(tasks=lists("a")),
+    "task 'test-1' of test is a game of train too, as they have the same id, or the same seed and options": bad(
+        tasks=staticmethod(lambda split: [Task(f"{split}-{seed}", "x:Good", seed, split) for seed in range(5)])
+    ),
+    "tasks('train'): lists task id 'a' 2 times": bad(tasks=lists("a", "a")),
     "tasks('train'): lists 'a' with split 'test'": bad(tasks=lists("a", split="test")),
     "the options of task 'a' must be JSON values": bad(tasks=lists("a", options={"path": object})),
     "the options of task 'b' must be JSON values": bad(tasks=lists("b", options={"size": (3, 4)})),

@@ -8,12 +8,14 @@ import random
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
 from trailnotes.envs.base import Env, describe_env_error, select_accepted
+from trailnotes.envs.tasks import find_shared_tasks
 from trailnotes.errors import ConfigError, EnvError, sanitize_text
 from trailnotes.types import Observation, Task
 
@@ -146,7 +148,6 @@ class _Check:
 
     def list_tasks(self) -> dict[str, list[Task]]:
         splits: dict[str, list[Task]] = {}
-        owner: dict[str, str] = {}
         lacking = ""
         for split in SPLITS:
             try:
@@ -156,9 +157,10 @@ class _Check:
                 continue
             except _Stop:
                 return splits
-            for task in tasks:
-                first = owner.setdefault(task.id, split)
-                self.require(first == split, "", f"task id {task.id!r} is in {first} and again in {split}")
+            for other, games in splits.items():
+                if both := self.call(f"comparing {split} with {other}", find_shared_tasks, games, tasks):
+                    why = "as they have the same id, or the same seed and options"
+                    self.require(False, "", f"task {both[0].id!r} of {split} is a game of {other} too, {why}")
             if tasks:
                 splits[split] = tasks
         self.require(bool(splits), "", f"tasks(split) lists nothing for any of {', '.join(SPLITS)}{lacking}")
@@ -181,6 +183,8 @@ class _Check:
                 what,
                 f"the options of task {task.id!r} must be JSON values, without tuples",
             )
+        for name, count in Counter(task.id for task in listed[0]).items():
+            self.require(count == 1, what, f"lists task id {name!r} {count} times")
         return listed[0]
 
     def play(self) -> None:

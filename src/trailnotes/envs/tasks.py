@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailnotes.config.methods import find_method, resolve_method
-from trailnotes.envs import get_env_identity, list_env_tasks
+from trailnotes.envs.base import get_env_identity, list_env_tasks
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 from trailnotes.types import Task, derive_seed
 
