@@ -273,7 +273,7 @@ def test_fixed_settings_cannot_change(name: str, value: object, tmp_path: Path) 
     section, key = name.split(".")
     config = gate_config(**{"eval": {"trials": 1}, "algorithm": {"name": "reflexion"}, section: {key: value}})
     for allowed in (name, section):
-        refusal = rf"another {re.escape(name)}, which no run .*: add .*or choose another directory"
+        refusal = rf"another {re.escape(name)}, which no run .*: set {re.escape(name)} to .*or choose another directory"
         with pytest.raises(RunError, match=refusal):
             adapt(config, "guesser", out=tmp_path, allow_change=[allowed])
     assert (tmp_path / "config.toml").read_text() == before

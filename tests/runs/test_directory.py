@@ -80,6 +80,15 @@ def test_changed_config_needs_allow_change(tmp_path: Path) -> None:
     RunDir.open(tmp_path, changed).close()
 
 
+def test_a_fixed_setting_is_refused_with_the_value_to_set_it_to(tmp_path: Path) -> None:
+    with RunDir.open(tmp_path, Config(model={"path": "a"}, env={"options": {"families": 2}})) as run:
+        run.append_metrics({"iteration": 0})
+    changed = Config(model={"path": "b"}, env={"options": {"families": 2, "actions": True}})
+    values = r'set model\.path, by MODEL_OR_RUN, to "a", env\.options to \{ families = 2 \} to continue it'
+    with pytest.raises(RunError, match=values):
+        RunDir.open(tmp_path, changed, fixed=["env.options", "model.path"])
+
+
 def test_a_start_that_came_to_nothing_binds_nobody(tmp_path: Path) -> None:
     changed = load_config(None, ["--optim.lr", "1e-3"])
     RunDir.open(tmp_path, Config()).close()

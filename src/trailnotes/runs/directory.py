@@ -158,9 +158,10 @@ class RunDir:
             names = diff_configs(old, self.config)
             before, after = flatten_config(old), flatten_config(self.config)
             if bound := [name for name in names if is_within(name, fixed) and not is_within(name, RUNTIME_KEYS)]:
-                kept = " ".join(f"--{name} {format_toml_value(before[name])}" for name in bound)
+                named = {"model.path": "model.path, by MODEL_OR_RUN,"}  # `adapt` takes it from there
+                kept = ", ".join(f"{named.get(name, name)} to {format_toml_value(before[name])}" for name in bound)
                 raise RunError(f"{self.path} holds a run with another {', '.join(bound)}, which no run can change once "
-                               f"it has begun: add {kept} to continue it, or choose another directory")  # fmt: skip
+                               f"it has begun: set {kept} to continue it, or choose another directory")  # fmt: skip
             if refused := [name for name in names if not is_within(name, allow_change)]:
                 flags = " ".join(f"--allow-change {name}" for name in refused)
                 raise RunError(f"{self.path} holds a run with another {', '.join(refused)}: resume it by {flags}, "
