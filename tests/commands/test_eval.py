@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from small import lines, small_config
+from trailnotes.commands.command import parse_command_line
+from trailnotes.commands.eval import EVAL
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_tasks
 from trailnotes.runs import evaluate as evaluation
@@ -70,6 +72,11 @@ def test_the_memory_of_a_run_is_read_on_request_and_never_written(run_dir: Path,
         displayed = sum(any(step["tips"] for step in record["steps"]) for record in records)
         assert result.episodes_with_tips == displayed
     assert with_notes.episodes_with_tips > 0
+
+
+def test_the_command_records_the_absence_of_memory_as_the_call_does() -> None:
+    assert parse_command_line([EVAL], ["eval", "random"]).memory is False
+    assert parse_command_line([EVAL], ["eval", "random", "--memory"]).memory is True
 
 
 # -- stopped and resumed

@@ -36,7 +36,7 @@ EVAL = Command(
     example="trailnotes eval runs/smoke --out runs/smoke/eval --eval.num_tasks 4", run=_run,
     arguments=(
         MODEL_OR_RUN, OTHER_CONFIG,
-        argument("--memory", action="store_true", default=None, help="act with the run's memory"),
+        argument("--memory", action="store_true", help="act with the run's memory"),
         argument("--out", type=Path, metavar="DIR", help="write table.json, table.md and the episodes here"),
     ),
     settings=True,
