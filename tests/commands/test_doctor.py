@@ -59,3 +59,9 @@ def test_what_is_missing_comes_with_what_mends_it(
         in shown.out
     )
     assert shown.err.startswith("trailnotes: the core cannot run here")
+
+
+def test_the_core_runs_without_what_a_sibling_requires(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = [("trailnotes-lab needs starlette", "pip install starlette")]
+    monkeypatch.setattr(doctor, "examine", lambda: {"facts": {}, "versions": {}, "extras": {}, "problems": problems})
+    assert main(["doctor"]) == 0

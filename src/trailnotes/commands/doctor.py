@@ -86,7 +86,7 @@ def _run(args: Namespace) -> None:
         lines += ["", "What would fail, and the line that mends it:" if problems else "Everything is installed."]
         text = "\n".join([*lines, *(f"  {fails}: {fix}" for fails, fix in problems)])
     print(text.replace(str(Path.home()), "~") if Path.home() != Path("/") else text)
-    if any(fails.startswith("trailnotes") for fails, _ in problems):
+    if any(fails.startswith("trailnotes ") for fails, _ in problems):
         raise TrailnotesError("the core cannot run here: see what would fail")
 
 
