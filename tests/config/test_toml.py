@@ -79,6 +79,8 @@ def test_presets_hold_the_published_settings(preset: str, steps: int, tokens: in
         (["--model.lora.target_modules", '["q_proj"]'], "model.lora.target_modules", ("q_proj",)),
         (["--run.seed", "1", "--run.seed", "2"], "run.seed", 2),
         (["--env.options.depth.of", "3", "--env.options.name=x"], "env.options", {"depth": {"of": 3}, "name": "x"}),
+        (["--env.options.a", "1", "--env.options", "{ b = 2 }"], "env.options", {"a": 1, "b": 2}),
+        (["--env.options", "{ b = 2 }", "--env.options.a", "1"], "env.options", {"a": 1, "b": 2}),
         (["--env.options", '{ path = "games", level = 3 }'], "env.options", {"path": "games", "level": 3}),
         (["--env.options", '{"path": "games", "deep": {"on": true}}'], "env.options",
          {"path": "games", "deep": {"on": True}}),

@@ -222,7 +222,7 @@ def _set_nested(tree: dict[str, Any], name: str, value: Any) -> None:
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
             raise ConfigError(f"command line: {name} is set inside {section}, which already has a plain value")
-    tree[last] = value
+    tree[last] = _merge_trees(tree.get(last), value)
 
 
 def _flatten_tree(section: type[Section], tree: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
