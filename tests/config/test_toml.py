@@ -113,6 +113,7 @@ REFUSED = {  # words of a command line -> what the line names: the key, and what
     "--rolout.group_size 3": ["command line", "'rolout'", "rollout?"],
     "--rollout.group_sise 3": ["[rollout]", "rollout.group_size?"],
     "--optim.temprature 3": ["[optim]", "temperature?"],
+    "--train.lr 3": ["[train]", "did you mean optim.lr or warmstart.lr?"],
     "--zzz 3": ["preset, run, model"],
     "--model.lora.rnak 3": ["[model.lora]", "model.lora.rank"],
     "--rollout.group_size 0": ["command line: rollout.group_size = 0", "1"],
