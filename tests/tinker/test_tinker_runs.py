@@ -295,6 +295,7 @@ def test_the_key_is_in_no_file_and_in_no_output(stand_in: Any, tmp_path: Path, m
         ("rollout.temperature", "rollout", {"temperature": 0.9}),
         ("model.lora.alpha", "model", {"path": "m", "lora": {"alpha": 16.0}}),
         ("model.lora.target_modules", "model", {"path": "m", "lora": {"target_modules": ["q_proj"]}}),
+        ("model.load_in_4bit", "model", {"path": "m", "load_in_4bit": True}),
         ("engine.name", "engine", {"name": "vllm"}),
         ("cluster.address", "cluster", {"address": "auto"}),
         ("learner.anchor_by", "algorithm", {"name": "empo2", "anchor_tips": 0.5}),

@@ -30,6 +30,7 @@ def _validate_hosted(config: Config) -> None:
         "rollout.temperature": (config.rollout.temperature != 1.0, "the API scores at temperature 1: set it to 1.0"),
         "model.lora.alpha": (lora.alpha != 32.0, "the API's adapters have alpha 32: set it to 32"),
         "model.lora.target_modules": (lora.target_modules is not None, "it adapts all linear layers: leave it out"),
+        "model.load_in_4bit": (config.model.load_in_4bit, "the server keeps the base: leave it out"),
         "engine.name": (config.engine.name != "hf", "the server samples: leave it out"),
         "cluster.address": (config.cluster.address != "", "the server computes: leave it out"),
         "learner.anchor_by": (by_distribution, 'the API gives no distributions: set it to "samples"'),
