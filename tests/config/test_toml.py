@@ -150,6 +150,7 @@ REFUSED = {  # words of a command line -> what the line names: the key, and what
     "--endpoint.base_url //me:hush@host/v1": ["endpoint.base_url"],
     "--endpoint.base_url me:hush@host/v1": ["endpoint.base_url"],
     "--memory.embedder openai:@me/small@http://me:hush@host/v1": ["TRAILNOTES_EMBEDDER_KEY"],
+    "--engine.urls ['http://host:7465'] --engine.replicas 2": ["leave out engine.replicas"],
     "--engine.urls ['me:hush@host:7465']": ["engine.urls", "VLLM_API_KEY"],
 }
 

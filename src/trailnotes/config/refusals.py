@@ -26,6 +26,7 @@ def refuse_places(c: Any) -> Refusals:
     yield (c.engine.devices and (c.engine.urls or len(c.engine.devices) != c.engine.replicas),
            "engine.devices names the GPUs of each engine: set engine.replicas to their number, and engine.urls = []"
            )  # fmt: skip
+    yield c.engine.urls and c.engine.replicas > 1, "engine.urls names all engines: leave out engine.replicas"
     takes_turns = c.has_shared_gpu and c.learner.world_size == 1 and not c.rollout.max_async_iterations
     yield (c.engine.shared_card and c.engine.name == "vllm" and not takes_turns,
            ("engine.shared_card is for engines that take turns with a learner of one process: leave out engine.urls, "
