@@ -11,6 +11,7 @@ from trailnotes.config.model_schema import OPENAI_PREFIX, require_model_name
 from trailnotes.config.section import PAPER, RELEASE, Section, key
 
 CREDIT = "empo2.author_credit"  # what keys need to have an effect
+OFF_POLICY = "algorithm.name = empo2|*:*"
 REHEARSED = "rehearsal.split or rehearsal.path"
 
 
@@ -45,7 +46,7 @@ class AlgorithmConfig(Section):
         ge=0, le=1, needs="algorithm.author = policy|start")  # fmt: skip
     anchor_reading: float = key(
         0.0, "share of off-policy episodes that are also anchored, with their tips",
-        ge=0, le=1, needs="algorithm.name = empo2|*:*")  # fmt: skip
+        ge=0, le=1, needs=OFF_POLICY)  # fmt: skip
     author: str = key(
         "policy", "writer of the tips: policy, start (the initial weights), extract (no model: quotes the actions up "
         "to the last that raised the score), or openai:NAME, the model NAME of the [endpoint]")  # fmt: skip
@@ -72,14 +73,16 @@ class Empo2Config(Section):
     """EMPO² and UCOB: which members of a group act with tips, how they train, and credit for the authors of tips."""
 
     p_memory: float = key(0.25, "p, share of rollouts that act with tips", PAPER, ge=0, le=1)
-    q_off_policy: float = key(2 / 3, "q, share of these that train without their tips", PAPER, ge=0, le=1)
+    q_off_policy: float = key(
+        2 / 3, "q, share of these that train without their tips", PAPER, ge=0, le=1, needs=OFF_POLICY
+    )
     mode_unit: Literal["iteration", "trajectory"] = key("trajectory", "unit of the mode: batch (paper), or each member")
     old_logprobs: Literal["acting", "tip_free"] = key(
         "tip_free", "off-policy denominator: under the tip-free context (4.2), or under the one acted on (Table 3, and "
-        "the release)", PAPER)  # fmt: skip
+        "the release)", PAPER, needs=OFF_POLICY)  # fmt: skip
     distilled_context: Literal["tip_free", "release"] = key(
         "tip_free", "what off-policy rows are trained in: no tips, or those of the newest turn (release, whose removal "
-        "of tips does not find them); release needs optim.rows = step", RELEASE)  # fmt: skip
+        "of tips does not find them); release needs optim.rows = step", RELEASE, needs=OFF_POLICY)  # fmt: skip
     author_credit: float = key(0.0, "weight of the credit that a tip gets for its readers' gain; 0 = off", ge=0)
     author_age: int = key(
         3, "iterations after which a tip is too old to be credited to its author; take twice the training tasks over "

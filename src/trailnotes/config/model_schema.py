@@ -161,7 +161,8 @@ class EngineConfig(Section):
     start_timeout: float = key(600.0, "seconds that an engine may take to start", gt=0, needs=VLLM)
     max_logprob_mismatch: float = key(
         0.05, "vllm, and a Tinker server: nats by which the engine's log-probabilities may differ from the learner's, "
-        "on average over the tokens of an iteration, or of the probes; more stops the run", gt=0)  # fmt: skip
+        "on average over the tokens of an iteration, or of the probes; more stops the run", gt=0,
+        needs=f"{VLLM} or {TINKER}")  # fmt: skip
 
     @model_validator(mode="after")
     def validate_devices(self) -> Self:

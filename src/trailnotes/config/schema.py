@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from trailnotes.config.former import rename_keys
 from trailnotes.config.methods import Method, find_method, is_known, list_sections, resolve_method
-from trailnotes.config.methods_schema import AlgorithmConfig, Empo2Config, RehearsalConfig
+from trailnotes.config.methods_schema import OFF_POLICY, AlgorithmConfig, Empo2Config, RehearsalConfig
 from trailnotes.config.model_schema import (
     TINKER,
     VLLM,
@@ -58,7 +58,9 @@ class EnvConfig(Section):
     options: dict[str, Any] = key(dict, "keyword arguments of the environment")
     num_workers: int = key(2, "worker processes; 0 = in this process, which an environment's crash ends", ge=0)
     max_envs: int = key(0, "episodes alive and tips being written at a time; 0 = as many as there are", ge=0)
-    timeout: float = key(60.0, "seconds that one call may take before its worker is killed and replaced", gt=0)
+    timeout: float = key(
+        60.0, "seconds that one call may take before its worker is killed and replaced", gt=0,
+        needs="env.num_workers or env.name = gateway")  # fmt: skip
 
 
 class RolloutConfig(Section):
@@ -119,7 +121,9 @@ class MemoryConfig(Section):
     )
     retrieval: Literal["dense", "sparse", "hybrid"] = key("dense", "cosine of vectors (paper), BM25, or ranks by both")
     top_k: int = key(10, "most tips in a turn", PAPER, ge=0)
-    threshold: float = key(0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER, ge=-1, le=1)
+    threshold: float = key(
+        0.5, "cosine similarity below which a tip is not a candidate; -1 = none", PAPER,
+        ge=-1, le=1, needs="memory.retrieval = dense|hybrid")  # fmt: skip
     query: Literal["state", "conversation"] = key(
         "state", "text searched for: task and newest observation, or all (paper)"
     )
@@ -186,7 +190,9 @@ class LossConfig(Section):
     mask_unit: Literal["token", "response"] = key(
         "token", "mask the token (ours), or its whole response (release)", needs="loss.mask_logprob"
     )
-    mask_kl: bool = key(True, "leave masked tokens out of the KL, which would pull them back to the start model")
+    mask_kl: bool = key(
+        True, "leave masked tokens out of the KL, which would pull them back to the start model", needs="loss.kl"
+    )
     aggregation: Aggregation = key(
         "token", "average losses over tokens, over rows of row means, or over rows of sums over constant_length (Dr. "
         "GRPO, 2503.20783)")  # fmt: skip
@@ -207,10 +213,12 @@ class LossConfig(Section):
         "none", "where another program samples: weigh tokens by the learner's probability over the engine's, under the "
         "prompt that was acted on, by the product over its episode; up to 3, or not at all above it (TRL 1.16, verl)",
         needs=f"{VLLM} or {TINKER}")  # fmt: skip
-    shaping: Literal["none", "luffy"] = key("none", "off-policy rows: the clipped surrogate, or LUFFY's x / (x + 0.1)")
+    shaping: Literal["none", "luffy"] = key(
+        "none", "off-policy rows: the clipped surrogate, or LUFFY's x / (x + 0.1)", needs=OFF_POLICY
+    )
     drop_negative_off_policy: bool = key(
         False, "leave off-policy rows with a negative advantage out of the update: a reader who failed after its tip "
-        "says nothing against the tip")  # fmt: skip
+        "says nothing against the tip", needs=OFF_POLICY)  # fmt: skip
     drop_zero_advantage: bool = key(True, "leave rows without advantage out of the update, and of the KL")
 
     @property

@@ -18,28 +18,31 @@ from typing import Any
 from trailnotes.config.methods import load_methods
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section
-from trailnotes.config.toml import diff_configs, flatten_config, get_section_type, is_within
+from trailnotes.config.toml import diff_configs, flatten_config, get_section_type, is_within, load_config
 
 logger = logging.getLogger(__name__)
-KEPT_ALIVE = ("algorithm.anchor_tips", "rehearsal")  # of methods that write tips
+OF_TIP_WRITERS = ("algorithm.anchor_tips", "algorithm.author", "rehearsal")
 
 
 def warn_unused(config: Config, warned: Config | None = None, model: str = "") -> None:
     """Warn in one line of settings without effect, and name what each of them needs.
 
-    `warned` are settings of a run that was warned already (None: the defaults); `model` replaces `model.path`.
+    `warned` are settings of a run that was warned already (None: those of the preset); `model` replaces `model.path`.
+    What only trainings have is not named where the method trains nothing, since both may share a file.
     """
     values = flatten_config(config) | ({"model.path": model} if model else {})
-    requirements = list_requirements(type(config))
-    for section in type(config).model_fields.keys() - type(Config()).model_fields.keys():  # whose method is empo2
-        owners = [name for name, method in load_methods().items() if section in method.sections]
-        requirements[section] = f"algorithm.name = {'|'.join([*owners, '*:*'])}"
     methods = load_methods()
-    if (own := methods.get(config.algorithm.name)) and own.trains:
-        writers = [name for name, method in methods.items() if method.trains and method.writes_tips]
-        requirements |= dict.fromkeys(KEPT_ALIVE, f"algorithm.name = {'|'.join([*writers, '*:*'])}")
+    sections = type(config).model_fields.keys() - Config.model_fields.keys()
+    owners = {each: [name for name, method in methods.items() if each in method.sections] for each in sections}
+    writers = [name for name, method in methods.items() if method.trains and method.writes_tips]
+    owners |= dict.fromkeys(OF_TIP_WRITERS, writers)
+    requirements = list_requirements(type(config))
+    requirements |= {key: f"algorithm.name = {'|'.join([*names, '*:*'])}" for key, names in owners.items()}
+    if (own := methods.get(config.algorithm.name)) and not own.trains:
+        of_trainings = tuple(f"algorithm.name = {name}|" for name, method in methods.items() if method.trains)
+        requirements = {key: need for key, need in requirements.items() if not need.startswith(of_trainings)}
     unused: dict[str, list[str]] = {}
-    for name in diff_configs(warned or Config(), config):
+    for name in diff_configs(warned or load_config(None, ["--preset", config.preset]), config):
         needs = [need for key, need in requirements.items() if is_within(name, [key])]
         unmet = [need for need in needs if not any(_is_met(part, values) for part in need.split(" or "))]
         if unmet:
