@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from trailnotes.config.toml import load_config
-from trailnotes.errors import MissingExtraError
+from trailnotes.errors import MissingExtraError, TrailnotesError
 from trailnotes.runs.preflight import require_dependencies
 
 EMBEDS = ["--memory.embedder", "minilm", "--algorithm.name"]
@@ -47,3 +47,18 @@ def test_what_no_setting_asks_for_may_be_missing(monkeypatch: pytest.MonkeyPatch
     require_dependencies(load_config(None, [*GRPO, "--run.trackers", '["tensorboard", "my:Own"]']))
     without(monkeypatch, "torch")
     require_dependencies(load_config(None, GRPO), model="random")
+
+
+def test_only_a_training_needs_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "ray")
+    config = load_config(None, [*GRPO, "--cluster.address", "auto"])
+    with pytest.raises(MissingExtraError, match=r"cluster\.address = 'auto' needs the package ray"):
+        require_dependencies(config)
+    require_dependencies(config, plays_only=True)
+    require_dependencies(load_config(None, [*GRPO, "--cluster.address", "auto", "--algorithm.name", "naive"]))
+
+
+def test_an_adaptation_checks_the_engines_that_it_starts_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*GRPO, "--cluster.address", "auto", "--engine.name", "vllm", "--engine.python", "/no/python"]
+    with pytest.raises(TrailnotesError, match="/no/python"):
+        require_dependencies(load_config(None, [*words, "--algorithm.name", "naive"]))

@@ -83,20 +83,21 @@ def require_dependencies(
     if config.run.trackers:
         load_trackers()
     path = config.model.path if model is None else model
+    is_spread = config.cluster.address and not plays_only and resolve_method(config.algorithm.name).trains
     missing = {}
-    for extra, setting in _collect_extras(config, path, memory).items():
+    for extra, setting in _collect_extras(config, path, memory, bool(is_spread)).items():
         if package := find_missing_module(extra):
             missing[extra] = f"{setting} needs the package {package}"
     if missing:
         raise MissingExtraError(f"{'; '.join(missing.values())}: {format_install_command(*missing)}")
-    elsewhere = config.cluster.address and not config.engine.urls and not plays_only  # Ray tells
+    elsewhere = is_spread and not config.engine.urls  # Ray tells
     if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI_PREFIX) and not elsewhere:
         from trailnotes.policies.vllm.server import validate_engine_settings
 
         validate_engine_settings(config.engine)
 
 
-def _collect_extras(config: Config, path: str, memory: bool = True) -> dict[str, str]:
+def _collect_extras(config: Config, path: str, memory: bool, is_spread: bool) -> dict[str, str]:
     wanted = {}
     if extra := get_extra(config.env.name):
         wanted[extra] = f"env.name = {config.env.name!r}"
@@ -106,7 +107,7 @@ def _collect_extras(config: Config, path: str, memory: bool = True) -> dict[str,
         wanted["train"] = f"model.path = {path!r}"
         if config.is_hosted:
             wanted["tinker"] = 'learner.name = "tinker"'
-    if config.cluster.address:
+    if is_spread:
         wanted["ray"] = f"cluster.address = {config.cluster.address!r}"
     name, embedder = config.algorithm.name, config.memory.embedder
     writes = resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD
