@@ -211,8 +211,10 @@ def test_a_run_without_its_optimizer_keeps_its_models_and_cannot_go_on(start_mod
 
     before = {file: file.read_bytes() for file in tmp_path.rglob("*.jsonl")}
     assert train(tiny_config(start_model, train=run), tmp_path) == model, "the same command plays nothing"
+    limited = tiny_config(start_model, train=run, endpoint={"max_cost": 5.0})
+    assert train(limited, tmp_path) == model, "the limits of an endpoint may change"
     settings = (tmp_path / "config.toml").read_text()
-    longer = tiny_config(start_model, train=run | {"iterations": 4})
+    longer = tiny_config(start_model, train=run | {"iterations": 4}, endpoint={"max_cost": 5.0})
     with pytest.raises(RunError, match=r"keep_optimizer = false\), so it cannot be trained further: .*-000003/model"):
         train(longer, tmp_path, allow_change=["train.iterations"])
     assert (tmp_path / "config.toml").read_text() == settings

@@ -44,7 +44,7 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
     Args:
         config: the whole configuration.
         run_dir: directory of the run; made if it does not exist.
-        allow_change: keys that may differ from the resumed run, except `FIXED_TRAIN_KEYS`.
+        allow_change: keys besides those of [endpoint] that may differ from the resumed run, except `FIXED_TRAIN_KEYS`.
         memory: tips to begin with: a file of `trailnotes memory export`, a memory file, or a run directory. A run that
             has begun keeps its own.
 
@@ -69,7 +69,7 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
 
             cluster = opened.enter_context(connect_cluster(config))
         directory = opened.enter_context(
-            RunDir.open(run_dir, config, allow_change=allow_change, fixed=FIXED_TRAIN_KEYS)
+            RunDir.open(run_dir, config, allow_change=["endpoint", *allow_change], fixed=FIXED_TRAIN_KEYS)
         )
         if final_model is not None:
             release_torchrun(config)
