@@ -193,7 +193,7 @@ class LearnerConfig(Section):
         ge=0, needs=TINKER)  # fmt: skip
     world_size: int = key(1, "processes that share the update by FSDP2, a device each", ge=1)
     offload: bool = key(
-        False, "keep the optimizer's state in the host's memory, where there is more than one process",
+        False, "keep weights, gradients and moments in the host's memory, where there is more than one process",
         needs="learner.world_size > 1")  # fmt: skip
     packed: Literal["auto", "always", "never", "shared"] = key(
         "auto", "join rows into one without padding: auto does where the attention skips what is not its row's; "

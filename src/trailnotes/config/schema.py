@@ -95,8 +95,8 @@ class RolloutConfig(Section):
     max_async_iterations: int = key(
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
         "newest weights; up to 1 repeats bit for bit, unless resumed (newer weights play the next iteration), "
-        "and but for what memory.distilled, or a memory.order or memory.retire that goes by readers, changes "
-        "meanwhile", ge=0)  # fmt: skip
+        "and but for what memory.distilled, memory.order by ucb or worth, or a memory.retire by readers changes "
+        "meanwhile; memory.order by gain then counts no reader", ge=0)  # fmt: skip
 
 
 class MemoryConfig(Section):
