@@ -7,12 +7,15 @@ import os
 import signal
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trailnotes.commands.arguments import CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
-from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, Interrupted, require_extra
 from trailnotes.web.loopback import LOOPBACK, PUBLIC_HOST_WARNING
+
+if TYPE_CHECKING:
+    from trailnotes.config.schema import Config
 
 PORT = 8100
 TOKEN_VARIABLE = "TRAILNOTES_GATEWAY_TOKEN"  # noqa: S105 (its name)

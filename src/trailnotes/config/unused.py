@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trailnotes.config.methods import load_methods
+from trailnotes.config.methods import TIPS_ONLY_METHOD, load_methods
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section
 from trailnotes.config.toml import diff_configs, flatten_config, get_section_type, is_within, load_config
@@ -41,6 +41,7 @@ def warn_unused(config: Config, warned: Config | None = None, model: str = "") -
     if (own := methods.get(config.algorithm.name)) and not own.trains:
         of_trainings = tuple(f"algorithm.name = {name}|" for name, method in methods.items() if method.trains)
         requirements = {key: need for key, need in requirements.items() if not need.startswith(of_trainings)}
+        requirements["algorithm.author"] = f"algorithm.name = {TIPS_ONLY_METHOD}|*:*"
     unused: dict[str, list[str]] = {}
     for name in diff_configs(warned or load_config(None, ["--preset", config.preset]), config):
         needs = [need for key, need in requirements.items() if is_within(name, [key])]
