@@ -41,8 +41,6 @@ def has(fault: str) -> bool:
 
 class Engine:
     def __init__(self, model: Path) -> None:
-        if has("refuse"):
-            raise ValueError("this model has heads of\n24 channels")
         if has("die-at-start"):
             raise SystemExit("no memory left")
         if has("slow-start"):
@@ -67,8 +65,8 @@ class Engine:
             full = len(ids) - prompt == body["max_tokens"]
             reason = "length" if full else "stop" if token in body["stop_token_ids"] else None
             if reason or len(news) == body["stream_interval"]:
-                logprobs = [None if math.isnan(logprob) else logprob for _, logprob in news]
-                choice = {"token_ids": [token for token, _ in news], "logprobs": {"token_logprobs": logprobs}}
+                tokens, logprobs = zip(*news, strict=True)
+                choice = {"token_ids": tokens, "logprobs": {"token_logprobs": logprobs}}
                 yield {"choices": [choice | {"finish_reason": reason}]}
                 news = []
         yield {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": prompt // 2}}}
@@ -86,8 +84,6 @@ class Engine:
             os.kill(os.getpid(), signal.SIGSTOP)
         if has("slow"):
             time.sleep(0.05)
-        if has("nan"):
-            return 0, math.nan
         logprobs = self.logprobs(ids, sampling["temperature"])[-1]
         cumulative = np.exp(logprobs).cumsum(dtype=np.float64).astype(np.float32)  # as torch adds them up
         uniforms = np.random.Generator(np.random.Philox(key=sampling["seed"])).random(place + 1, np.float32)
@@ -138,10 +134,6 @@ class Engine:
 
     def load(self, changed: dict[str, Array]) -> None:
         self.loads += 1
-        if has("slow-load"):
-            time.sleep(0.5)
-        if has("die-in-load-once"):
-            os.kill(os.getpid(), signal.SIGKILL)
         if unknown := changed.keys() - self.base.keys() - {"lm_head.weight"}:
             raise ValueError(f"there is no tensor named {min(unknown)}")
         if not has("ignore-load"):

@@ -24,7 +24,6 @@ class EmbeddingServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.embedder = HashingEmbedder(64)
-        self.scale = 3.0  # length of its vectors
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.faults: list[Answer] = []  # for the next requests, one each
@@ -42,18 +41,14 @@ class EmbeddingServer(ThreadingHTTPServer):
     def answer(self, asked: dict[str, Any]) -> tuple[int, Any]:
         """Status and body."""
         self.asked.append(asked)
-        return self.faults.pop(0)(asked) if self.faults else self.good(asked)
-
-    def good(self, asked: dict[str, Any]) -> tuple[int, Any]:
-        """As on all other days."""
+        if self.faults:
+            return self.faults.pop(0)(asked)
         if (longest := max(map(len, asked["input"]))) > self.longest:
             message = f"This model's maximum context length is {self.longest}, and this has {longest}"
             return 400, {"error": {"message": message, "code": "context_length_exceeded"}}
-        rows = [{"index": n, "embedding": row} for n, row in enumerate(self.vectors(asked["input"]))]
+        vectors = (3 * self.embedder.embed(asked["input"]).astype(float)).tolist()  # of a length other than 1
+        rows = [{"index": n, "embedding": row} for n, row in enumerate(vectors)]
         return 200, {"object": "list", "data": rows[::-1], "model": asked["model"]}  # in whatever order
-
-    def vectors(self, texts: list[str]) -> list[list[float]]:
-        return (self.scale * self.embedder.embed(texts).astype(float)).tolist()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "pretend"
 CPU = torch.device("cpu")
@@ -34,26 +34,8 @@ MAKERS = ("empty.memory_format", "empty_strided", "arange", "arange.start", "ara
           "randperm", "randperm.generator", "scalar_tensor")  # fmt: skip
 
 
-class _Backend:
+class _Backend(_DummyBackendModule):
     """The module that torch wants of a device; its random numbers come from the generator of the CPU."""
-
-    def is_available(self) -> bool:
-        return True
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return 1
-
-    def current_device(self) -> int:
-        return 0
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        pass
 
     def get_rng_state(self, device: object = None) -> Tensor:
         return torch.empty(0, dtype=torch.uint8)

@@ -29,7 +29,6 @@ class Asked:
     headers: Mapping[str, str]
     time: float
     usage: tuple[int, int] = (0, 0)  # of the answer that the real server gave
-    passed: bool = False  # the client got that answer, whole
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,6 @@ class Proxy:
         self.faults: list[Fault | None] = []  # for the next requests, one each
         self.always: Fault | None = None  # for all others
         self.key = ""  # what is asked of a client
-        self.models: list[str] = []  # what it says the server has
         self.delay = 0.0  # seconds before an answer
         self.under_way = self.most_under_way = 0
 
@@ -149,8 +147,7 @@ class Proxy:
             given = headers.get("authorization", "")
             return await _send(writer, Reply(json.dumps({"error": {"message": f"bad key {given}"}}).encode(), 401))
         if not head[0].split()[1].endswith(CHAT):
-            models = {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
-            return await _send(writer, Reply(json.dumps(models).encode(), 200 if self.models else 404))
+            return await _send(writer, Reply(b"{}", 404))
         asked = Asked(json.loads(body), headers, time.monotonic())
         self.asked.append(asked)
         self.under_way += 1
@@ -164,10 +161,7 @@ class Proxy:
         await asyncio.sleep(self.delay)
         fault = self.faults.pop(0) if self.faults else self.always
         if fault is None:
-            reply = await self.ask(asked)
-            again = await _send(writer, reply)
-            asked.passed = reply.status == 200
-            return again
+            return await _send(writer, await self.ask(asked))
         gone = asyncio.ensure_future(reader.read(1))  # the client hangs up on one that does not answer
         answer = asyncio.ensure_future(fault(self, asked))
         await asyncio.wait({gone, answer}, return_when=asyncio.FIRST_COMPLETED)
