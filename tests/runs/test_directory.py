@@ -14,7 +14,6 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import RunDir, is_trained, load_run_config
-from trailnotes.types import Observation, Task, Trajectory
 
 HOLDER = """
 import sys, time
@@ -25,10 +24,6 @@ lock = RunLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """
-
-
-def episode(member: int = 0) -> Trajectory:
-    return Trajectory(Task("a", "b"), (), Observation("end"), "terminated", True, 1.0, member=member)
 
 
 def test_a_new_directory_explains_itself(tmp_path: Path) -> None:
@@ -44,24 +39,6 @@ def test_a_new_directory_explains_itself(tmp_path: Path) -> None:
     assert start["python"] == ".".join(map(str, sys.version_info[:3]))
     assert start["packages"]["trailnotes"]
     assert "git" in start
-
-
-def test_resume_moves_later_lines(tmp_path: Path) -> None:
-    with RunDir.open(tmp_path, Config()) as run:
-        for i in range(4):
-            run.append_metrics({"iteration": i})
-            run.append_trajectories(i, [episode()])
-    with run.trajectories_path.open("ab") as file:
-        file.write(b'{"iteration": 4, "ta')  # killed here
-    with RunDir.open(tmp_path, Config()) as run:
-        assert (tmp_path / "trajectories.half.1.jsonl").read_bytes() == b'{"iteration": 4, "ta'
-        moved = run.move_lines_after(2)
-        assert [file.name for file in moved] == ["metrics.after-000002.1.jsonl", "trajectories.after-000002.1.jsonl"]
-        assert [line["iteration"] for line in run.read_metrics()] == [0, 1]
-        run.append_metrics({"iteration": 2})
-        assert [line["iteration"] for line in run.read_metrics()] == [0, 1, 2]
-        assert run.move_lines_after(3) == []
-    assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == 2
 
 
 def test_changed_config_needs_allow_change(tmp_path: Path) -> None:
