@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.reporting.intervals import (
-    RATE_BOUNDS,
     compute_percentile_interval,
-    compute_sample_interval,
     compute_wilson_limits,
     t_quantile,
 )
@@ -41,21 +39,6 @@ def test_quantiles_of_the_tables() -> None:
     assert t_quantile(np.array([2.0, 7.0]), 0.95) == pytest.approx([4.303, 2.365], abs=1e-3)
     assert t_quantile(np.inf, 0.95) == pytest.approx(1.960, abs=1e-3)
     assert t_quantile(1.5, 0.95) == pytest.approx(6.017, abs=1e-3), "between those of 1 and 2"
-
-
-def test_sample_interval_of_rates() -> None:
-    values, weights = np.array([1.0, 0, 1, 0, 1, 0, 1, 0, 1, 0]), np.full(10, 0.1)
-    result = compute_sample_interval(values, weights, RATE_BOUNDS, 0.95)
-    assert (result.mean, result.low, result.high) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
-
-
-def test_sample_interval_of_returns() -> None:
-    """0, 2, 4: standard deviation 2, of the mean 2 / sqrt 3, times 4.303."""
-    weights = np.full(3, 1 / 3)
-    result = compute_sample_interval(np.array([0.0, 2.0, 4.0]), weights, None, 0.95)
-    assert (result.mean, result.low, result.high) == pytest.approx((2.0, 2 - 4.968, 2 + 4.968), abs=1e-3)
-    assert compute_sample_interval(np.array([5.0, 5.0, 5.0]), weights, None, 0.95) is None
-    assert compute_sample_interval(np.array([5.0]), np.array([1.0]), None, 0.95) is None
 
 
 def test_percentiles_leave_the_same_share_on_either_side() -> None:

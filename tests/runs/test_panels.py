@@ -52,6 +52,7 @@ def test_returns_have_students_interval_or_none() -> None:
     result = build_panel_result(episodes[:1], config, EvaluatedModel("m", "grpo"), memory=False)
     assert (result.ci_low, result.ci_high, str(result)) == (None, None, "0.00 no interval")
     assert "| no interval |" in format_markdown_table([result])
+    assert estimate_interval([episodes[1]] * 3, config)[1] is None, "all alike"
 
 
 def test_a_trial_without_a_win_is_remarked_only_where_no_trial_has_one() -> None:
