@@ -44,12 +44,6 @@ def test_a_history_that_was_rewritten_forks_a_new_row(prompt: list[int]) -> None
     assert second.token_ids == (*prompt, 6, 7, 8)
 
 
-def test_on_policy_with_tips_keeps_the_tips() -> None:
-    sample = one_row(trajectory([step([1, 2, 3], [4], plain=[1, 3])], "on_policy_tips"))
-    assert sample.token_ids == (1, 2, 3, 4)
-    assert not sample.off_policy
-
-
 @given(st.integers(0, 10**6))
 def test_off_policy_without_tips_equals_plain(seed: int) -> None:
     off_policy = episode(random.Random(seed), 3, "off_policy", tips=False)
