@@ -62,6 +62,8 @@ def test_what_was_sampled_stays_where_the_prompt_ended(chats, name) -> None:
         end_text, rest = FAMILIES[name].end, text_of(chat.tokenizer, after).partition(words)[2]
         assert rest.startswith(end_text)
         assert not rest.removeprefix(end_text).startswith((end_text, f" {end_text}"))
+        cut_off = [Message("user", "A hall."), Message("assistant", words, sampled[:-1]), Message("user", "A key.")]
+        assert chat.encode(cut_off) == after
 
 
 @pytest.mark.parametrize("system", [None, "Explore."])
