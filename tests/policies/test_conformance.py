@@ -93,6 +93,8 @@ def test_a_score_is_the_mean_logprob_of_a_reply_at_temperature_one(subject: Subj
     assert scores == pytest.approx([sum(wanted) / len(wanted), sum(wanted[:2]) / 2], abs=CLOSE)
     with pytest.raises(PolicyError, match="exceed the context"):
         asyncio.run(subject.policy.score([Message("user", "A hall.")], [done.token_ids * 100]))
+    with pytest.raises(ValueError, match="an empty reply"):
+        asyncio.run(subject.policy.score([Message("user", "A hall.")], ["go", " "]))
 
 
 def test_truncated_sampling_reports_the_truncated_distribution(subject: Subject) -> None:
