@@ -118,28 +118,6 @@ def test_a_full_disk_keeps_what_was_written(memory: TipMemory) -> None:
     assert memory.add(tips(500, "other")) == 500
 
 
-def test_snapshot_and_restore(memory: TipMemory, tmp_path: Path) -> None:
-    snapshot = tmp_path / "checkpoint" / "memory.db"
-    snapshot.parent.mkdir()
-    memory.add(tips(3))
-    before, sequence = memory.store.load_tips(), memory.store.sequence
-    memory.snapshot(snapshot)
-    assert [p.name for p in snapshot.parent.iterdir()] == ["memory.db"]  # one self-contained file
-
-    memory.add([Tip("task", "later", "key", 99.0), Tip("task", "tip 0", "moved", 50.0)])
-    assert [tip.text for tip in memory.search("task", "q", 2)] == ["later", "tip 0"]
-    with memory.store.transaction():
-        memory.store.delete([2])
-    memory.restore(snapshot)
-    assert memory.store.load_tips() == before
-    assert memory.store.sequence == sequence
-    assert [tip.text for tip in memory.search("task", "q", 10)] == ["tip 2", "tip 1", "tip 0"]
-    assert [p.name for p in snapshot.parent.iterdir()] == ["memory.db"]
-
-    memory.add([Tip("task", "after", "key", 0.0)])
-    assert memory.store.load_tips()[-1].id == 4, "ids go on as they would have from the snapshot"
-
-
 def test_bad_snapshots_change_nothing(memory: TipMemory, path: Path, tmp_path: Path) -> None:
     memory.add(tips(300))
     memory.snapshot(tmp_path / "cut.db")

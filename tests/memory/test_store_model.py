@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -61,8 +61,9 @@ def drawn(seed: int) -> list[Tip]:
     """Up to thirty tips."""
     rng = random.Random(seed)
     names = [(f"text {rng.randrange(200)}", f"key {rng.randrange(500)}") for _ in range(rng.randrange(30))]
+    about: dict[str, Any] = {"action": f"do {seed}", "model": f"model {seed}", "run": f"run {seed}", "step": seed % 9}
     return [
-        Tip(rng.choice(NAMESPACES), text, key, float(rng.randrange(4)), enabled=rng.random() < 0.8)
+        Tip(rng.choice(NAMESPACES), text, key, float(rng.randrange(4)), enabled=rng.random() < 0.8, **about)
         for text, key in names
     ]
 
@@ -289,6 +290,7 @@ class TwoWriters(RuleBasedStateMachine):
 
     @invariant()
     def same_rows(self) -> None:
+        assert not [*self.path.parent.glob("saved.db-*")], "a snapshot is one file"
         for memory in self.memories:
             assert {tip.id: tip for tip in memory.store.load_tips()} == self.model.tips
             assert memory.store.sequence == self.model.writes

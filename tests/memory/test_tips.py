@@ -35,12 +35,6 @@ def texts(tips: Sequence[Tip]) -> list[str]:
     return [tip.text for tip in tips]
 
 
-def kept(memory: TipMemory) -> list[str]:
-    """Texts of those that are not retired, the oldest first."""
-    gone = memory.store.load_retirements()
-    return [tip.text for tip in memory.store.load_tips() if tip.id not in gone]
-
-
 # --- search -------------------------------------------------------------------------------------------------------
 
 
@@ -89,21 +83,6 @@ def test_order(order: tuple[str, ...], expected: list[str]) -> None:
 
 
 # --- add ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_repeat_is_counted_and_refreshes_the_age() -> None:
-    memory = compass_memory(threshold=-1, capacity=3, duplicates="count")
-    memory.add([note("good", 5.0, max_score=6.0, action="jump", model="first", step=1), note("x"), note("y")])
-    assert memory.add([note("good", 2.0, max_score=9.0, key="90", action="sit", model="second", step=2)]) == 1
-    (good,) = [tip for tip in memory.store.load_tips() if tip.text == "good"]
-    assert good == note(
-        "good", 5.0, key="90", max_score=6.0, action="sit", model="first", step=1, id=1, support=2, created="now"
-    )
-    assert texts(memory.store.load_tips()) == ["x", "y", "good"]
-    memory.add([note("z")])
-    assert kept(memory) == ["y", "good", "z"], "the refreshed one is not the oldest any more"
-    assert memory.add([note("good", 8.0)]) == 1
-    assert memory.search("task", "0", 1)[0].score == 8.0
 
 
 @pytest.mark.parametrize(
