@@ -26,7 +26,6 @@ from trailnotes.types import MODES, Observation, RowRole, Task
 
 ROOT = Path(__file__).parents[1]
 PAGE_MAKERS = runpy.run_path(str(ROOT / "docs/pages.py"))
-README = ROOT / "README.md"
 GENERATED = {
     ROOT / "docs/config.md": PAGE_MAKERS["render_config_page"],
     ROOT / "docs/cli.md": partial(PAGE_MAKERS["render_cli_page"], TABLE),

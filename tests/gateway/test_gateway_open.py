@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 from test_gateway_agents import agent_config, echo
+from test_gateway_sessions import StrictPolicy
 
 from trailnotes.client import session
 from trailnotes.commands import main
@@ -28,7 +29,7 @@ from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.runs.directory import RunLock
 from trailnotes.runs.serving import OpenGateway
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import Completion, Message, Sampling, Task
+from trailnotes.types import Task
 from trailnotes.web.serving import open_listener
 
 CALL = parse_chat_call({"messages": [{"role": "user", "content": "a"}]})
@@ -77,26 +78,20 @@ async def serve(
 
 
 def test_the_first_answer_is_as_long_as_the_others_and_a_restart_draws_anew(tmp_path: Path) -> None:
-    drawn: list[Sampling] = []
-
-    class Noting(ScriptedPolicy):
-        async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
-            drawn.append(sampling)
-            return await super().generate(messages, sampling, episode)
-
+    policy = StrictPolicy()
     config = agent_config(tmp_path)
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_action_tokens": 900})})
     call = parse_chat_call({"messages": [{"role": "user", "content": "a"}], "max_tokens": 512})
 
     async def run() -> None:
-        gateway = OpenGateway(Noting(echo), None, config, tmp_path / "episodes.jsonl", 0.0)
+        gateway = OpenGateway(policy, None, config, tmp_path / "episodes.jsonl", 0.0)
         await gateway.find("", "tea").ask(call)
         await gateway.close()
 
     for _ in range(2):
         asyncio.run(run())
-    assert [sampling.max_tokens for sampling in drawn] == [512, 512]
-    assert drawn[0].seed != drawn[1].seed
+    assert [sampling.max_tokens for sampling in policy.sampled] == [512, 512]
+    assert policy.sampled[0].seed != policy.sampled[1].seed
 
 
 def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path) -> None:

@@ -251,13 +251,9 @@ def test_agents_set_their_sampling_when_served_and_only_the_length_when_trained(
 def test_a_stop_of_the_agent_ends_what_is_sampled(trained: bool) -> None:
     prompts: list[str] = []
 
-    class Policy(ScriptedPolicy):
-        def __init__(self) -> None:
-            super().__init__(lambda messages: "Action: look\nObservation: a key; Final: none")
-
-        async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
-            prompts.append("|".join(message.content for message in messages))
-            return await super().generate(messages, sampling, episode)
+    def script(messages: Sequence[Message]) -> str:
+        prompts.append("|".join(message.content for message in messages))
+        return "Action: look\nObservation: a key; Final: none"
 
     async def agent(opened: Session) -> None:
         call = parse_chat_call({"messages": [user("a")], "stop": "\nObservation:"})
@@ -267,7 +263,7 @@ def test_a_stop_of_the_agent_ends_what_is_sampled(trained: bool) -> None:
         await ask(opened, [user("a"), {"role": "assistant", "content": reply.content}, user("b")])
         opened.report(Report(score=1.0))
 
-    policy = Policy()
+    policy = ScriptedPolicy(script)
     episode = play(agent, policy, trained=trained, stop=("; Final:",))
     stopped, unstopped = (step.completion for step in episode.steps)
     assert (stopped.text, unstopped.text) == ("Action: look", "Action: look\nObservation: a key")

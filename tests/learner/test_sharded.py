@@ -22,6 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from children import alive, wait_for
 from sharded_cases import Case, config_of, difference, one_process, rows_of
 from tiny import tiny_model
+from trailnotes.config.toml import to_toml
 from trailnotes.errors import ConfigError, LearnerError, NonFiniteError
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.ranks import BUILD_KEY, RankProcess, is_torchrun_worker, validate_world_size
@@ -158,8 +159,6 @@ def test_shared_errors_leave_the_ranks_and_a_kill_ends_all(
 @pytest.mark.long
 @pytest.mark.parametrize("stopped", [False, True])
 def test_no_rank_outlives_rank_0(start_model: Path, tmp_path: Path, stopped: bool) -> None:
-    from trailnotes.config.toml import to_toml
-
     (tmp_path / "config.toml").write_text(to_toml(config_of(start_model)), encoding="utf-8")
     (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
     command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "config.toml")]
@@ -215,8 +214,6 @@ def test_adapters_of_two_processes(start_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_torchrun_starts_the_ranks_and_a_signal_lets_them_finish(start_model: Path, tmp_path: Path) -> None:
-    from trailnotes.config.toml import to_toml
-
     (tmp_path / "config.toml").write_text(to_toml(config_of(start_model)), encoding="utf-8")
     (tmp_path / "both.py").write_text(TORCHRUN, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(tmp_path / "both.py")]

@@ -133,16 +133,13 @@ def test_jsonl_round_trip(tmp_path: Path, tips: list[Tip]) -> None:
 def test_reembed(memory: TipMemory, tmp_path: Path) -> None:
     memory.close()
 
-    class Narrow(HashingEmbedder):
-        def __init__(self) -> None:
-            super().__init__(64)
-            self.name = "narrow"
-
-    assert reembed(tmp_path, "narrow", make=lambda name: CachedEmbedder(Narrow())) == 4
+    narrow = HashingEmbedder(64)
+    narrow.name = "narrow"
+    assert reembed(tmp_path, "narrow", make=lambda name: CachedEmbedder(narrow)) == 4
     with closing(p.open_store(tmp_path)) as store:
         assert store.identity == ("narrow", 64)
         config = MemoryConfig(order=("similarity",), threshold=0.99)
-        (nearest,) = TipMemory(store, Narrow(), config).search("attic", "a dusty room", 1)
+        (nearest,) = TipMemory(store, narrow, config).search("attic", "a dusty room", 1)
     assert nearest.text == "mind the lamp"
     with pytest.raises(MemoryStoreError, match="vectors of narrow"):
         open_memory(tmp_path / "memory.db", ANY)

@@ -11,14 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small import small_config
-from tinyrun import tiny_config, train_in_process
+from tinyrun import tiny_config, train_in_process, trained_once
 from trailnotes.config.schema import Config, MemoryConfig, RolloutConfig
 from trailnotes.errors import RunError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import Conversation, parse_listed_actions
 from trailnotes.runs.load_policy import EvaluatedModel, build_random_policy, load_policy, open_evaluated_model
-from trailnotes.runs.train import train
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Message, Observation, Sampling
@@ -57,12 +55,10 @@ def test_random_policy_is_uniform_and_repeatable() -> None:
 # -- who is examined
 
 
-@pytest.fixture(scope="module")
-def run_dir(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def run_dir(start_model: Path) -> Path:
     """Two iterations of EMPO2, with checkpoints and a memory."""
-    path = tmp_path_factory.mktemp("runs") / "empo2"
-    train(small_config(model={"path": str(start_model)}, train={"iterations": 2}), path)
-    return path
+    return trained_once(start_model, train={"iterations": 2})
 
 
 def resolve(model_or_run: Path | str) -> EvaluatedModel:
