@@ -126,8 +126,9 @@ class Model:
         if back:
             del self.gone[known]
         self.tips[known] = replace(
-            old, key=tip.key, support=old.support + 1, score=max(old.score, tip.score), enabled=old.enabled or back
-        )
+            old, key=tip.key, action=tip.action, support=old.support + 1,
+            score=max(old.score, tip.score), enabled=old.enabled or back,
+        )  # fmt: skip
         return known
 
     def make_room(self, namespace: str) -> None:
