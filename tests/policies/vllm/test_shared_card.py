@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from children import wait_for
 from puppet import ask
 from trailnotes.config.schema import Config
 from trailnotes.errors import PolicyError
@@ -89,22 +86,6 @@ def test_nobody_waits_for_an_engine_that_sleeps(policy_of) -> None:
                 await asyncio.wait_for(request, 5)
 
     asyncio.run(run())
-
-
-def test_engine_killed_asleep_is_replaced(policy_of, learner) -> None:
-    policy = policy_of(shared_card=True)
-    asyncio.run(hand_over(policy, learner, 1))
-
-    async def run() -> None:
-        await policy.sleep()
-        os.kill(policy.replicas[0].client.server.process.pid, signal.SIGKILL)
-        wait_for(lambda: policy.replicas[0].client.server.has_ended)
-        await hand_over(policy, learner, 2)
-
-    asyncio.run(run())
-    assert policy.replicas[0].num_rebuilds == 1
-    (completion,) = ask(policy, ONE)
-    assert list(completion.logprobs) == pytest.approx(learner.score([completion])[0], abs=1e-4)
 
 
 def test_weights_that_cannot_be_shared(policy_of) -> None:
