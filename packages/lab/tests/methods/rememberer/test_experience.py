@@ -89,12 +89,6 @@ def test_a_full_table_stores_new_situations() -> None:
     assert any("room 4" in record.observation for record in all_records(taught))
 
 
-def test_nearest_records_are_compared_with_the_query() -> None:
-    taught = teach(table(), episode(1.0, states="a red door"), episode(1.0, states="a blue lake"))
-    assert next(taught.iter_nearest("g", "the red door")).observation == "a red door"
-    assert next(taught.iter_nearest("g", "the blue lake")).observation == "a blue lake"
-
-
 # -- ranking
 
 
