@@ -122,13 +122,13 @@ def test_a_second_signal_stops_at_once(
 ) -> None:  # fmt: skip
     def twice() -> None:
         signal.raise_signal(number)
-        signal.raise_signal(number)
+        signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
         at_update(patch, 4, twice)
         with pytest.raises(Interrupted) as caught:
             train(long_config(start_model), tmp_path)
-    assert caught.value.number == number
+    assert caught.value.number == signal.SIGINT
     assert len(metrics(tmp_path)) == 3
     error = capsys.readouterr().err
     assert f"stopped: {tmp_path / 'checkpoints' / 'step-000002'} is saved" in error

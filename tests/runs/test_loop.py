@@ -116,17 +116,6 @@ def test_sigterm_interrupts(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.usefixtures("heeds_hangup")
-def test_second_signal_interrupts() -> None:
-    asked: list[int] = []
-    with request_stop_on_signals(lambda: asked.append(1)) as received:
-        signal.raise_signal(signal.SIGHUP)
-        assert (asked, received) == ([1], [signal.SIGHUP])
-        with pytest.raises(Interrupted) as caught:
-            signal.raise_signal(signal.SIGINT)
-    assert (caught.value.number, received) == (signal.SIGINT, [signal.SIGHUP])
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_cancels_a_server_outside_its_tasks(number: signal.Signals) -> None:
     ended = []
