@@ -36,12 +36,6 @@ def across(value: object) -> Any:
     return message
 
 
-@given(texts, st.floats(-1e30, 1e30), st.lists(texts).map(tuple) | st.none(), infos)
-def test_observations_survive(text: str, number: float, actions: tuple[str, ...] | None, info: dict[str, Any]) -> None:
-    observation = Observation(text, number, actions=actions, instruction=text, success=True, score=number, info=info)
-    assert unpack_observation(across(observation)) == observation
-
-
 class Garbage:
     """Answers with whatever fields it is given."""
 
@@ -57,7 +51,7 @@ anything = st.recursive(
     scalars | st.floats() | st.binary() | st.builds(object) | st.builds(np.float32) | st.just(np.arange(2)),
     lambda inner: st.lists(inner, max_size=2) | st.tuples(inner) | st.dictionaries(texts | st.integers(), inner),
     max_leaves=4,
-)  # fmt: skip
+) | infos | st.lists(texts).map(tuple)  # fmt: skip
 garbage = st.fixed_dictionaries(
     {"text": anything | texts},
     optional={field.name: anything for field in fields(Observation) if field.name not in {"text", "request"}},
