@@ -242,8 +242,9 @@ def test_a_failing_agent_or_scorer_gives_no_episode_to_learn_from(
 def test_reports_are_taken_once_and_checked(tmp_path: Path) -> None:
     def agent(session: AgentSession) -> None:
         ask(session, "a")
-        for wrong in ({"score": float("nan")}, {"score": "1"}, {"grade": 1}):
-            with pytest.raises(ConfigError, match=r"report|finite"):
+        impossible = {"max_score": 0}, {"score": 1e308}, {"score": 0, "max_score": 1e308}, {"reward": -1e31}
+        for wrong in ({"score": float("nan")}, {"score": "1"}, {"score": True}, {"grade": 1}, *impossible):
+            with pytest.raises(ConfigError, match=r"report|finite|in size"):
                 session.report(**wrong)  # type: ignore[arg-type]
         session.report(2.0, reward=0.5, done=False)
         session.report(3.0, max_score=3.0, text="the end")
