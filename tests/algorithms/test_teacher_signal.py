@@ -76,11 +76,7 @@ def test_the_reward_keeps_the_gate(gate: str, episode: float, expected: list[boo
     for form in FORMS:
         free, kept = advantages(episode, form=form), advantages(episode, form=form, gate=gate)
         assert kept == [one if is_open else episode for one, is_open in zip(free, expected, strict=True)]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_token_without_a_teacher_keeps_the_advantage_of_its_episode(form: str) -> None:
-    assert advantages(1.5, (False, False, False), form=form) == [1.5] * 3
+        assert advantages(episode, (False, False, False), form=form, gate=gate) == [episode] * 3, "none has a teacher"
 
 
 def test_the_log_ratio_is_held_within_its_bound() -> None:
