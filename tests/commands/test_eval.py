@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from small import lines, small_config
+from tinyrun import trained_once
 from trailnotes.commands.command import parse_command_line
 from trailnotes.commands.eval import EVAL
 from trailnotes.config.schema import Config
@@ -17,16 +18,13 @@ from trailnotes.envs.tasks import load_tasks
 from trailnotes.runs import evaluate as evaluation
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.panels import JOURNAL_FILE
-from trailnotes.runs.train import train
 from trailnotes.types import Trajectory
 
 
-@pytest.fixture(scope="module")
-def run_dir(start_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def run_dir(start_model: Path) -> Path:
     """Two iterations of EMPO2, with checkpoints and a memory."""
-    path = tmp_path_factory.mktemp("runs") / "empo2"
-    train(a_config(start_model, train={"iterations": 2}), path)
-    return path
+    return trained_once(start_model, train={"iterations": 2})
 
 
 def a_config(start: Path, **sections: Any) -> Config:
