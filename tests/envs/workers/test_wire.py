@@ -51,8 +51,9 @@ anything = st.recursive(
     scalars | st.floats() | st.binary() | st.builds(object) | st.builds(np.float32) | st.just(np.arange(2)),
     lambda inner: st.lists(inner, max_size=2) | st.tuples(inner) | st.dictionaries(texts | st.integers(), inner),
     max_leaves=4,
-) | infos | st.lists(texts).map(tuple)  # fmt: skip
-garbage = st.fixed_dictionaries(
+)  # fmt: skip
+good = {"reward": st.floats(-1e30, 1e30), "actions": st.lists(texts).map(tuple), "instruction": texts, "info": infos}
+garbage = st.fixed_dictionaries({"text": texts}, optional=good) | st.fixed_dictionaries(
     {"text": anything | texts},
     optional={field.name: anything for field in fields(Observation) if field.name not in {"text", "request"}},
 )
