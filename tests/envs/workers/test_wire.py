@@ -31,11 +31,6 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 infos = st.dictionaries(texts, scalars | st.lists(scalars, max_size=3), max_size=3)
 
 
-def across(value: object) -> Any:
-    [message] = decode_frames(bytearray(encode(value)))
-    return message
-
-
 class Garbage:
     """Answers with whatever fields it is given."""
 
@@ -80,7 +75,8 @@ def test_any_observation_is_taken_or_refused_alike_with_and_without_a_worker(val
 @given(texts.filter(bool), st.integers(), infos)
 def test_tasks_survive(name: str, seed: int, options: dict[str, Any]) -> None:
     task = Task(name, "env", seed, "test", MappingProxyType(options))
-    assert Task(*across(task)) == Task(name, "env", seed, "test", options)
+    [values] = decode_frames(bytearray(encode(task)))
+    assert Task(*values) == Task(name, "env", seed, "test", options)
 
 
 @given(st.lists(st.none() | texts.map(lambda text: [text])), st.lists(st.integers(1, 7), min_size=1))

@@ -15,7 +15,7 @@ from trailnotes.errors import ConfigError
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import append_jsonl
 from trailnotes_lab.compare.comparison import _summarise_runs, run_comparison
-from trailnotes_lab.compare.expand import PlannedRun, expand_runs
+from trailnotes_lab.compare.expand import expand_runs
 from trailnotes_lab.compare.page import print_brief, render_summary_markdown
 from trailnotes_lab.compare.running import list_stages
 from trailnotes_lab.compare.spec import load_spec
@@ -63,13 +63,10 @@ def write_plan(path: Path, text: str = PLAN) -> Path:
     return path
 
 
-def planned(path: Path, out: Path) -> dict[str, PlannedRun]:
-    return {run.name: run for run in expand_runs(load_spec(path), path, out)}
-
-
 def test_panels_follow_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    runs = planned(write_plan(tmp_path / "plan.toml"), Path("out"))
+    path = write_plan(tmp_path / "plan.toml")
+    runs = {run.name: run for run in expand_runs(load_spec(path), path, Path("out"))}
     stages = {name: {stage.name: stage for stage in list_stages(runs[name])} for name in runs}
     assert [*stages["empo2-1"]] == ["train", "eval", "eval with tips", "eval new"]
     assert [*stages["grpo-1"]] == ["train", "eval", "eval new"], "it was not named among those with tips"

@@ -407,11 +407,6 @@ def test_the_interquartile_mean_by_hand(scores: list[float], mean: float) -> Non
     assert interquartile_mean(np.asarray(scores, dtype=float)) == pytest.approx(mean)
 
 
-def a_difference(on_panel: tuple[float, float] | None, beyond: tuple[float, float] | None) -> Difference:
-    intervals = [Interval(0.0, *limits) if limits else None for limits in (on_panel, beyond)]
-    return Difference(Estimate(0.0, *intervals), 3, 9, 3 if on_panel else 1)
-
-
 @pytest.mark.parametrize(
     ("on_panel", "beyond", "call"),
     [
@@ -429,7 +424,8 @@ def a_difference(on_panel: tuple[float, float] | None, beyond: tuple[float, floa
 def test_calls_of_a_difference(
     on_panel: tuple[float, float] | None, beyond: tuple[float, float] | None, call: str
 ) -> None:
-    assert a_difference(on_panel, beyond).call == call
+    intervals = [Interval(0.0, *limits) if limits else None for limits in (on_panel, beyond)]
+    assert Difference(Estimate(0.0, *intervals), 3, 9, 3 if on_panel else 1).call == call
 
 
 def test_differences_are_paired_by_seed_and_game() -> None:

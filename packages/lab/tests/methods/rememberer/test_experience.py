@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from trailnotes.memory.retrieval import HashingEmbedder
 from trailnotes_lab.methods.rememberer.table import (
     Experience,
-    ExperienceRecord,
     ExperienceTable,
     RemembererConfig,
     compare_texts,
@@ -53,10 +52,6 @@ def value(taught: ExperienceTable, observation: str, action: str, goal: str = "g
     return record.values[action].value
 
 
-def all_records(taught: ExperienceTable) -> list[ExperienceRecord]:
-    return list(taught.iter_nearest("g", "s0"))
-
-
 # -- the vectors of the specification, section 8
 
 
@@ -85,8 +80,9 @@ def test_a_full_table_stores_new_situations() -> None:
     for number in range(5):  # as in the specification: capacity 3, five disjoint episodes
         teach(taught, episode(0, 1.0, states=f"room {number} place {{}}"))
         assert len(taught) <= 3
-    assert all(record.task == "g" for record in all_records(taught))
-    assert any("room 4" in record.observation for record in all_records(taught))
+    records = list(taught.iter_nearest("g", "s0"))
+    assert all(record.task == "g" for record in records)
+    assert any("room 4" in record.observation for record in records)
 
 
 # -- ranking
