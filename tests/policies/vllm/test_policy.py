@@ -152,7 +152,7 @@ def test_engine_that_dies_each_time_is_given_up(policy_of, engine_faults: Path) 
 def test_the_folder_of_a_killed_process_goes_with_the_next() -> None:
     """Here or in any process of this machine."""
     code = (
-        "import os; from trailnotes.policies.vllm import server; print(server.make_work_dir(), flush=True); os.abort()"
+        "import os; from trailnotes.policies.vllm import server; print(server.make_work_dir(), flush=True); os._exit(1)"
     )
     left = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
     assert Path(left).name.startswith(server.WORK_DIR_PREFIX)
