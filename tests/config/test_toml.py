@@ -140,7 +140,6 @@ REFUSED = {  # words of a command line -> what the line names: the key, and what
     "--rehearsal.split spare --rehearsal.hold 0": ["rehearsal.imitate"],
     "--empo2.author_credit 1 --empo2.p_memory 1": ["empo2.p_memory"],
     "--empo2.author_credit 1 --algorithm.show_tips other": ['algorithm.show_tips = "own"'],
-    "--empo2.author_credit 1 --memory.scope family": ['memory.scope = "task"'],
     "--rollout.example_turns [['a','b']] --rehearsal.split spare": ["rollout.example_turns"],
     "--rollout.example_turns [['a']]": ["rollout.example_turns"],
     "--endpoint.extra.stop x": ["endpoint.extra.stop"],
@@ -150,7 +149,6 @@ REFUSED = {  # words of a command line -> what the line names: the key, and what
     "--endpoint.base_url //me:hush@host/v1": ["endpoint.base_url"],
     "--endpoint.base_url me:hush@host/v1": ["endpoint.base_url"],
     "--memory.embedder openai:@me/small@http://me:hush@host/v1": ["TRAILNOTES_EMBEDDER_KEY"],
-    "--engine.urls ['http://host:7465'] --engine.replicas 2": ["leave out engine.replicas"],
     "--engine.urls ['me:hush@host:7465']": ["engine.urls", "VLLM_API_KEY"],
 }
 
@@ -163,6 +161,19 @@ def test_bad_settings_get_one_line_that_names_the_key_and_repeats_no_secret(word
     assert "\n" not in message
     assert "hush" not in message
     assert [part for part in REFUSED[words] if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("--empo2.author_credit 1 --memory.scope family", 'memory.scope = "task"'),
+        ("--engine.name vllm --engine.urls ['http://host:7465'] --engine.replicas 2", "leave out engine.replicas"),
+    ],
+)
+def test_what_only_trainings_cannot_follow_is_refused_there_alone(words: str, fix: str) -> None:
+    config = load_config(None, ["--model.path", "x", *words.split()])
+    with pytest.raises(ConfigError, match=fix):
+        config.validate_training()
 
 
 @pytest.mark.parametrize("name", REMOVED_KEYS)
@@ -246,7 +257,7 @@ def test_show_is_a_config_that_explains_each_key(tmp_path: Path) -> None:
     assert '| one of "auto", "step" | default' in text
     assert '| any of "gain", "score", "support", "recency", "oldest", "similarity", "ucb", "worth" |' in text
     assert "# learning rate of AdamW (EMPO2, arXiv 2602.23008) | > 0 |" in text
-    assert "| >= -1 and <= 1 |" in text
+    assert "| >= -1 and <= 1; needs memory.retrieval = dense|hybrid |" in text
     lines = {line.partition(" ")[0]: line for line in text.splitlines()}
     assert [lines[name].rpartition(" ")[2] for name in ("seed", "kl", "iterations")] == ["line", "preset", "default"]
     for name, field in collect_fields(type(resolved.config)).items():

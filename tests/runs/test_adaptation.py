@@ -150,6 +150,11 @@ def test_adaptation_without_any_episode_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "eval").exists()
 
 
+def test_a_broken_game_that_is_left_alone_ends_no_run(tmp_path: Path) -> None:
+    broken = {"env": {"options": {"gates": [0, 5], "broken": [5]}}, "eval": {"trials": 1}}
+    assert [row.mean for row in adapt_by(Guesser(), "reflexion", tmp_path, **broken)] == [1.0, 1.0]
+
+
 def test_a_trial_that_an_outage_left_empty_is_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapt_by(Guesser(), "empo2-tips", tmp_path, eval={"trials": 0})
     with monkeypatch.context() as outage:

@@ -11,7 +11,7 @@ from trailnotes.config.model_schema import OPENAI_PREFIX, require_model_name
 from trailnotes.config.section import PAPER, RELEASE, Section, key
 
 CREDIT = "empo2.author_credit"  # what keys need to have an effect
-OFF_POLICY = "algorithm.name = empo2|*:*"
+OFF_POLICY = "algorithm.name = empo2"
 REHEARSED = "rehearsal.split or rehearsal.path"
 
 
@@ -22,7 +22,7 @@ class AlgorithmConfig(Section):
     normalize_std: bool = key(True, "divide group-relative advantages by the group's standard deviation")
     normalize_mean: bool = key(
         False, "divide them by the group's mean return instead, which must not be negative: rare successes count more",
-        "MaxRL, arXiv 2602.02710", needs="algorithm.name = empo2|grpo|opid|opsd|*:*")  # fmt: skip
+        "MaxRL, arXiv 2602.02710", needs="algorithm.name = empo2|grpo|opid|opsd")  # fmt: skip
     intrinsic: Literal["none", "tips", "states", "counts", "rnd"] = key(
         "none",
         "novelty reward: 1/n with n = 1 + tips shown (tips; release: retrieved), visits of similar states "

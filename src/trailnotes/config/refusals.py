@@ -26,7 +26,6 @@ def refuse_places(c: Any) -> Refusals:
     yield (c.engine.devices and (c.engine.urls or len(c.engine.devices) != c.engine.replicas),
            "engine.devices names the GPUs of each engine: set engine.replicas to their number, and engine.urls = []"
            )  # fmt: skip
-    yield c.engine.urls and c.engine.replicas > 1, "engine.urls names all engines: leave out engine.replicas"
     takes_turns = c.has_shared_gpu and c.learner.world_size == 1 and not c.rollout.max_async_iterations
     yield (c.engine.shared_card and c.engine.name == "vllm" and not takes_turns,
            ("engine.shared_card is for engines that take turns with a learner of one process: leave out engine.urls, "
@@ -79,11 +78,9 @@ def refuse_by_method(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
     yield (mixed and algorithm.intrinsic == "tips",
            ('algorithm.intrinsic = "tips" pays only members that act with tips, which biases mixed groups: set '
            'algorithm.intrinsic = "states", or empo2.mode_unit = "iteration"'))  # fmt: skip
-    own = (algorithm.author, algorithm.show_tips, c.memory.scope) == ("policy", "own", "task")
-    yield (method.shows_tips and empo2.author_credit and not own,
-           ("empo2.author_credit trains the policy as the author of the tips that it reads about the same task: set "
-           'algorithm.author = "policy", algorithm.show_tips = "own" and memory.scope = "task", or '
-           "empo2.author_credit = 0"))  # fmt: skip
+    yield (method.shows_tips and empo2.author_credit and (algorithm.author, algorithm.show_tips) != ("policy", "own"),
+           ("empo2.author_credit trains the policy as the author of the tips that it reads: set algorithm.author = "
+           '"policy" and algorithm.show_tips = "own", or empo2.author_credit = 0'))  # fmt: skip
     yield (mixed and empo2.p_memory and not round(empo2.p_memory * c.rollout.group_size),
            (f"empo2.p_memory = {empo2.p_memory:g} of rollout.group_size = {c.rollout.group_size} rounds to no member "
            "with tips: raise either"))  # fmt: skip
@@ -106,6 +103,9 @@ def refuse_training(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
     yield (empo2.distilled_context == "release" and c.memory.distilled,
            ('memory.distilled compares with a context without tips, and empo2.distilled_context = "release" keeps '
            "those of the newest turn: set memory.distilled to 0"))  # fmt: skip
+    yield (method.shows_tips and empo2.author_credit and c.memory.scope != "task",
+           'empo2.author_credit pays for tips about the same task: set memory.scope = "task", or it to 0')  # fmt: skip
+    yield c.engine.urls and c.engine.replicas > 1, "engine.urls names all engines: leave out engine.replicas"
     yield (c.memory.distilled and not (name == "empo2" and empo2.p_memory and empo2.q_off_policy),
            ("memory.distilled is measured where empo2 trains without the tips that it acted on: set it to 0, or "
            "algorithm.name = empo2 with p_memory and q_off_policy above 0"))  # fmt: skip

@@ -248,9 +248,9 @@ def _describe_unknown(section: type[Section], name: str, prefix: str) -> str:
     known = [*section.model_fields, *(list_sections() if issubclass(section, Config) else ())]
     near = [prefix + match for match in difflib.get_close_matches(name, known, 1)]
     if not near:
-        last = {dotted: dotted.rpartition(".")[2] for dotted in collect_fields(full_config_type())}
-        matches = difflib.get_close_matches(name, last.values(), 1, 0.75)
-        near = [dotted for dotted in last if last[dotted] in matches]
+        last_parts = {dotted: dotted.rpartition(".")[2] for dotted in collect_fields(full_config_type())}
+        matches = difflib.get_close_matches(name, last_parts.values(), 1, 0.75)
+        near = [dotted for dotted, part in last_parts.items() if part in matches]
     hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
     return f"{where} has no key {name!r}: {hint}"
 

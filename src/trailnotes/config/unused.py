@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trailnotes.config.methods import TIPS_ONLY_METHOD, load_methods
+from trailnotes.config.methods import TIPS_ONLY_METHOD, find_modules, load_methods
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section
 from trailnotes.config.toml import diff_configs, flatten_config, get_section_type, is_within, load_config
 
 logger = logging.getLogger(__name__)
+METHOD = "algorithm.name"
 OF_TIP_WRITERS = ("algorithm.anchor_tips", "algorithm.author", "rehearsal")
 
 
@@ -31,26 +32,30 @@ def warn_unused(config: Config, warned: Config | None = None, model: str = "") -
     What only trainings have is not named where the method trains nothing, since both may share a file.
     """
     values = flatten_config(config) | ({"model.path": model} if model else {})
-    methods = load_methods()
+    methods, name = load_methods(), config.algorithm.name
     sections = type(config).model_fields.keys() - Config.model_fields.keys()
-    owners = {each: [name for name, method in methods.items() if each in method.sections] for each in sections}
+    users = {each: [name for name, method in methods.items() if each in method.sections] for each in sections}
     writers = [name for name, method in methods.items() if method.trains and method.writes_tips]
-    owners |= dict.fromkeys(OF_TIP_WRITERS, writers)
-    requirements = list_requirements(type(config))
-    requirements |= {key: f"algorithm.name = {'|'.join([*names, '*:*'])}" for key, names in owners.items()}
-    if (own := methods.get(config.algorithm.name)) and not own.trains:
-        of_trainings = tuple(f"algorithm.name = {name}|" for name, method in methods.items() if method.trains)
-        requirements = {key: need for key, need in requirements.items() if not need.startswith(of_trainings)}
-        requirements["algorithm.author"] = f"algorithm.name = {TIPS_ONLY_METHOD}|*:*"
+    users |= dict.fromkeys(OF_TIP_WRITERS, writers)
+    trainings = [name for name, method in methods.items() if method.trains]
+    if name not in trainings:
+        users["algorithm.author"] = [TIPS_ONLY_METHOD]
+    requirements = [*list_requirements(type(config)).items()]
+    requirements += [(key, f"{METHOD} = {'|'.join(names)}") for key, names in users.items()]
+    ours = find_modules().get(name, "").startswith("trailnotes")  # nobody here knows what a method of others takes
+    of_method = {need: need.removeprefix(f"{METHOD} = ").split("|") for _, need in requirements if METHOD in need}
+    for need, names in of_method.items():
+        if not ours or (name not in trainings and {*names} <= {*trainings}):
+            requirements = [pair for pair in requirements if pair[1] != need]
     unused: dict[str, list[str]] = {}
-    for name in diff_configs(warned or load_config(None, ["--preset", config.preset]), config):
-        needs = [need for key, need in requirements.items() if is_within(name, [key])]
+    for key in diff_configs(warned or load_config(None, ["--preset", config.preset]), config):
+        needs = [need for other, need in requirements if is_within(key, [other])]
         unmet = [need for need in needs if not any(_is_met(part, values) for part in need.split(" or "))]
         if unmet:
-            unused.setdefault(unmet[0], []).append(name)
+            unused.setdefault(unmet[0], []).append(key)
     if unused:
-        texts = {n: n.replace("*:*", "module:NAME").replace(":*", ":NAME").replace("|", " or ") for n in unused}
-        lines = "; ".join(f"{', '.join(names)} (needs {texts[need]})" for need, names in unused.items())
+        texts = {need: need.replace(":*", ":NAME").replace("|", " or ") for need in unused}
+        lines = "; ".join(f"{', '.join(keys)} (needs {texts[need]})" for need, keys in unused.items())
         logger.warning("settings without effect: %s", lines)
 
 

@@ -99,6 +99,7 @@ class AdaptationRun:
         self.spent = Usage()  # up to the last `log`
         self._subject, self._progress = subject, progress
         self._pending = Usage()  # since then
+        self._unplayable: set[str] = set()  # tasks of which an earlier phase has no episode, though of others
         self._episodes: list[dict[str, Any]] = []  # records since then, failed attempts too
         self._phases = directory.path / "phases"
         self._phases.mkdir(exist_ok=True)
@@ -138,7 +139,8 @@ class AdaptationRun:
             policy: by default that of the run.
 
         Raises:
-            ConfigError: no episode of this phase could be played; the same command tries all of them again.
+            ConfigError: no episode could be played, of tasks that an earlier phase had some of, or that are new; the
+                same command tries all of them again.
         """
         assert len({task.id for task in tasks}) == len(tasks), "each task is in a phase once"
         mode = mode or ("plain" if memory is None and make_actor is None else "on_policy_tips")
@@ -161,9 +163,11 @@ class AdaptationRun:
             )  # fmt: skip
             groups = await runner.play(tasks, [[mode] * num_samples for _ in tasks], done)
         records = _read_episodes(journal, tasks)
-        if tasks and not groups:  # a trial without an episode would stay one at every start
+        ids = {task.id for task in tasks}
+        if not groups and not ids <= self._unplayable:  # an outage: such a trial would stay empty at every start
             journal.replace(find_free_path(journal))
             raise ConfigError(f"no episode of {phase} could be played; the last error was: {records[-1]['error']}")
+        self._unplayable |= ids - {group.task.id for group in groups}
         self._episodes += records
         self._pending += _count_usage(records)
         kept = {(t.task.id, t.member): t for t in map(trajectory_from_json, records) if t.outcome != "error"}

@@ -83,14 +83,14 @@ def evaluate(
     directory = None if out is None else Path(out)
     if directory is not None and (directory / "table.json").exists():
         logger.warning("%s holds a finished evaluation, which this one replaces", directory)
-    with open_evaluated_model(model_or_run) as subject, _lock_directory(directory) if directory else nullcontext():
+    with open_evaluated_model(model_or_run) as subject:
         if warning := describe_training_overlap(subject.trained, config):
             logger.warning("%s", warning)
         episodes, remark = evaluate_model(config, subject, use_memory=memory, directory=directory, progress=progress)
-        result = build_panel_result(episodes, config, subject, memory=memory)
-        result = replace(result, remark=". ".join(filter(None, (remark, result.remark))))
-        if directory is not None:
-            write_evaluation(directory, config, subject, episodes, result)
+    result = build_panel_result(episodes, config, subject, memory=memory)
+    result = replace(result, remark=". ".join(filter(None, (remark, result.remark))))
+    if directory is not None:
+        write_evaluation(directory, config, subject, episodes, result)
     return result
 
 
@@ -177,20 +177,21 @@ class EpisodeJournal:
     @contextmanager
     def resume(self, about: dict[str, Any]) -> Iterator[None]:
         """Read the journal of an earlier start with the same settings; on a stop, report how much it has."""
-        if self.path:
-            self._read(self.path, json.loads(encode_line(about)))
-        self._update_progress()
-        try:
-            with begin_activity(self._progress, "playing", self._total, "episodes") as self._activity:
-                self._activity.done = len(self.episodes)
-                yield
-        except BaseException as stop:
-            begun = self.episodes or (self.path and not isinstance(stop, ConfigError))
-            if not isinstance(stop, Exception) or begun:
-                kept = f"{len(self.episodes)} of {self._total} episodes are kept in {self.path}"
-                self._notify(f"stopped: {kept}, and the same command plays the rest" if self.path else
-                             "stopped: without --out nothing is kept")  # fmt: skip
-            raise
+        with _lock_directory(self.path.parent) if self.path else nullcontext():
+            if self.path:
+                self._read(self.path, json.loads(encode_line(about)))
+            self._update_progress()
+            try:
+                with begin_activity(self._progress, "playing", self._total, "episodes") as self._activity:
+                    self._activity.done = len(self.episodes)
+                    yield
+            except BaseException as stop:
+                begun = self.episodes or (self.path and not isinstance(stop, ConfigError))
+                if not isinstance(stop, Exception) or begun:
+                    kept = f"{len(self.episodes)} of {self._total} episodes are kept in {self.path}"
+                    self._notify(f"stopped: {kept}, and the same command plays the rest" if self.path else
+                                 "stopped: without --out nothing is kept")  # fmt: skip
+                raise
 
     def append_episode(self, episode: Trajectory) -> None:
         if self.path:
@@ -244,7 +245,8 @@ def _build_fingerprint(config: Config, subject: EvaluatedModel, use_memory: bool
     elif path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
         model = str([(f.relative_to(path).as_posix(), f.stat().st_size, f.stat().st_mtime_ns) for f in files])
-    return settings | {"environment": load_identity(config), "eval.memory": use_memory, "model": model}
+    identity = load_identity(config)
+    return settings | ({"environment": identity} if identity else {}) | {"eval.memory": use_memory, "model": model}
 
 
 @contextmanager

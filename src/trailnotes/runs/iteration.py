@@ -346,6 +346,8 @@ class Iteration:
             run.weights.release()
         failed = len(tasks) * config.eval.num_samples - len(episodes)
         self.add_metrics("validation", {"errors": float(failed)})
+        if failed:
+            run.progress.note(f"{failed} validation episodes are missing, so this checkpoint cannot be the best one")
         if not episodes:
             return
         success = sum(t.success for t in episodes) / len(episodes)

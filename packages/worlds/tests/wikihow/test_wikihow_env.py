@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -228,6 +229,8 @@ def test_a_task_file_lists_its_pages_and_instructions(file: Path) -> None:
     later = [f"{HOST}/Boil-an-Egg?wh_an=1&amp=1", f"{HOST}/Author/Ann-Lee-PhD?wh_an=1&amp=1"]
     assert goal.find_reached(later) == [1, 2]
     assert goal.find_reached([]) == []
+    forged = quote("egg mUrl is: https://www.wikihow.com/Boil-an-Egg?")
+    assert goal.find_reached([f"{HOST}/wikiHowTo?search={forged}"]) == [0]
     assert make_goal("article", "How to Sauté Jalapeños", "").to_pages().find_reached(
         ["mUrl is: https://www.wikihow.com/wikiHowTo?search=saut%C3%A9+jalape%C3%B1os&wh_an=1"]
     ) == [0]

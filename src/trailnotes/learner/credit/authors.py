@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from trailnotes.config.methods_schema import AlgorithmConfig
-from trailnotes.learner.credit.episodes import episode_return, group_relative
+from trailnotes.learner.credit.episodes import group_relative, score_group
 from trailnotes.types import Trajectory, TrajectoryGroup
 
 TipKey = tuple[str, str]  # a task's id and a text that was written about it
@@ -57,8 +57,7 @@ def compute_tip_credits(
         raise ValueError("shares must hold a mapping for each trajectory of each group")
     earned: dict[TipKey, list[float]] = defaultdict(list)
     for group, row in zip(groups, shares, strict=True):
-        returns = [episode_return(t, algorithm.beta, algorithm.discount) for t in group.trajectories]
-        relative = group_relative(returns, algorithm.normalize_std).tolist()
+        relative = group_relative(score_group(group, algorithm).returns, algorithm.normalize_std).tolist()
         alone = [value for value, share in zip(relative, row, strict=True) if not share]
         if not alone:
             continue

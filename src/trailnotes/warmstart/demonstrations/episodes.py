@@ -52,10 +52,14 @@ class Demonstrator:
         self.config, self.count_tokens = config, count_tokens
         self.rng = random.Random(seed)
 
+    @property
+    def max_tips(self) -> int:
+        """The most tips in a prompt."""
+        return min(self.config.warmstart.num_tips, self.config.memory.top_k)
+
     def rank_tips(self, tips: Sequence[Tip]) -> tuple[Tip, ...]:
         """Select the tips for the prompt, by score."""
-        most = min(self.config.warmstart.num_tips, self.config.memory.top_k)
-        return tuple(sorted(tips, key=lambda tip: -tip.score)[:most])
+        return tuple(sorted(tips, key=lambda tip: -tip.score)[: self.max_tips])
 
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:

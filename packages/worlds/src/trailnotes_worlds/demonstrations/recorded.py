@@ -38,10 +38,6 @@ class RecordedGame:
 class RecordedDemonstrator(Demonstrator):
     """Base of demonstrators that draw from recorded episodes, which subclasses record; no draw changes a recording."""
 
-    @property
-    def max_tips(self) -> int:
-        return min(self.config.warmstart.num_tips, self.config.memory.top_k)
-
     def demonstrate_episode(self, recorded: RecordedGame) -> list[Demonstration]:
         """Draw an episode's demonstrations: a row to act, and after tips a tip-free row to write."""
         warm = self.config.warmstart

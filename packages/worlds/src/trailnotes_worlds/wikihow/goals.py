@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote_plus
+from urllib.parse import unquote
 
 from trailnotes.errors import ConfigError, MissingExtraError, format_install_command
+
+_QUOTED_LETTERS = re.compile(r"(?:%[89A-F][0-9A-F])+")  # beyond ASCII: what else a query quotes could forge a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,7 @@ class Goal:
     pages: tuple[TargetPage, ...]
 
     def find_reached(self, log: Iterable[str]) -> list[int]:
-        addressed = tuple(log)
-        lines = (
-            *addressed,
-            *map(unquote_plus, addressed),
-        )  # patterns spell what is searched for, and addresses quote it
+        lines = [_QUOTED_LETTERS.sub(lambda letters: unquote(letters[0]), line) for line in log]
         return [place for place, page in enumerate(self.pages) if any(map(page.pattern.search, lines))]
 
     def format_instructions(self) -> str:
