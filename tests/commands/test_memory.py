@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,17 @@ def test_a_run_begins_with_tips(
     if kind != "placed":
         assert differences(undisturbed, run) == SAME
     assert len(tip_rows(undisturbed)) == len(tip_rows(run))
+
+
+def test_tips_that_an_abandoned_start_left_are_named(
+    start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run = tiny_config(start_model, train={"iterations": 1}), tmp_path / "run"
+    run.mkdir()
+    with open_memory(run / "memory.db", config.memory) as memory:
+        memory.add([replace(make_tip(config), text="another")])
+    train(config, run, memory=write_tip(tmp_path / "tips.jsonl", config))
+    assert f"began with 1 tips, beside those of {run / 'memory.db'}, 2 in all" in capsys.readouterr().err
 
 
 # --- looking and changing

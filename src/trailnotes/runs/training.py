@@ -354,8 +354,10 @@ def _restore(run: TrainingRun, tips: Sequence[Tip]) -> None:
     if saved is not None or kept:
         progress.note(f"resuming after iteration {done}" + "".join(f"; set aside {path.name}" for path in kept))
     if tips:
+        held = sum(run.memory.store.count_by_namespace().values()) if run.memory else 0
+        more = f", beside those of {directory.memory_path}, {held} in all" if held > len(tips) else ""
         progress.note(
-            f"began with {len(tips)} tips" if begins else "this run has begun, and keeps its own tips: "
+            f"began with {len(tips)} tips{more}" if begins else "this run has begun, and keeps its own tips: "
             f"`trailnotes memory import {directory.path} FILE` adds others"
         )  # fmt: skip
 
