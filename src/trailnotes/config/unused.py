@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trailnotes.config.methods import TIPS_ONLY_METHOD, find_modules, load_methods
+from trailnotes.config.methods import TIPS_ONLY_METHOD, find_modules, list_methods, load_methods
 from trailnotes.config.schema import Config
 from trailnotes.config.section import Section
 from trailnotes.config.toml import diff_configs, flatten_config, get_section_type, is_within, load_config
 
 logger = logging.getLogger(__name__)
 METHOD = "algorithm.name"
+OUR_PACKAGES = ("trailnotes.", "trailnotes_lab.")
 OF_TIP_WRITERS = ("algorithm.anchor_tips", "algorithm.author", "rehearsal")
 
 
@@ -32,21 +33,16 @@ def warn_unused(config: Config, warned: Config | None = None, model: str = "") -
     What only trainings have is not named where the method trains nothing, since both may share a file.
     """
     values = flatten_config(config) | ({"model.path": model} if model else {})
-    methods, name = load_methods(), config.algorithm.name
-    sections = type(config).model_fields.keys() - Config.model_fields.keys()
-    users = {each: [name for name, method in methods.items() if each in method.sections] for each in sections}
-    writers = [name for name, method in methods.items() if method.trains and method.writes_tips]
-    users |= dict.fromkeys(OF_TIP_WRITERS, writers)
-    trainings = [name for name, method in methods.items() if method.trains]
-    if name not in trainings:
-        users["algorithm.author"] = [TIPS_ONLY_METHOD]
-    requirements = [*list_requirements(type(config)).items()]
-    requirements += [(key, f"{METHOD} = {'|'.join(names)}") for key, names in users.items()]
-    ours = find_modules().get(name, "").startswith("trailnotes")  # nobody here knows what a method of others takes
-    of_method = {need: need.removeprefix(f"{METHOD} = ").split("|") for _, need in requirements if METHOD in need}
-    for need, names in of_method.items():
-        if not ours or (name not in trainings and {*names} <= {*trainings}):
-            requirements = [pair for pair in requirements if pair[1] != need]
+    requirements = [*list_requirements(type(config)).items(), *_list_method_requirements(config)]
+    trainings = {*list_methods(trains=True)}
+    if not find_modules().get(config.algorithm.name, "").startswith(OUR_PACKAGES):
+        requirements = [pair for pair in requirements if METHOD not in pair[1]]  # a method of others may use any key
+    elif config.algorithm.name not in trainings:
+        requirements = [
+            (key, need)
+            for key, need in requirements
+            if METHOD not in need or {*need.removeprefix(f"{METHOD} = ").split("|")} - trainings
+        ]
     unused: dict[str, list[str]] = {}
     for key in diff_configs(warned or load_config(None, ["--preset", config.preset]), config):
         needs = [need for other, need in requirements if is_within(key, [other])]
@@ -57,6 +53,18 @@ def warn_unused(config: Config, warned: Config | None = None, model: str = "") -
         texts = {need: need.replace(":*", ":NAME").replace("|", " or ") for need in unused}
         lines = "; ".join(f"{', '.join(keys)} (needs {texts[need]})" for need, keys in unused.items())
         logger.warning("settings without effect: %s", lines)
+
+
+def _list_method_requirements(config: Config) -> list[tuple[str, str]]:
+    """List the sections of methods, and the keys that only some methods read, with the methods that they need."""
+    methods = load_methods()
+    sections = type(config).model_fields.keys() - Config.model_fields.keys()
+    users = {section: [name for name, method in methods.items() if section in method.sections] for section in sections}
+    writers = [name for name, method in methods.items() if method.trains and method.writes_tips]
+    users |= dict.fromkeys(OF_TIP_WRITERS, writers)
+    if config.algorithm.name in list_methods(trains=False):
+        users["algorithm.author"] = [TIPS_ONLY_METHOD]
+    return [(key, f"{METHOD} = {'|'.join(names)}") for key, names in users.items()]
 
 
 def list_requirements(kind: type[Section], prefix: str = "") -> dict[str, str]:

@@ -99,7 +99,7 @@ class AdaptationRun:
         self.spent = Usage()  # up to the last `log`
         self._subject, self._progress = subject, progress
         self._pending = Usage()  # since then
-        self._unplayable: set[str] = set()  # tasks of which an earlier phase has no episode, though of others
+        self._unplayable: set[str] = set()  # tasks that failed in an earlier phase, in which others did not
         self._episodes: list[dict[str, Any]] = []  # records since then, failed attempts too
         self._phases = directory.path / "phases"
         self._phases.mkdir(exist_ok=True)
@@ -139,8 +139,8 @@ class AdaptationRun:
             policy: by default that of the run.
 
         Raises:
-            ConfigError: no episode could be played, of tasks that an earlier phase had some of, or that are new; the
-                same command tries all of them again.
+            ConfigError: every episode failed, and not of tasks alone that failed in an earlier phase, too; the same
+                command tries all of them again.
         """
         assert len({task.id for task in tasks}) == len(tasks), "each task is in a phase once"
         mode = mode or ("plain" if memory is None and make_actor is None else "on_policy_tips")

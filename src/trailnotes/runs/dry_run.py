@@ -85,7 +85,7 @@ def _extrapolate(config: Config, path: Path, memory: StrPath | None) -> str:
     seconds = float(line["seconds"]) * repeats + before.get("seconds", 0.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kilobytes
     later = "" if config.train.keep_optimizer else f", {format_megabytes(kept)} MB once it has ended"
-    unmeasured = ", without validation" if config.train.eval_every else ""
+    unmeasured = ", without validation" if config.train.eval_every > 1 else ""
     lines = [
         f"everything could be built; one iteration took {line['seconds']:.1f} s and {line['env_steps']:,} env steps",
         f"iterations   about {repeats:,}",

@@ -23,7 +23,7 @@ from trailnotes.warmstart.demonstrations.episodes import Script, play_script, re
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator, spread_by_family
 from trailnotes_worlds.demonstrations.recorded import NUM_WANDERINGS, RecordedGame, load_or_record
 from trailnotes_worlds.scienceworld.client import GOLD_PATH_FINDER
-from trailnotes_worlds.scienceworld.tasks import scienceworld_tasks
+from trailnotes_worlds.scienceworld.tasks import DEFAULT_TASK, scienceworld_tasks
 
 logger = logging.getLogger(__name__)
 VERSION = 1  # of the scripts and their recordings
@@ -50,8 +50,8 @@ class ScienceWorldDemonstrator(ExpertDemonstrator):
 
     @staticmethod
     def choose_tasks(config: Config) -> list[Task]:
-        named = {name: value for name, value in config.env.options.items() if name == "task"}
-        tasks = scienceworld_tasks("train", **named, protocol="simulator")
+        names = config.env.options.get("task", DEFAULT_TASK)
+        tasks = scienceworld_tasks("train", names, protocol="simulator")
         held_out = {task.id for split in ("validation", "test") for task in load_tasks(config, split)}
         return spread_by_family([task for task in tasks if task.id not in held_out], config)
 

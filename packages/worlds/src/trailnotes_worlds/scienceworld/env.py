@@ -23,6 +23,7 @@ from trailnotes_worlds.scienceworld.client import (
     find_scienceworld_jars,
 )
 from trailnotes_worlds.scienceworld.tasks import (
+    DEFAULT_TASK,
     MAX_STEPS,
     resolve_simplifications,
     resolve_task,
@@ -49,7 +50,7 @@ class ScienceWorldEnv:
     def __init__(  # noqa: PLR0913 (the user's options, by their names)
         self,
         *,
-        task: str | Sequence[str] = "find-non-living-thing",
+        task: str | Sequence[str] = DEFAULT_TASK,
         variation: int = 0,
         simplification: str | Sequence[str] = "easy",
         max_steps: int = MAX_STEPS,

@@ -18,6 +18,7 @@ from trailnotes.types import Task
 
 SPLITS = ("train", "validation", "test")
 PROTOCOLS = ("paper", "simulator", "interleaved")
+DEFAULT_TASK = "find-non-living-thing"
 MAX_STEPS = 30  # actions in an episode (paper)
 
 _TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -118,7 +119,7 @@ def _space_evenly(of: Sequence[int], num: int) -> list[int]:
 
 def scienceworld_tasks(
     split: str,
-    task: str | Sequence[str] = "find-non-living-thing",
+    task: str | Sequence[str] = DEFAULT_TASK,
     protocol: str = "paper",
     num_train: int = 5,
     num_validation: int = 20,
