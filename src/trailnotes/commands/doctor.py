@@ -1,4 +1,4 @@
-"""The command `trailnotes doctor`: what is installed, what would fail, and the line that mends it."""
+"""The command `trailnotes doctor`: what is installed, what would fail, and how to fix it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _run(args: Namespace) -> None:
         filler = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
         rows = report["facts"] | {"packages": packages, "extras": extras}
         lines = [filler.fill(f"{label:<12}{about or 'none'}") for label, about in rows.items()]
-        lines += ["", "What would fail, and the line that mends it:" if problems else "Everything is installed."]
+        lines += ["", "What would fail, and how to fix it:" if problems else "Everything is installed."]
         text = "\n".join([*lines, *(f"  {fails}: {fix}" for fails, fix in problems)])
     print(text.replace(str(Path.home()), "~") if Path.home() != Path("/") else text)
     if any(fails.startswith("trailnotes ") for fails, _ in problems):
@@ -130,7 +130,7 @@ def _ask(*command: str) -> str:
 
 
 DOCTOR = Command(
-    name="doctor", summary="say what is installed, what would fail, and the line that mends it",
+    name="doctor", summary="show what is installed, what would fail, and how to fix it",
     about="Examine this installation and machine: versions, extras, devices, Java and compiler. Paste the output into "
     "a bug report: it holds no key, and your home directory is ~ in it. Exits with 0 unless the core cannot run.",
     example="trailnotes doctor", run=_run,

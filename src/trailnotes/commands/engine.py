@@ -28,8 +28,8 @@ COMMANDS = (
         about="Run vllm serve with the model of the config and with what a run needs of it: name its address in "
         "engine.urls there. One run at a time may use it. The run hands over its weights as files in its run "
         "directory, which this machine must see under the same path. The server listens on this machine only. Beyond "
-        "it (--host 0.0.0.0) whoever reaches the port can load weights and stop the engine, with no key asked: use a "
-        "network of its own. Ctrl-C ends the command.",
+        "it (--host 0.0.0.0) anyone who reaches the port can load weights and stop the engine without a key: use a "
+        "separate network. Ctrl-C ends the command.",
         example="trailnotes engine serve demo --engine.name vllm", run=_serve,
         arguments=(
             CONFIG,

@@ -342,8 +342,8 @@ COMMANDS = (
     ),
     Command(
         name="memory edit", summary="replace the text of a tip, or its score",
-        about="Replace the text of a tip, its score, or both. Searches still find it by the same key. Agents see "
-        "tips in the order of their score by default, so give a corrected tip the score that it deserves.",
+        about="Replace the text of a tip, its score, or both. Searches still find it by the same key. Of tips "
+        "with equal gain agents see the highest score first, so give a corrected tip the score that it deserves.",
         example="trailnotes memory edit runs/smoke 1 'the red door needs the brass key' --score 1", run=_edit,
         arguments=(
             _PLACE,
