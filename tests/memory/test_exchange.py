@@ -58,8 +58,7 @@ def test_a_tip_of_ones_own(memory: TipMemory) -> None:
 
 def test_export_is_readable_and_ordered(memory: TipMemory, tmp_path: Path) -> None:
     memory.add([Tip("cellar", "tip 0", "caf\u00e9", 9.0)])
-    path = tmp_path / "tips.jsonl"
-    path.write_text("old")
+    (path := tmp_path / "tips.jsonl").write_text("old")
     assert p.export_tips(memory.store, path) == 4
     exported = path.read_text(encoding="utf-8")
     assert "caf\u00e9" in exported
@@ -69,8 +68,9 @@ def test_export_is_readable_and_ordered(memory: TipMemory, tmp_path: Path) -> No
     assert [r["text"] for r in records] == ["tip 1", "tip 2", "mind the lamp", "tip 0"]
     assert records[3] == asdict(p.require_tip(memory.store, 1))
     assert p.export_tips(memory.store, path, "attic") == 1
-    with pytest.raises(MemoryStoreError, match="nothing was exported"):
-        p.export_tips(memory.store, tmp_path / "memory.db" / "tips.jsonl")
+    for name, message in (("memory.db/tips.jsonl", "nothing was exported"), ("memory.db", "is a memory file")):
+        with pytest.raises(MemoryStoreError, match=message):
+            p.export_tips(memory.store, tmp_path / name)
 
 
 def test_imported_tips_are_marked_and_wait(memory: TipMemory, tmp_path: Path) -> None:

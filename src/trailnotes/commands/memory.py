@@ -304,7 +304,7 @@ COMMANDS = (
         example="trailnotes memory export runs/smoke tips.jsonl", run=_export,
         arguments=(
             _PLACE,
-            argument("file", type=Path, metavar="FILE", help="the file to write or replace"),
+            argument("file", type=Path, metavar="FILE", help="the file to write or replace; no memory file"),
             _NAMESPACE,
         ),
     ),

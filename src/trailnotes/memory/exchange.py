@@ -176,7 +176,10 @@ def export_tips(store: TipStore, path: StrPath, namespace: str | None = None) ->
     """Export tips as JSONL, the oldest first, atomically, without vectors; return how many.
 
     Retired tips are left out, and so are those that were switched off, unless these were imported, and may just wait.
+    Another file at `path` is replaced, unless it is a memory file.
     """
+    if Path(path).is_file() and is_memory_file(Path(path)):
+        raise MemoryStoreError(f"{path} is a memory file, which an export would replace: name another file")
     tips = [tip for tip in list_tips(store, namespace)[::-1] if tip.enabled or tip.imported]
     _refuse_items(path, [item for item in store.load_items() if namespace in {None, item.dotted_namespace}])
     write_tips(path, tips, memory=store.lineage)
