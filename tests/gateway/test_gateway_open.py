@@ -94,7 +94,7 @@ def test_the_first_answer_is_as_long_as_the_others_and_a_restart_draws_anew(tmp_
     assert policy.sampled[0].seed != policy.sampled[1].seed
 
 
-def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path) -> None:
+def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, path = agent_config(tmp_path), tmp_path / "episodes.jsonl"
 
     async def play(gateway: OpenGateway, url: str) -> None:
@@ -113,13 +113,17 @@ def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path) -> None:
                 path.mkdir()
                 with pytest.raises(ConfigError, match="the report is not kept"):
                     await play(gateway, url)
+                late: Any = gateway.find("late", "tea")
+                late._timeout, gateway._keep = 0.01, lambda _, late: late.report(Report(score=1.0))  # type: ignore[method-assign]
+                await late.ask(CALL)
+                assert await late.kept, "the report is refused, since the episode has ended without it"
+                assert "the run has ended it" in caplog.text
 
     asyncio.run(run())
 
 
 def test_half_a_line_of_a_killed_gateway_stands_aside(tmp_path: Path) -> None:
-    path = tmp_path / "episodes.jsonl"
-    path.write_bytes(b'{"whole": 1}\n{"ha')
+    (path := tmp_path / "episodes.jsonl").write_bytes(b'{"whole": 1}\n{"ha')
     OpenGateway(ScriptedPolicy(echo), None, agent_config(tmp_path), path, 0.1)
     assert path.read_bytes() == b'{"whole": 1}\n'
 
@@ -258,12 +262,9 @@ def test_a_name_belongs_to_one_session(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "fix"),
-    [
-        ("--algorithm.author start", "set policy or extract"),
-        ("--memory.scope family", "set task, env or all"),
-        ("--algorithm.show_tips other", "set own"),
-    ],
-)
+    [("--algorithm.author start", "set policy or extract"), ("--memory.scope family", "set task, env or all"),
+     ("--algorithm.show_tips other", "set own")],
+)  # fmt: skip
 def test_settings_that_a_gateway_cannot_follow_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, fix: str
 ) -> None:

@@ -222,7 +222,7 @@ class Session:
 
     def _require_live(self) -> None:
         if self._over:
-            raise RequestRefused("this session has reported its end", 409, "session_ended")
+            raise RequestRefused("this session has reported its end, or the run has ended it", 409, "session_ended")
 
     async def reset(self, task: Task) -> Observation:
         """Start the agent on `task`, and wait for its first request; raises `EnvError` where none comes."""

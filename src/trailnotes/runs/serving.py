@@ -130,6 +130,7 @@ class OpenGateway:
                 self._policy, session, session.task, "plain" if is_plain else "on_policy_tips", self._memory, config,
                 member=0, seed=seed, episode=name,
             )  # fmt: skip
+            session.end()  # the episode is made: a report from now on would be lost
             async with self._writing:
                 await asyncio.to_thread(self._keep, episode, session)
             kept = ""
