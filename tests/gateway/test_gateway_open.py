@@ -21,7 +21,7 @@ from trailnotes.client import session
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, Interrupted, MemoryStoreError, PolicyError
-from trailnotes.gateway.requests import RequestRefused, parse_chat_call
+from trailnotes.gateway.requests import ModelCall, RequestRefused, parse_chat_call
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Report
 from trailnotes.memory import open_memory
@@ -97,22 +97,25 @@ def test_the_first_answer_is_as_long_as_the_others_and_a_restart_draws_anew(tmp_
 def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, path = agent_config(tmp_path), tmp_path / "episodes.jsonl"
 
-    async def play(gateway: OpenGateway, url: str) -> None:
+    async def play(gateway: OpenGateway, url: str, *calls: ModelCall) -> None:
         opened = await asyncio.to_thread(session, "tea", gateway=url)
-        await gateway.find(opened.url.rpartition("/")[2]).ask(CALL)
+        for call in calls:
+            await gateway.find(opened.url.rpartition("/")[2]).ask(call)
         await asyncio.to_thread(opened.report, 1.0)
 
     async def run() -> None:
         with open_memory(None, config.memory) as memory:
             async with serve(config, path, memory) as (gateway, url):
                 for number in range(5):
-                    await play(gateway, url)
+                    await play(gateway, url, CALL)
                     assert len([*read_jsonl(path)]) == number + 1
                     assert len(memory.store.load_attempts("tea", 9, without="")) == number + 1
+                with pytest.raises(ConfigError, match=r"the report is not kept.*without one request"):
+                    await play(gateway, url)
                 path.unlink()
                 path.mkdir()
                 with pytest.raises(ConfigError, match="the report is not kept"):
-                    await play(gateway, url)
+                    await play(gateway, url, CALL)
                 late: Any = gateway.find("late", "tea")
                 late._timeout, gateway._keep = 0.01, lambda _, late: late.report(Report(score=1.0))  # type: ignore[method-assign]
                 await late.ask(CALL)
@@ -189,15 +192,13 @@ def test_a_session_needs_the_token_and_a_task(tmp_path: Path) -> None:
 
 
 def test_a_task_that_json_cannot_hold_is_shown(tmp_path: Path) -> None:
-    async def run() -> dict[str, Any]:
+    async def run() -> None:
         async with serve(agent_config(tmp_path), tmp_path / "episodes.jsonl") as (gateway, url):
             gateway.find("one", "tea").task = Task("tea", "gateway", options={"x": float("nan"), "half": "\ud800"})
-            async with httpx.AsyncClient() as client:
-                answer = await client.get(f"{url}/sessions/one")
-            assert answer.status_code == 200
-            return dict(answer.json()["options"])
+            answer = await asyncio.to_thread(httpx.get, f"{url}/sessions/one")
+            assert answer.json()["options"] == {"x": None, "half": "\ud800"}
 
-    assert asyncio.run(run()) == {"x": None, "half": "\ud800"}
+    asyncio.run(run())
 
 
 def test_a_signal_during_a_request_ends_the_loop() -> None:

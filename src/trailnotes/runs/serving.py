@@ -133,7 +133,7 @@ class OpenGateway:
             session.end()  # the episode is made: a report from now on would be lost
             async with self._writing:
                 await asyncio.to_thread(self._keep, episode, session)
-            kept = ""
+            kept = episode.error
         except Exception as error:  # noqa: BLE001 (the other sessions go on)
             logger.error("session %s of %r: %s", number, session.task.id, error)  # noqa: TRY400 (the text says it)
             reason = f"this session ended by an error of the server: {type(error).__name__}"
