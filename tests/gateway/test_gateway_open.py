@@ -195,6 +195,8 @@ def test_a_task_that_json_cannot_hold_is_shown(tmp_path: Path) -> None:
     async def run() -> None:
         async with serve(agent_config(tmp_path), tmp_path / "episodes.jsonl") as (gateway, url):
             gateway.find("one", "tea").task = Task("tea", "gateway", options={"x": float("nan"), "half": "\ud800"})
+            half = await asyncio.to_thread(httpx.post, f"{url}/sessions", content=b'{"task": "\xed\xa0\x80"}')
+            assert half.status_code == 400
             answer = await asyncio.to_thread(httpx.get, f"{url}/sessions/one")
             assert answer.json()["options"] == {"x": None, "half": "\ud800"}
 

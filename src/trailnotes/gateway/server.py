@@ -31,7 +31,7 @@ HEADER: Final = "x-trailnotes-session"
 TASK_HEADER: Final = "x-trailnotes-task"
 TRAINED_HEADER: Final = "x-trailnotes-train"  # 0: the answer to this request is not trained
 _MODEL_CARD: Final = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trailnotes"}
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # may be half a character
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # may be half a character
 
 
 class GatewayServer:
