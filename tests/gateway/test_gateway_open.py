@@ -254,7 +254,10 @@ def test_a_name_belongs_to_one_session(tmp_path: Path) -> None:
             assert gateway.find("mine") is gateway.find("mine", "coffee") is session
             await session.ask(CALL)
             session.report(Report(score=1.0))
-            for name, task, message in (("mine", "tea", "plays 'coffee'"), ("a/b", "tea", "no /")):
+            gateway._memory = Mock(register_unknown_task=Mock(side_effect=MemoryStoreError("the disk is full")))
+            with pytest.raises(MemoryStoreError):
+                gateway.find("lost", "tea")
+            for name, task, message in (("mine", "tea", "'coffee'"), ("a/b", "tea", "no /"), ("lost", "", "no such")):
                 with pytest.raises(RequestRefused, match=message):
                     gateway.find(name, task)
         with pytest.raises(RequestRefused, match="it is over"):

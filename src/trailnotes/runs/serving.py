@@ -72,15 +72,15 @@ class OpenGateway:
             raise RequestRefused(f"a session and its task have names of {MAX_NAME_CHARS} characters at most")
         self._make_room()
         key = key or secrets.token_urlsafe(24)
-        session = self._sessions[key] = Session(key, self._config.env.timeout)
+        session = Session(key, self._config.env.timeout)
         session.task, session.kept = Task(task, "gateway"), session.loop.create_future()
         if self._memory is not None:
-            self._memory.register_unknown_task(session.task)
+            self._memory.register_unknown_task(session.task)  # may fail: no session is alive yet
         session.sampling = Sampling(max_tokens=self._config.rollout.max_action_tokens)  # a request may come at once
         session.describe_tools = getattr(self._policy, "describe_tools", None)
         session.decode = getattr(self._policy, "decode", None)
         session.max_prompt_tokens = compute_prompt_limit(self._policy, self._config)
-        self._count += 1
+        self._sessions[key], self._count = session, self._count + 1
         playing = asyncio.create_task(self._play(session, self._count))
         self._playing[playing] = session
         playing.add_done_callback(self._playing.pop)
