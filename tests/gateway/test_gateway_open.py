@@ -77,11 +77,11 @@ async def serve(
     await gateway.close()
 
 
-def test_the_first_answer_is_as_long_as_the_others_and_a_restart_draws_anew(tmp_path: Path) -> None:
-    policy = StrictPolicy()
-    config = agent_config(tmp_path)
-    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_action_tokens": 900})})
-    call = parse_chat_call({"messages": [{"role": "user", "content": "a"}], "max_tokens": 512})
+def test_the_first_answer_ends_as_the_others_do_and_a_restart_draws_anew(tmp_path: Path) -> None:
+    policy, config = StrictPolicy(), agent_config(tmp_path)
+    rollout = config.rollout.model_copy(update={"max_action_tokens": 900, "stop": ("b",)})
+    config = config.model_copy(update={"rollout": rollout})
+    call = parse_chat_call({"messages": [{"role": "user", "content": "a"}], "max_tokens": 512, "stop": "c"})
 
     async def run() -> None:
         gateway = OpenGateway(policy, None, config, tmp_path / "episodes.jsonl", 0.0)
@@ -90,7 +90,7 @@ def test_the_first_answer_is_as_long_as_the_others_and_a_restart_draws_anew(tmp_
 
     for _ in range(2):
         asyncio.run(run())
-    assert [sampling.max_tokens for sampling in policy.sampled] == [512, 512]
+    assert [(sampling.max_tokens, sampling.stop) for sampling in policy.sampled] == [(512, ("b", "c"))] * 2
     assert policy.sampled[0].seed != policy.sampled[1].seed
 
 

@@ -76,7 +76,8 @@ class OpenGateway:
         session.task, session.kept = Task(task, "gateway"), session.loop.create_future()
         if self._memory is not None:
             self._memory.register_unknown_task(session.task)  # may fail: no session is alive yet
-        session.sampling = Sampling(max_tokens=self._config.rollout.max_action_tokens)  # a request may come at once
+        rollout = self._config.rollout  # a request may come at once
+        session.sampling = Sampling(max_tokens=rollout.max_action_tokens, stop=rollout.stop)
         session.describe_tools = getattr(self._policy, "describe_tools", None)
         session.decode = getattr(self._policy, "decode", None)
         session.max_prompt_tokens = compute_prompt_limit(self._policy, self._config)
