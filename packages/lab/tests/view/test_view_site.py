@@ -17,11 +17,12 @@ from starlette.testclient import TestClient
 from trailnotes.config.schema import Config
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import RunDir
+from trailnotes.types import Observation
 from trailnotes_lab.view.app import NO_TOKEN, make_app
 from trailnotes_lab.view.curves import make_chart, make_sparkline
-from trailnotes_lab.view.lines import DAMAGED, EpisodeFilter, EpisodeRow, LineReader, parse_episode_row, read_episode
+from trailnotes_lab.view.lines import DAMAGED, LineReader, parse_episode_row, read_episode
 from trailnotes_lab.view.window import Window
-from viewed import HOSTILE, WORDS, Seen, episode, make_run
+from viewed import HOSTILE, WORDS, Seen, episode, make_run, tip
 
 HERE, TOKEN = "http://127.0.0.1:8765", "open-sesame"
 PAGES = ("/", "/run/first", "/run/first/episodes", "/run/first/episodes/4", "/run/first/tips")
@@ -115,6 +116,17 @@ def test_an_episode_stands_in_both_its_contexts(person: Person) -> None:
     alone = person.look("/run/first/episodes/1")
     assert "both contexts are the same" in alone.text
     assert alone.text.count("Observation: a dim hall") == 1
+
+
+def test_a_foreign_agent_words_its_own_turns(tmp_path: Path) -> None:
+    played = episode("off_policy", (tip(),))
+    seen = [Observation(text, request={"kept": 0, "messages": [["user", text]]}) for text in ("a hall", "a yard")]
+    steps = tuple(replace(step, observation=each) for step, each in zip(played.steps, seen, strict=True))
+    with RunDir.open(tmp_path / "own", Config()) as run:
+        run.append_trajectories(0, [replace(played, steps=steps)])
+    page = Person(tmp_path).look("/run/own/episodes/1").text
+    assert (page.count("a hall"), page.count("a yard")) == (2, 2), "in both contexts, after a fork, too"
+    assert "What every conversation of this run begins with" not in page
 
 
 def test_a_tip_knows_its_author_and_its_readers(person: Person) -> None:
@@ -229,34 +241,22 @@ def write(path: Path, *records: object, mode: str = "w") -> Path:
     return path
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "trajectories.jsonl"
-
-
-def read(path: Path) -> list[EpisodeRow]:
-    return LineReader(path, parse_episode_row).read()
-
-
-def numbers(rows: list[EpisodeRow], **wanted: Any) -> list[int]:
-    return [row.number for row in rows if EpisodeFilter(**wanted).matches(row)]
-
-
-def test_a_file_that_grows_is_read_on_and_half_a_line_waits(path: Path) -> None:
-    reader = LineReader(path, parse_episode_row)
+def test_a_file_that_grows_is_read_on_and_half_a_line_waits(tmp_path: Path) -> None:
+    reader = LineReader(path := tmp_path / "trajectories.jsonl", parse_episode_row)
     assert reader.read() == []
     write(path, record(), record(1))
     with path.open("a", encoding="utf-8") as file:
         file.write('{"iteration": 2')
-    assert numbers(reader.read()) == [1, 2]
+    assert [row.number for row in reader.read()] == [1, 2]
     path.write_text(path.read_text(encoding="utf-8").rpartition("\n")[0] + "\n", encoding="utf-8")
     write(path, record(2), mode="a")
-    assert numbers(reader.read(), iteration=2) == [3]
+    assert [(row.number, row.iteration) for row in reader.read()] == [(1, 0), (2, 1), (3, 2)]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "null", '{"iteration": 1}', '{"steps": 5}', "[" * 5000, "\x00\ufffd", ""])
-def test_a_damaged_line_is_one_episode_that_says_so(path: Path, line: str) -> None:
-    rows = read(write(path, record(), line, record(1)))
+def test_a_damaged_line_is_one_episode_that_says_so(tmp_path: Path, line: str) -> None:
+    path = write(tmp_path / "trajectories.jsonl", record(), line, record(1))
+    rows = LineReader(path, parse_episode_row).read()
     assert [row.outcome for row in rows] == ["terminated", DAMAGED, "terminated"]
     if line not in {'{"iteration": 1}', '{"steps": 5}'}:
         with pytest.raises(RunError, match="line 2 is damaged"):

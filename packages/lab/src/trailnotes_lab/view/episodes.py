@@ -61,12 +61,12 @@ def build_episode_view(record: Mapping[str, Any], config: Config | None) -> Epis
     config = config or Config()
     conversation = Conversation(config.rollout, config.memory, lambda _: 0)
     conversation.start(get_instruction(trajectory))
-    opening, turns = tuple(conversation.plain), []
+    is_foreign = bool(trajectory.steps and trajectory.steps[0].observation.request)  # it words its own opening
+    opening, turns = () if is_foreign else tuple(conversation.plain), []
     for number, step in enumerate(trajectory.steps, 1):
-        place = len(conversation.plain)
         conversation.observe(step.observation, step.tips)
+        contexts = conversation.acting[-1].content, conversation.plain[-1].content
         conversation.act(step.completion.text)
-        contexts = conversation.acting[place].content, conversation.plain[place].content
         turns.append(_build_turn(number, step, contexts, conversation))
     final, num_tips = truncate_text(trajectory.final_observation.text), sum(len(step.tips) for step in trajectory.steps)
     return EpisodeView(trajectory, opening, tuple(turns), final, num_tips, not num_tips)
