@@ -221,7 +221,7 @@ class TipMemory(StoreBackedMemory):
         By use and by worth the newest quarter is exempt, since nobody has read it yet (as in W-TinyLFU, arXiv
         1512.00727).
         """
-        config, on = self.config, self._clock()
+        config = self.config
         for pool in dict.fromkeys(
             self.store.tasks.get_capacity_pool(namespace, config.scope) for namespace in namespaces
         ):
@@ -229,7 +229,7 @@ class TipMemory(StoreBackedMemory):
             if excess > 0:
                 spared = 0 if config.retire == "oldest" else ceil(PROTECTED_SHARE * config.capacity)
                 victims = self.store.select_victims(pool, config.retire, excess, spared=spared)
-                self.store.retire(victims, config.retire, f"memory.capacity = {config.capacity}", on=on)
+                self.store.retire(victims, config.retire, f"memory.capacity = {config.capacity}", on=utc_now())
 
     def report(self, episodes: Sequence[Trajectory], *, once: str = "") -> None:
         """Count the readers of each tip, and their gains over members without it."""
@@ -312,7 +312,7 @@ class TipMemory(StoreBackedMemory):
                     continue
                 if readers.tip_free_ratio >= config.distilled:
                     by = f"{readers.tip_free_ratio:.2f} as often without it, by {readers.measured} readers who did well"
-                    self.store.retire([tip_id], DISTILLED, by, on=self._clock())
+                    self.store.retire([tip_id], DISTILLED, by, on=utc_now())
 
     def _store_tip(self, tip: Tip, vector: Floats, by_owner: bool) -> int:
         same = ["key"] if self.config.entries == "step" else []
