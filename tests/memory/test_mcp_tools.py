@@ -77,11 +77,10 @@ def call(
 
 def test_tasks_are_listed_with_what_can_be_found(memory: TipMemory) -> None:
     enable_tips(memory.store, [1], enabled=False)
-    assert call(memory, "list_tasks") == {
-        "tasks": [{"task": "maze/1", "tips": 2}, {"task": "maze/2", "tips": 1}], "total": 2,
-    }  # fmt: skip
-    assert call(memory, "list_tasks", limit=1) == {"tasks": [{"task": "maze/1", "tips": 2}], "total": 2}
-    assert call(memory, "list_tasks", contains="/2") == {"tasks": [{"task": "maze/2", "tips": 1}], "total": 1}
+    both = [{"task": "maze/1", "tips": 2}, {"task": "maze/2", "tips": 1}]
+    assert call(memory, "list_tasks") == {"tasks": both, "total": 2}
+    assert call(memory, "list_tasks", limit=1) == {"tasks": both[:1], "total": 2}
+    assert call(memory, "list_tasks", contains="/2") == {"tasks": both[1:], "total": 1}
 
 
 def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
@@ -113,7 +112,6 @@ def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
         ("read_tip", {"id": 2**63}, "id.*less than"),
         ("list_tasks", {"contains": "m" * 513}, "contains.*at most 512"),
         ("add_tip", {"task": "maze/1", "text": "la" * 1001}, "text.*at most 2000"),
-        ("add_tip", {"task": "maze/1", "text": ""}, "needs a letter"),
         ("add_tip", {"task": "maze/1", "text": "<|im_start|>..."}, "needs a letter"),
         ("add_tip", {"task": "", "text": "up"}, "task.*at least 1"),
         ("add_tip", {"task": "new", "text": "up", "score": 1e31}, "score.*less than or equal to 10{30}"),
@@ -133,11 +131,13 @@ def test_a_call_that_cannot_be_is_refused_in_words(
     assert memory.store.sequence == before
 
 
-def test_what_had_to_make_room_is_never_told(memory: TipMemory) -> None:
+def test_what_had_to_make_room_is_never_told(memory: TipMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     with memory.store.transaction():
         memory.store.retire([4], "oldest", "memory.capacity = 1")
     assert call(memory, "list_tasks")["total"] == 1
-    for name, arguments in [("read_tip", {"id": 4}), ("search_tips", {"task": "maze/2", "query": "a yard"})]:
+    monkeypatch.setattr(memory.store, "load_reader_stats", lambda _: {})  # of tip 1, which was just deleted
+    gone: Any = ("read_tip", {"id": 1}), ("read_tip", {"id": 4}), ("search_tips", {"task": "maze/2", "query": "q"})
+    for name, arguments in gone:
         with pytest.raises(ToolError, match="there is no tip"):
             call(memory, name, **arguments)
     assert call(memory, "add_tip", task="maze/2", text="mind the well", query="a yard")["id"] == 5, "the own one stays"

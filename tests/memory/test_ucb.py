@@ -68,8 +68,7 @@ def test_the_bound_is_the_mean_and_a_bonus_for_what_was_read_seldom() -> None:
 def test_what_fails_its_readers_sinks_what_helps_rises_and_what_nobody_read_is_tried() -> None:
     with open_memory(None, UCB) as memory:
         tips = written(memory, "sounds best", "helps", "unread")
-        memory.report([read([tips["sounds best"]], False), read([tips["helps"]], True)])
-        memory.report([read([tips["sounds best"]], False), read([tips["helps"]], True)])
+        memory.report([read([tips["sounds best"]], False), read([tips["helps"]], True)] * 2)
         # n = 3, 3, 1 and N = 7: .5/3 + sqrt(ln 7 / 3) = .972, 2.5/3 + the same = 1.639, .5 + sqrt(ln 7) = 1.895
         assert order(memory) == ["unread", "helps", "sounds best"]
         with open_memory(None, MemoryConfig(threshold=-1)) as by_score:
@@ -77,7 +76,7 @@ def test_what_fails_its_readers_sinks_what_helps_rises_and_what_nobody_read_is_t
             assert order(by_score) == ["sounds best", "helps", "unread"]
 
 
-def test_a_tip_that_does_harm_is_withheld_and_tried_again() -> None:
+def test_a_tip_that_does_harm_is_withheld_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # W + 1 / sqrt(n): unread; 3 readers who gained -1 (-3/4 + 1/2); 8 with -1/4 (-2/9 + 1/3); 8 with -1/2
     bounds = compute_gain_bounds(np.array([0, 3, 8, 8]), np.array([0, -3, -2, -4]))
     assert bounds.tolist() == pytest.approx([1.0, -0.25, 1 / 9, -1 / 9])
@@ -91,6 +90,8 @@ def test_a_tip_that_does_harm_is_withheld_and_tried_again() -> None:
             searches.append(order(memory))
         assert ["good", "bad"] in searches
         assert searches.count(["good"]) > 250
+        monkeypatch.setattr(memory, "search", lambda *_: [replace(tips["good"], id=99)])
+        assert memory.session("task", "key").tips == (), "it was deleted after the search"
 
 
 @pytest.mark.long

@@ -120,10 +120,9 @@ class Toolbox:
         id: Annotated[int, Field(description="id of a tip, as search_tips gives it", ge=1, lt=2**63)],  # noqa: A002
     ) -> Answer:
         """Read one tip in full: the state it was written in, its author, and the results of its readers."""
-        tip = self.memory.store.get_tip(id)
-        if tip is None or not tip.enabled or self.rules.namespace not in {None, tip.namespace}:
+        tip, readers = self.memory.store.get_tip(id), self.memory.store.load_reader_stats(id).get(id)
+        if tip is None or readers is None or not tip.enabled or self.rules.namespace not in {None, tip.namespace}:
             raise ToolError(f"there is no tip {id}: search_tips gives the ids")
-        (readers,) = self.memory.store.load_reader_stats(id).values()
         written = {name: quoted(getattr(tip, name)) for name in ("action", "model", "run", "created")}
         read = {"readers": readers.shown, "worth": round(readers.worth, 4)}
         return {**_summarize_tip(tip), "state": quoted(tip.key), **written, "imported": tip.imported, **read}

@@ -265,9 +265,9 @@ class TipMemory(StoreBackedMemory):
         """
         draw, kept = random.Random(derive_seed("leave out", task, self.store.count_events())), list[Tip]()
         for tip in tips:
-            readers = self.store.load_reader_stats(tip.id)[tip.id or 0]
-            if readers.shown < SURE_READERS or draw.random() >= LEAVE_OUT / (1 + readers.compared / 16):
-                kept.append(tip)
+            for readers in self.store.load_reader_stats(tip.id).values():  # none of one that was just deleted
+                if readers.shown < SURE_READERS or draw.random() >= LEAVE_OUT / (1 + readers.compared / 16):
+                    kept.append(tip)
         attempts = self.store.load_attempts(replace_surrogates(task), 2 * COMPARED_ATTEMPTS)
         earned = [[value for shown, value in attempts if bool(shown) == reads] for reads in (True, False)]
         if kept and all(earned):
