@@ -35,9 +35,7 @@ from trailnotes.web.serving import open_listener
 CALL = parse_chat_call({"messages": [{"role": "user", "content": "a"}]})
 
 
-class OneAtATime(ScriptedPolicy):
-    """Refuses an episode that is open, as the engines do."""
-
+class OneAtATime(ScriptedPolicy):  # refuses an episode that is open, as the engines do
     def open_episode(self, episode: str) -> None:
         assert episode not in self.open_episodes
         super().open_episode(episode)
@@ -46,7 +44,7 @@ class OneAtATime(ScriptedPolicy):
 def test_each_report_before_the_end_is_recorded_and_gets_a_tip(tmp_path: Path) -> None:
     config = agent_config(tmp_path)
 
-    async def run() -> tuple[int, set[str]]:
+    async def run() -> None:
         with open_memory(None, config.memory) as memory:
             policy = OneAtATime(echo)
             gateway = OpenGateway(policy, memory, config, tmp_path / "episodes.jsonl", 0.0)
@@ -56,9 +54,9 @@ def test_each_report_before_the_end_is_recorded_and_gets_a_tip(tmp_path: Path) -
                 session.report(Report(score=1.0, truncated=session is sessions[0]))
             await gateway.close()
             written = [tip for number in range(20) for tip in memory.search(f"task {number}", "a", 5)]
-            return len(written), policy.open_episodes
+            assert (len(written), policy.open_episodes) == (19, set())
 
-    assert asyncio.run(run()) == (19, set())
+    asyncio.run(run())
     outcomes = [line["outcome"] for line in read_jsonl(tmp_path / "episodes.jsonl")]
     assert sorted(outcomes) == ["error", *["terminated"] * 18, "truncated"]
 
@@ -196,19 +194,15 @@ def test_a_task_that_json_cannot_hold_is_shown(tmp_path: Path) -> None:
         async with serve(agent_config(tmp_path), tmp_path / "episodes.jsonl") as (gateway, url):
             gateway.find("one", "tea").task = Task("tea", "gateway", options={"x": float("nan"), "half": "\ud800"})
             half = await asyncio.to_thread(httpx.post, f"{url}/sessions", content=b'{"task": "\xed\xa0\x80"}')
-            assert half.status_code == 400
-            answer = await asyncio.to_thread(httpx.get, f"{url}/sessions/one")
-            assert answer.json()["options"] == {"x": None, "half": "\ud800"}
+            one = await asyncio.to_thread(httpx.get, f"{url}/sessions/one")
+            assert (half.status_code, one.json()["options"]) == (400, {"x": None, "half": "\ud800"})
 
     asyncio.run(run())
 
 
 def test_a_signal_during_a_request_ends_the_loop() -> None:
-    def find(key: str, task: str) -> Any:
-        raise Interrupted(15)
-
     async def run() -> None:
-        await GatewayServer(find, listener).start()
+        await GatewayServer(Mock(side_effect=Interrupted(15)), listener).start()
         with socket.create_connection(listener.getsockname()) as client:
             client.send(b"GET /sessions/one HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await asyncio.sleep(20)
@@ -243,8 +237,7 @@ def test_no_client_writes_a_line_of_the_log_and_no_default_session_stays(
             await gateway.close()
 
     asyncio.run(run())
-    assert len(caplog.messages) == 9 + 9 + 2
-    assert not [message for message in caplog.messages if "\n" in message]
+    assert [message.count("\n") for message in caplog.messages] == [0] * (9 + 9 + 2)
 
 
 def test_a_name_belongs_to_one_session(tmp_path: Path) -> None:
@@ -271,9 +264,7 @@ def test_a_name_belongs_to_one_session(tmp_path: Path) -> None:
     [("--algorithm.author start", "set policy or extract"), ("--memory.scope family", "set task, env or all"),
      ("--algorithm.show_tips other", "set own")],
 )  # fmt: skip
-def test_settings_that_a_gateway_cannot_follow_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, fix: str
-) -> None:
+def test_unfit_settings_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, fix: str) -> None:
     assert main(["gateway", "smoke", "--out", str(tmp_path / "out"), *words.split()]) == 2
     assert fix in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
