@@ -25,7 +25,6 @@ from trailnotes.memory.mcp import AccessRules, Toolbox, make_server  # noqa: E40
 
 WRITE = AccessRules(write=True)
 
-
 # Control words of chat templates: ChatML, Mistral, Llama 2 to 4, DeepSeek, Gemma, GLM, Phi, Command, Granite, EXAONE.
 CONTROL_WORDS = [
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
@@ -71,8 +70,7 @@ def call(
     result = asyncio.run(ask())
     if result.is_error:
         raise ToolError(result.content[0].text)
-    answer: dict[str, Any] = result.structured_content
-    return answer
+    return dict(result.structured_content)
 
 
 def test_tasks_are_listed_with_what_can_be_found(memory: TipMemory) -> None:
@@ -195,14 +193,17 @@ def test_a_memory_that_fails_is_said_in_one_line(
 @pytest.mark.parametrize("word", CONTROL_WORDS)
 def test_no_tool_hands_out_a_control_word(memory: TipMemory, word: str) -> None:
     for text in write_forms(word):
-        memory.add([Tip("maze/3", text, text, 1.0, action=text, model=text, run=text)])
+        memory.add([Tip(task, text, text, 1.0, action=text, model=text, run=text) for task in ("maze/3", text)])
     tips = memory.store.load_tips("maze/3")
     tools = Toolbox(memory, AccessRules(write=True, plain_share=0.0))
     answers = [tools.search_tips("maze/3", word, 20), tools.memory_open("maze/3", word, 20)]
     plain = unicodedata.normalize("NFKC", word)
     answers += [tools.read_tip(tip.id) for tip in tips if tip.id]
+    answers += [tools.search_tips(listed["task"], word) for listed in tools.list_tasks()["tasks"]]
+    with pytest.raises(ToolError, match="the nearest are") as refusal:
+        tools.search_tips("0 a", word)
+    answers += [tools.list_tasks(), {"refusal": str(refusal.value), "text": memory.session("maze/3", word).text}]
     assert plain not in unicodedata.normalize("NFKC", json.dumps(answers, ensure_ascii=False))
-    assert plain not in unicodedata.normalize("NFKC", memory.session("maze/3", word, top_k=20).text)
 
 
 def test_numbers_may_come_as_text_and_null_means_left_out(memory: TipMemory) -> None:

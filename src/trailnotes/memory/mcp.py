@@ -89,8 +89,8 @@ class Toolbox:
 
         Call it to learn the ids that search_tips takes.
         """
-        tasks = [{"task": name, "tips": size} for name, size in self._list_served_tasks().items() if contains in name]
-        return {"tasks": tasks[:limit], "total": len(tasks)}
+        tasks = [(name, size) for name, size in self._list_served_tasks().items() if contains in name]
+        return {"tasks": [{"task": quoted(name), "tips": size} for name, size in tasks[:limit]], "total": len(tasks)}
 
     def search_tips(
         self,
@@ -107,9 +107,9 @@ class Toolbox:
         the attempt that it was written after: a tip of a good attempt says what works, one of a failed attempt what to
         avoid.
         """
-        self._require_served_task(task)
+        task = self._find_served_task(task)
         if not self.memory.store.size(task):
-            names = self._list_served_tasks()
+            names = [*map(quoted, self._list_served_tasks())]
             near = f": the nearest are {', '.join(find_similar_names(names, task))}" if names else ""
             raise ToolError(f"there is no tip of {task!r}{near}")
         hits = self.memory.search_nearest(task, query, limit, -1.0)
@@ -150,7 +150,7 @@ class Toolbox:
         """
         client = context.session.client_params
         author = AUTHOR_PREFIX + (clean_tip(client.client_info.name if client else "")[:MAX_NAME_CHARS] or "unknown")
-        self._require_served_task(task)
+        task = self._find_served_task(task)
         if quoted(task) != task and not self.memory.store.size(task):
             raise ToolError("a new task needs an id without brackets, quotation marks and double blanks")
         if not (text := clean_tip(text)):
@@ -177,7 +177,7 @@ class Toolbox:
 
         Some sessions get no tips on purpose: the others are compared with them.
         """
-        self._require_served_task(task)
+        task = self._find_served_task(task)
         shows = random.random() >= self.rules.plain_share
         session = self.memory.session(task, query, top_k=limit, show_tips=shows)
         return {"session": session.id, "tips": [_summarize_tip(tip) for tip in session.tips]}
@@ -219,17 +219,20 @@ class Toolbox:
         only = self.rules.namespace
         return {name: size for name, size in self.memory.store.sizes().items() if only in {None, name}}
 
-    def _require_served_task(self, task: str) -> None:
-        only = self.rules.namespace
-        if only not in {None, task}:
+    def _find_served_task(self, task: str) -> str:
+        """Return the id of a task, which `list_tasks` gives quoted: ids of imported tips are data, too."""
+        if not self.memory.store.size(task):
+            task = next((name for name in self._list_served_tasks() if quoted(name) == task), task)
+        if (only := self.rules.namespace) not in {None, task}:
             raise ToolError(f"{task!r} is not served here: the one task is {only!r}")
+        return task
 
 
 def _summarize_tip(tip: Tip) -> Answer:
     """Return what clients see of a tip; its words are quoted as in prompts, since they are data."""
     state = quoted(tip.key[:SHOWN_KEY_CHARS]) + " ..." * (len(tip.key) > SHOWN_KEY_CHARS)
     scores = {"id": tip.id, "text": quoted(tip.text), "score": tip.score, "max_score": tip.max_score}
-    return {"task": tip.namespace, **scores, "state": state}
+    return {"task": quoted(tip.namespace), **scores, "state": state}
 
 
 class _Server(MCPServer[Any]):
