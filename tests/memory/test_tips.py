@@ -163,10 +163,10 @@ def test_a_clean_tip_is_one_bounded_line_of_data(raw: str) -> None:
 
 def test_hostile_tips_are_bounded_wherever_they_come_in() -> None:
     huge = "z " * 5_000_000
-    with open_memory(None, MemoryConfig(threshold=-1)) as memory:
-        hostile = Tip("task", huge, huge, 0.0, action='"\n' + huge, model="\ud800", run="\x00")
+    with open_memory(None, MemoryConfig(threshold=-1, scope="all")) as memory:
+        hostile = Tip("task\ud800", huge, huge, 0.0, action='"\n' + huge, model="\ud800", run="\x00")
         assert memory.add([hostile, note("\x00"), note("!!!")]) == 1
-        (tip,) = memory.search("task", huge + "\ud800", 10)
+        (tip,) = memory.search("task\ud800", huge + "\ud800", 10)
+        assert memory.session("task\ud800", huge).tips == (tip,)
         assert memory.stats()["bytes"] < 200_000
-    assert (tip.text, tip.action) == (" ".join(["z"] * 100), " ".join(["'"] + ["z"] * 31))
-    assert (len(tip.key), tip.model) == (MAX_KEY_CHARS, "?")
+    assert (tip.text, tip.action, len(tip.key), tip.model) == (("z " * 100)[:-1], "'" + " z" * 31, MAX_KEY_CHARS, "?")

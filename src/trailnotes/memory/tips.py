@@ -250,6 +250,7 @@ class TipMemory(StoreBackedMemory):
             show_tips: False for an attempt without tips, which the others are compared with.
             author: writes a tip from the transcript of the report.
         """
+        task = replace_surrogates(task)
         self.register_unknown_task(Task(task, "session"))
         limit = self.config.top_k if top_k is None else top_k
         tips = self.search(task, query, limit) if show_tips else []
@@ -268,7 +269,7 @@ class TipMemory(StoreBackedMemory):
             for readers in self.store.load_reader_stats(tip.id).values():  # none of one that was just deleted
                 if readers.shown < SURE_READERS or draw.random() >= LEAVE_OUT / (1 + readers.compared / 16):
                     kept.append(tip)
-        attempts = self.store.load_attempts(replace_surrogates(task), 2 * COMPARED_ATTEMPTS)
+        attempts = self.store.load_attempts(task, 2 * COMPARED_ATTEMPTS)
         earned = [[value for shown, value in attempts if bool(shown) == reads] for reads in (True, False)]
         if kept and all(earned):
             reading, plain = (draw.betavariate(1 + sum(e), 1 + len(e) - sum(e)) for e in earned)
