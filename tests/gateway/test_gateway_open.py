@@ -115,7 +115,7 @@ def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path, caplog: p
                 with pytest.raises(ConfigError, match="the report is not kept"):
                     await play(gateway, url, CALL)
                 late: Any = gateway.find("late", "tea")
-                late._timeout, gateway._keep = 0.01, lambda _, late: late.report(Report(score=1.0))  # type: ignore[method-assign]
+                late._timeout, gateway._keep = 0.01, lambda _, late: late.report(Report(score=1.0))
                 await late.ask(CALL)
                 assert await late.kept, "the report is refused, since the episode has ended without it"
                 assert "the run has ended it" in caplog.text
