@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import field_validator, model_validator
 
 from trailnotes.config.methods import validate_method_name
 from trailnotes.config.model_schema import OPENAI_PREFIX, require_model_name
-from trailnotes.config.section import PAPER, RELEASE, Section, key
+from trailnotes.config.section import PAPER, RELEASE, Section, Table, key
 
 CREDIT = "empo2.author_credit"  # what keys need to have an effect
 OFF_POLICY = "algorithm.name = empo2"
@@ -105,7 +105,7 @@ class RehearsalConfig(Section):
     """Conversations of games outside all panels that each update of a method with tips holds on to."""
 
     split: str = key("", "games outside all panels that the start model plays and writes about first; '' = none")
-    options: dict[str, Any] = key(
+    options: Table = key(
         dict, "env.options of these games, where they differ from those that are trained", needs="rehearsal.split"
     )
     num_tasks: int = key(0, "games of the split; 0 = all", ge=0, needs="rehearsal.split")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from trailnotes.config.section import Section, key, require_secret_free_url
+from trailnotes.config.section import Section, Table, key, require_secret_free_url
 from trailnotes.errors import ConfigError
 
 OPENAI_PREFIX = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
@@ -61,7 +61,7 @@ class ModelConfig(Section):
     tf32: bool = key(False, "let a GPU multiply float32 matrices in TF32: faster, with 10 bits of mantissa")
     liger: bool = key(False, "on a GPU, compute norms, rotations and MLPs by the kernels of the package liger-kernel")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
-    template_options: dict[str, Any] = key(
+    template_options: Table = key(
         dict, "variables of the chat template, such as { enable_thinking = false }; an endpoint gets it as "
         "chat_template_kwargs")  # fmt: skip
     lora: LoraConfig = key(LoraConfig, "low-rank adapters", needs="model.lora.enabled or learner.name = tinker")
@@ -115,7 +115,7 @@ class EndpointConfig(Section):
     omit: tuple[Literal["temperature", "top_p", "stop", "seed"], ...] = key(
         (), "parameters not sent; answers are cut at stops"
     )
-    extra: dict[str, Any] = key(dict, "further fields of each request that the server takes, such as { top_k = 20 }")
+    extra: Table = key(dict, "further fields of each request that the server takes, such as { top_k = 20 }")
     price_input: float = key(0.0, "price of a million prompt tokens, in your currency", ge=0)
     price_output: float = key(0.0, "price of a million completion tokens", ge=0)
     max_cost: float = key(0.0, "stop cleanly before the spending of a run passes this; 0 = no limit", ge=0)

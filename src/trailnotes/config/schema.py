@@ -27,7 +27,7 @@ from trailnotes.config.model_schema import (
     ModelConfig,
 )
 from trailnotes.config.refusals import Refusals, refuse_by_method, refuse_combinations, refuse_places, refuse_training
-from trailnotes.config.section import PAPER, RELEASE, Section, key, require_secret_free_url
+from trailnotes.config.section import PAPER, RELEASE, Section, Table, key, require_secret_free_url
 from trailnotes.errors import ConfigError
 
 S = TypeVar("S", bound=Section)
@@ -55,7 +55,7 @@ class EnvConfig(Section):
     """The environment and the processes that run it."""
 
     name: str = key("waymarks", "a name that `trailnotes envs list` knows, or module:Class of your own")
-    options: dict[str, Any] = key(dict, "keyword arguments of the environment")
+    options: Table = key(dict, "keyword arguments of the environment")
     num_workers: int = key(2, "worker processes; 0 = in this process, which an environment's crash ends", ge=0)
     max_envs: int = key(0, "episodes alive and tips being written at a time; 0 = as many as there are", ge=0)
     timeout: float = key(

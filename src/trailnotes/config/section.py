@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import types
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from trailnotes.errors import ConfigError
@@ -27,6 +30,23 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True, allow_inf_nan=False
     )
+
+
+def _make_plain(value: Any, name: str = "it") -> Any:
+    if isinstance(value, Mapping) and all(isinstance(inner, str) for inner in value):
+        return {inner: _make_plain(item, inner) for inner, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_make_plain(item, name) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if type(value) in {bool, int, str} or (type(value) is float and math.isfinite(value)):
+        return value
+    raise ValueError(f"{name} is {type(value).__name__}, which config.toml cannot hold: leave it out, or give text, a "
+                     "finite number, true, false, a list, or a table whose keys are text")  # fmt: skip
+
+
+Table = Annotated[dict[str, Any], AfterValidator(_make_plain)]
+"""A setting that is a table of any values, which config.toml keeps: tuples become lists, and paths text."""
 
 
 def require_secret_free_url(setting: str, value: str, variable: str) -> None:
