@@ -112,6 +112,8 @@ def one_by_one(start: Path, **sections: Any) -> Config:
 def test_resume_of_a_stopped_evaluation(start_model: Path, tmp_path: Path, stop_after: Any, torn: bytes) -> None:
     config = one_by_one(start_model, eval={"num_samples": 2})
     whole = evaluate(config, start_model, out=tmp_path / "whole")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / JOURNAL_FILE).touch()  # as a full disk leaves it
     for number in (3, 2):
         stop_after(number)
         with pytest.raises(KeyboardInterrupt):

@@ -215,7 +215,7 @@ class EpisodeJournal:
                 f"set aside {backup}: its {len(records)} episodes were played with another {', '.join(others)}"
             )
             records = []
-        if not path.exists():
+        if not path.exists() or not path.stat().st_size:  # empty after a disk was full
             append_jsonl(path, [about], sync=True)
         self.episodes = [trajectory_from_json(record) for record in records]
         if self.episodes:
