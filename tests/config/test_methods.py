@@ -39,6 +39,7 @@ OWN_METHODS = """
 from trailnotes.algorithms.grpo import grpo
 from trailnotes.algorithms.naive import naive
 from trailnotes.config.methods import Method
+from trailnotes.config.refusals import require_own_tips
 from trailnotes.config.section import Section, key
 
 class OwnConfig(Section):
@@ -49,7 +50,7 @@ async def ours(iteration):
     await grpo(iteration)
 
 OURS = Method("ours", "our GRPO", ours, trains=True, sections={"own": OwnConfig})
-PANEL = Method("panel", "our panel", naive, trains=False)
+PANEL = Method("panel", "our panel", naive, trains=False, validate=require_own_tips)
 """
 
 
@@ -212,6 +213,9 @@ def test_a_method_brings_its_section_to_the_command_line_and_on_resume(
     assert run_in_a_new_process("eval", "run", "--eval.num_tasks", "1") == 0
     assert run_in_a_new_process(*words, "--own.wieght", "2") == 2
     assert "section [own] has no key 'wieght': did you mean own.weight?" in capsys.readouterr().err
+    panel = ("adapt", "random", "--config", "base.toml", "--method", "own_methods:PANEL", "--out", "panel")
+    assert run_in_a_new_process(*panel, "--eval.show_tips", "empty") == 2
+    assert 'own_methods:PANEL shows no tips: set eval.show_tips = "own"' in capsys.readouterr().err
 
 
 def test_methods_named_by_module_are_compared_with_no_other_edit(

@@ -385,13 +385,16 @@ class Config(Section):
     def validate_combinations(self) -> Self:
         _refuse(chain(refuse_places(self), refuse_combinations(self)))
         if is_known(self.algorithm.name):  # module:NAME is asked when it is run: reading settings does not import it
-            self._validate_method(find_method(self.algorithm.name))
+            self.validate_method()
         return self
 
-    def _validate_method(self, method: Method) -> None:
+    def validate_method(self) -> Method:
+        """Return the method; raises `ConfigError` for settings that it cannot follow."""
+        method = resolve_method(self.algorithm.name)
         _refuse(refuse_by_method(self, method, self.section(Empo2Config)))
         if method.validate:
             method.validate(self)
+        return method
 
     @property
     def has_shared_gpu(self) -> bool:
@@ -438,9 +441,7 @@ class Config(Section):
         return bool(anchored or rehearsed) and method.writes_tips
 
     def validate_training(self) -> Self:
-        method = resolve_method(self.algorithm.name)
-        self._validate_method(method)
-        _refuse(refuse_training(self, method, self.section(Empo2Config)))
+        _refuse(refuse_training(self, self.validate_method(), self.section(Empo2Config)))
         return self
 
 

@@ -93,7 +93,9 @@ def _resolve_config(config: Config, subject: EvaluatedModel, method: str | None,
         )
     if trials is not None and trials < 0:
         raise ConfigError(f"--trials must be 0 or more, not {trials}")
-    return build_adaptation_config(config, name, subject, config.eval.trials if trials is None else trials)
+    adapted = build_adaptation_config(config, name, subject, config.eval.trials if trials is None else trials)
+    adapted.validate_method()
+    return adapted
 
 
 async def _adapt(

@@ -176,6 +176,8 @@ def _load_layered_config(
         config = load_config(base, [word for settings in layers for word in _format_overrides(settings)])
         if trains:
             config.validate_training()
+        else:
+            config.validate_method()
     except ConfigError as error:
         message = str(error).replace("command line", f"{source[0]}", 1)
         raise ConfigError(message if str(base) in message else f"{message} ({source[1]})") from None
