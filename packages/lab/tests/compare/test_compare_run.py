@@ -30,6 +30,7 @@ from trailnotes.reporting.intervals import Estimate, Interval, Values
 from trailnotes.runs.adapt import adapt
 from trailnotes.runs.directory import load_run_config
 from trailnotes.runs.evaluate import evaluate
+from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 from trailnotes_lab.compare import run_comparison
 from trailnotes_lab.compare.cost import ProcessResult, load_costs, record_process
@@ -136,6 +137,10 @@ def test_a_record_is_done_also_with_another_number_of_workers(tmp_path: Path) ->
     (run_dir / "cost.json").write_text('{"total": {"env_steps": 24, "tokens_read": 7000}}')
     record_process(run_dir, "eval", ProcessResult(0, 1.0, 0.5, 1 << 20))
     assert load_costs(run_dir) == {"env_steps": 24, "tokens_read": 7000, "seconds": 0.0}
+    (run_dir / "eval/panel.json").write_text('{"model": "grpo-0/checkpoints/step-000002/model"}')
+    for step, left in ((2, ["train", "eval"]), (3, ["eval"])):  # evaluated before the training had ended
+        checkpoint.save(run_dir / "checkpoints", step, lambda _: None, meta={"env_steps": 8 * step})
+        assert [stage.name for stage in list_unfinished_stages(expand_runs(load_spec(path), path, out))] == left
 
 
 def test_costs_follow_a_run_that_was_continued_by_hand(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, flatten_config, i
 from trailnotes.errors import RunError
 from trailnotes.reporting.terminal import format_duration, ignore_write_errors
 from trailnotes.runs.directory import has_begun, is_trained, load_run_config
+from trailnotes.storage.checkpoint import read_json
 from trailnotes.storage.child import start_child
 from trailnotes.storage.files import write_text_atomic
 from trailnotes_lab.compare.cost import EVAL_STAGE, ProcessResult, record_process
@@ -51,9 +52,13 @@ class RunStage:
     def is_done(self) -> bool:
         if self.name == "train":
             return _is_record(self.run) or is_trained(self.run.directory, self.run.config)
-        tables = [self.directory / EVAL_STAGE / "table.json"]  # written last
+        played = self.directory / EVAL_STAGE
+        tables = [played / "table.json"]  # written last
         tables += [] if self.name == EVAL_STAGE else [self.directory / "table.json"]
-        return all(table.is_file() for table in tables)
+        if not all(table.is_file() for table in tables):
+            return False
+        last = max((self.run.directory / "checkpoints").glob("step-*"), default=None)
+        return last is None or last.name in Path(read_json(played / "panel.json")["model"]).parts  # not an earlier one
 
 
 def _is_record(run: PlannedRun) -> bool:
@@ -93,7 +98,7 @@ def _make_adapt_command(subject: str, config: Config, directory: Path, settings:
 
 
 def list_unfinished_stages(runs: Sequence[PlannedRun]) -> list[RunStage]:
-    """List the stages that are left; a damaged one is among them, and reports its damage."""
+    """List the stages that are left, and those that need them; a damaged one is among them, and reports its damage."""
 
     def is_left(stage: RunStage) -> bool:
         try:
@@ -101,7 +106,9 @@ def list_unfinished_stages(runs: Sequence[PlannedRun]) -> list[RunStage]:
         except RunError:
             return True
 
-    return [stage for run in runs for stage in list_stages(run) if is_left(stage)]
+    stages = [stage for run in runs for stage in list_stages(run)]
+    left = {stage.key for stage in stages if is_left(stage)}
+    return [stage for stage in stages if stage.key in left or left.intersection(stage.needs)]
 
 
 def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
