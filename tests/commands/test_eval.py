@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from trailnotes.commands.command import parse_command_line
 from trailnotes.commands.eval import EVAL
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_tasks
+from trailnotes.learner.states import STATE
 from trailnotes.runs import evaluate as evaluation
 from trailnotes.runs.evaluate import evaluate
 from trailnotes.runs.panels import JOURNAL_FILE
+from trailnotes.storage import checkpoint
 from trailnotes.types import Trajectory
 
 
@@ -109,20 +112,22 @@ def one_by_one(start: Path, **sections: Any) -> Config:
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"task": {"id": "waym'])
-def test_resume_of_a_stopped_evaluation(start_model: Path, tmp_path: Path, stop_after: Any, torn: bytes) -> None:
-    config = one_by_one(start_model, eval={"num_samples": 2})
-    whole = evaluate(config, start_model, out=tmp_path / "whole")
+def test_resume_of_a_stopped_evaluation(run_dir: Path, tmp_path: Path, stop_after: Any, torn: bytes) -> None:
+    config = one_by_one(run_dir, eval={"num_samples": 2})
+    step = shutil.copytree(run_dir / "checkpoints/step-000002", tmp_path / "step")
+    whole = evaluate(config, step, out=tmp_path / "whole")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / JOURNAL_FILE).touch()  # as a full disk leaves it
     for number in (3, 2):
         stop_after(number)
         with pytest.raises(KeyboardInterrupt):
-            evaluate(config, start_model, out=tmp_path / "out")
+            evaluate(config, step, out=tmp_path / "out")
         with (tmp_path / "out" / JOURNAL_FILE).open("ab") as part:
             part.write(torn)
+        checkpoint.strip(step, STATE)  # as a training does at its end
     assert not (tmp_path / "out" / "table.json").exists()
     ended = stop_after(0)
-    assert evaluate(config, start_model, out=tmp_path / "out") == whole
+    assert evaluate(config, step, out=tmp_path / "out") == whole
     assert len(ended) == 8 - 3 - 2
     resumed, alone = ([*fingerprint(tmp_path / name).values()] for name in ("out", "whole"))
     assert resumed == alone

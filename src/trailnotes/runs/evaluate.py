@@ -238,15 +238,16 @@ def _build_fingerprint(config: Config, subject: EvaluatedModel, use_memory: bool
     settings = {
         name: values[name] for name in values if is_within(name, EPISODE_KEYS) and not is_within(name, left_out)
     }
-    model, path = subject.model, Path(subject.model)
-    manifest = path.parent / checkpoint.MANIFEST
-    if path.is_dir() and manifest.is_file():
-        model = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    model, path, memory = subject.model, Path(subject.model), use_memory
+    if path.is_dir() and not checkpoint.verify(path.parent, contents=False):
+        saved = checkpoint.read_json(path.parent / checkpoint.MANIFEST)["files"]
+        weights = {name: saved[name] for name in saved if name.startswith("model/")}  # without the optimizer's state
+        model, memory = hashlib.sha256(json.dumps(weights).encode()).hexdigest(), use_memory and saved["memory.db"]
     elif path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
         model = str([(f.relative_to(path).as_posix(), f.stat().st_size, f.stat().st_mtime_ns) for f in files])
     identity = load_identity(config)
-    return settings | ({"environment": identity} if identity else {}) | {"eval.memory": use_memory, "model": model}
+    return settings | ({"environment": identity} if identity else {}) | {"eval.memory": memory, "model": model}
 
 
 @contextmanager
