@@ -68,8 +68,8 @@ def train_in_process(config: Config, directory: Path, method: str = "") -> Train
 def train_in_parts(directory: Path, *configs: Config) -> None:
     """Train by one config after the other, which may differ in `[train]`."""
     for config in configs:
-        with RunDir.open(directory, config, allow_change=["train"]):
-            pass
+        with RunDir.open(directory, config, allow_change=["train"]) as run:
+            run.write_config()
         train_in_process(config, directory)
 
 

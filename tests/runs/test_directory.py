@@ -50,7 +50,9 @@ def test_changed_config_needs_allow_change(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"another train\.iterations: resume it"):
         RunDir.open(tmp_path, changed, allow_change=["optim"])
     assert load_run_config(tmp_path) == Config()
-    RunDir.open(tmp_path, changed, allow_change=["optim", "train.iterations"]).close()
+    with RunDir.open(tmp_path, changed, allow_change=["optim", "train.iterations"]) as run:
+        assert load_run_config(tmp_path) == Config(), "until the state of the run has been loaded under the new one"
+        run.write_config()
     assert load_run_config(tmp_path) == changed
     starts = json.loads((tmp_path / "run.json").read_text())["starts"]
     assert starts[-1]["changed"] == {"optim.lr": [1e-6, 1e-3], "train.iterations": [100, 7]}

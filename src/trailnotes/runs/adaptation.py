@@ -103,6 +103,7 @@ class AdaptationRun:
         self._episodes: list[dict[str, Any]] = []  # records since then, failed attempts too
         self._phases = directory.path / "phases"
         self._phases.mkdir(exist_ok=True)
+        directory.write_config()
         for journal in [*self._phases.glob("*.episodes.jsonl"), *self._phases.glob("*.notes.jsonl")]:
             split_after(journal)
         self._lines = directory.read_metrics()  # of earlier starts; `log` comes by them again

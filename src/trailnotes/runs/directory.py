@@ -75,6 +75,7 @@ class RunDir:
         self.trajectories_path = path / TRAJECTORIES
         self.memory_path = path / "memory.db"
         self.checkpoints = path / "checkpoints"
+        self._has_new_config = True
         self._trackers: Any = None  # with `notify()` and `close(finished=)`
 
     @classmethod
@@ -82,6 +83,9 @@ class RunDir:
         cls, path: StrPath, config: Config, *, allow_change: Sequence[str] = (), fixed: Sequence[str] = ()
     ) -> Self:
         """Lock `path`, write or check its config, and record this start in run.json.
+
+        The changes of a run that has begun wait for `write_config`, when its state has been loaded under them: a start
+        that fails before leaves settings with which the run can go on.
 
         Args:
             path: the directory; made if it does not exist.
@@ -100,8 +104,10 @@ class RunDir:
         lock = RunLock(path / "lock")
         try:
             run = cls(path, config, lock)
-            changed = run._reconcile_config(allow_change, fixed)
+            changed = run._find_changes(allow_change, fixed)
             run._record_start(changed)
+            if not changed:
+                run.write_config()
             for file in (run.metrics_path, run.trajectories_path):
                 split_after(file)
             run.checkpoints.mkdir(exist_ok=True)
@@ -149,8 +155,13 @@ class RunDir:
         if self._trackers is not None:
             self._trackers.notify()
 
-    def _reconcile_config(self, allow_change: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
-        """Write config.toml, or refuse a changed one; return the changes, name -> [old, new]."""
+    def write_config(self) -> None:
+        """Write config.toml, unless it has these settings already."""
+        if self._has_new_config:
+            write_text_atomic(self.path / "config.toml", to_toml(self.config))
+
+    def _find_changes(self, allow_change: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
+        """Return the changes since config.toml was written, name -> [old, new], or refuse them."""
         file, changed = self.path / "config.toml", {}
         begun = has_begun(self.path) and file.exists()
         if begun:
@@ -167,8 +178,7 @@ class RunDir:
                 raise RunError(f"{self.path} holds a run with another {', '.join(refused)}: resume it by {flags}, "
                                "or choose another directory")  # fmt: skip
             changed = {name: [before[name], after[name]] for name in names}
-        if changed or not begun:
-            write_text_atomic(file, to_toml(self.config))
+        self._has_new_config = bool(changed) or not begun
         return changed
 
     def _record_start(self, changed: Mapping[str, Any]) -> None:

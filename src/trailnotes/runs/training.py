@@ -343,6 +343,7 @@ def _restore(run: TrainingRun, tips: Sequence[Tip]) -> None:
         spent: dict[str, Any] = read_recording_usage(directory.path / REHEARSAL_DIR)
         run.count = Counters(**spent)
         require_remaining_budget(config.train, spent)
+    directory.write_config()
     kept = directory.move_lines_after(done)
     begins = saved is None
     if run.memory is not None:

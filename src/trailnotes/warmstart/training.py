@@ -95,6 +95,7 @@ def warmstart(
         if saved := checkpoint.find_latest(directory.checkpoints):
             imitation.load(saved)
             note(f"resuming after step {imitation.step}; the demonstrations until there are drawn again")
+        directory.write_config()
         _run_steps(imitation, rows, directory.checkpoints, progress, note)
         export_model(model, out, tokenizer)  # takes the place of all that is there
     record = {"steps": imitation.step, "final_loss": imitation.recent_loss, "seed": config.run.seed}
