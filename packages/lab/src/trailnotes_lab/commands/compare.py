@@ -19,7 +19,7 @@ def _run(args: Namespace) -> None:
         raise ConfigError(f"--jobs {args.jobs} must be at least 1")
     plan = find_config(args.plan)
     if args.dry_run:
-        print(comparison.describe_comparison(plan, args.out), flush=True)
+        print(comparison.describe_comparison(plan, args.out, args.jobs), flush=True)
         return
     summary = comparison.run_comparison(plan, out=args.out, at_once=args.jobs)
     print_summary(summary)

@@ -196,7 +196,7 @@ def write_summary(summary: Summary, out: Path) -> None:
         logger.warning("no curves.png: %s", error)
 
 
-def describe_comparison(path: Path, out: Path | None) -> str:
+def describe_comparison(path: Path, out: Path | None, at_once: int | None = None) -> str:
     """Describe a comparison: the settings of each method, and each run with the commands that are left of it."""
     spec = load_spec(path)
     out = comparison_directory(spec, out)
@@ -204,7 +204,7 @@ def describe_comparison(path: Path, out: Path | None) -> str:
     running.validate_unchanged_settings(runs)
     left = running.list_unfinished_stages(runs)
     _require_prerequisites(left)
-    lines = [f"{len(runs)} runs, {spec.compare.jobs} side by side, in {out}", ""]
+    lines = [f"{len(runs)} runs, {at_once or spec.compare.jobs} side by side, in {out}", ""]
     for name, label in spec.labels().items():
         own = flatten_settings(spec.methods[name].settings)
         values = ", ".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
