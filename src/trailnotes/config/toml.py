@@ -208,11 +208,11 @@ def _parse_value(name: str, text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except ValueError:
         try:  # tables and lists of JSON are understood, too
-            return parse_json(text) if text.startswith(("{", "[")) else text
+            parsed = {"value": parse_json(text)} if text.startswith(("{", "[")) else {}
         except ValueError:
             return text
     field = find_field(RENAMED_KEYS.get(name, name))
-    wants_text = field is not None and _is_accepted(field, str) and not isinstance(parsed["value"], str)
+    wants_text = field is not None and _is_accepted(field, str) and not isinstance(parsed.get("value"), str)
     return text if wants_text or parsed.keys() != {"value"} else parsed["value"]
 
 
