@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from transformers import AutoTokenizer
 from small import small_config
 from tinyrun import equal_weights, weights
 from trailnotes.envs.tasks import load_tasks
-from trailnotes.errors import ConfigError, Interrupted
+from trailnotes.errors import ConfigError, Interrupted, RunError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import load_model
 from trailnotes.storage.files import task_to_json
@@ -192,6 +193,9 @@ def test_a_signal_saves_after_the_step(tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="stopped after step 2; the same command resumes there") as stopped:
         warmstart(config, tmp_path / "model", progress=stop)
     assert stopped.value.number == signal.SIGTERM
+    full = patch("transformers.PreTrainedTokenizerBase.save_pretrained", side_effect=Exception("no space"))
+    with full, pytest.raises(RunError, match=r"no space.*the same command resumes"):  # tokenizers raises no OSError
+        warmstart(config, tmp_path / "model")
     seen: list[dict[str, float]] = []
     warmstart(config, tmp_path / "model", progress=seen.append)
     assert seen[0]["step"] == 3

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -195,6 +195,18 @@ def gather_trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
     return get_adapter_state_dict(model, weights) if weights and hasattr(model, "peft_config") else weights
 
 
+@contextmanager
+def atomic_model_directory(path: Path) -> Iterator[Path]:
+    """Yield a directory as `atomic_directory` does; where files cannot be written, all libraries raise `OSError`."""
+    try:
+        with atomic_directory(path) as staging:
+            yield staging
+    except Exception as error:
+        if type(error) in {Exception, SafetensorError}:  # of tokenizers, which has no error of its own; of safetensors
+            raise OSError(str(error)) from error
+        raise
+
+
 def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | None = None) -> None:
     """Write `model` as a Hugging Face directory with ``.safetensors``, whole or not at all.
 
@@ -205,7 +217,7 @@ def export_model(model: Any, path: Path, tokenizer: Any = None, ranks: Ranks | N
     state = _gather_state(model, shared.dtype) if shared.world > 1 else None
     if shared.rank:
         return
-    with atomic_directory(path) as staging:
+    with atomic_model_directory(path) as staging:
         if hasattr(model, "peft_config"):
             save_adapters(model, staging, state)
         else:

@@ -36,8 +36,8 @@ from trailnotes.learner import losses
 from trailnotes.learner.logprobs import Batch
 from trailnotes.learner.losses import UpdateMetrics, compute_advantage_metrics, compute_token_weights, is_trained
 from trailnotes.learner.samples import iter_minibatches
-from trailnotes.learner.states import BETAS, REST, raise_non_finite
-from trailnotes.storage.checkpoint import atomic_directory, read_json, write_json
+from trailnotes.learner.states import BETAS, REST, atomic_model_directory, raise_non_finite
+from trailnotes.storage.checkpoint import read_json, write_json
 from trailnotes.types import Sample, derive_seed
 from trailnotes.web.tinker import TinkerServer
 
@@ -155,7 +155,7 @@ class TinkerLearner:
             r=self.config.model.lora.rank, lora_alpha=SERVER_ALPHA, target_modules=targets or "all-linear",
             base_model_name_or_path=self.config.model.path, task_type="CAUSAL_LM", inference_mode=True,
         )  # fmt: skip
-        with atomic_directory(path) as staging:
+        with atomic_model_directory(path) as staging:
             if tensors:
                 save_file(tensors, staging / _ADAPTER_FILE)
             settings.save_pretrained(str(staging))

@@ -97,7 +97,10 @@ def warmstart(
             note(f"resuming after step {imitation.step}; the demonstrations until there are drawn again")
         directory.write_config()
         _run_steps(imitation, rows, directory.checkpoints, progress, note)
-        export_model(model, out, tokenizer)  # takes the place of all that is there
+        try:
+            export_model(model, out, tokenizer)  # takes the place of all that is there
+        except OSError as error:
+            raise RunError(f"cannot write {out} ({error}): free space, and the same command resumes") from error
     record = {"steps": imitation.step, "final_loss": imitation.recent_loss, "seed": config.run.seed}
     write_text_atomic(out / "warmstart.json", json.dumps(record, indent=1) + "\n")
     return out
