@@ -163,7 +163,6 @@ def test_sampling_follows_the_config_and_every_completion_has_its_own_seed() -> 
     samplings = [sampling for _, _, sampling in policy.requests]
     assert {(s.temperature, s.max_tokens, s.stop, s.top_p, s.top_k) for s in samplings} == {(0.7, 9, (".",), 1.0, 0)}
     assert [s.seed for s in samplings] == [derive_seed(0, "t", 0, i) for i in range(3)]
-    assert len({s.seed for s in samplings}) == 3
 
 
 def test_an_environment_may_end_the_episode_at_once_or_at_reset() -> None:
@@ -363,9 +362,12 @@ def test_a_group_of_too_few_is_dropped_with_a_warning(
     members: int, failures: tuple[int, ...], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trailnotes.rollout.groups.MAX_REPLACEMENTS", 0)
-    groups = play_groups(ScriptedPolicy(right), FakePool(failing(*failures)), modes=[["plain"] * members] * 2)
+    modes: Any = [["plain"] * members] * 2
+    groups = play_groups(ScriptedPolicy(right), FakePool(failing(*failures)), modes=modes)
     assert [(group.task.id, len(group.trajectories)) for group in groups] == [("b", members)]
     assert "task a" in caplog.text
+    groups = play_groups(ScriptedPolicy(right), FakePool(failing(*failures)), modes=modes, min_members=1)
+    assert sum(len(group.trajectories) for group in groups) == 2 * members - len(failures), "a panel keeps each episode"
 
 
 # --- tips written afterwards

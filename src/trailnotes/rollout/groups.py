@@ -58,9 +58,9 @@ class EpisodeSlot:
 class GroupRunner:
     """Plays batches of groups, each episode in a slot of its own, at most `env.max_envs` at once.
 
-    A failed episode goes to `on_error` and is tried afresh, `MAX_REPLACEMENTS` times. A group continues while two
-    members are left (or all, of a group of one); else it is dropped with a warning. A `FeedbackMemory` hears at the end
-    how its readers fared.
+    A failed episode goes to `on_error` and is tried afresh, `MAX_REPLACEMENTS` times. A group continues while
+    `min_members` are left (or all, of a group of one); else it is dropped with a warning. A `FeedbackMemory` hears at
+    the end how its readers fared.
     """
 
     policy: Policy
@@ -74,6 +74,7 @@ class GroupRunner:
     make_actor: MakeActor | None = None
     memory_of: SelectMemory | None = None  # gives each member a memory of its own, instead of `memory`
     once: str = ""  # batch id; a memory ignores a second report with the same id
+    min_members: int = 2  # that an update compares; a panel takes what it gets
 
     async def play(
         self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], done: Iterable[Trajectory] = ()
@@ -104,7 +105,7 @@ class GroupRunner:
             _warn_of_full_contexts(
                 rollout.max_context_tokens, self.policy.context_length, rollout.max_observation_tokens
             )
-        groups = (_build_group(task, row) for task, row in zip(tasks, rows, strict=True))
+        groups = (_build_group(task, row, self.min_members) for task, row in zip(tasks, rows, strict=True))
         return [group for group in groups if group is not None]
 
     def _make_slots(self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]]) -> list[list[EpisodeSlot]]:
@@ -202,9 +203,9 @@ async def run_with_limit(
     return [results[index] for index in range(len(episodes))]
 
 
-def _build_group(task: Task, row: Sequence[EpisodeSlot]) -> TrajectoryGroup | None:
+def _build_group(task: Task, row: Sequence[EpisodeSlot], min_members: int) -> TrajectoryGroup | None:
     members = tuple(slot.played for slot in row if slot.played is not None)
-    if not members or len(members) < min(2, len(row)):
+    if len(members) < min(min_members, len(row)):
         reason = [slot.reason for slot in row if slot.played is None][-1]
         num = len(row) - len(members)
         logger.warning("task %s is left out: %d of %d episodes failed: %s", task.id, num, len(row), reason)

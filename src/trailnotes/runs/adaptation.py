@@ -160,7 +160,7 @@ class AdaptationRun:
         with begin_activity(self._progress, phase, len(tasks) * num_samples - ended, "episodes") as activity:
             runner = GroupRunner(
                 policy or self.policy, self.pool, memory, build_eval_config(self.config), seed=self.seed(phase),
-                progress=keep, on_error=keep, make_actor=make_actor, once=phase,
+                progress=keep, on_error=keep, make_actor=make_actor, once=phase, min_members=1,
             )  # fmt: skip
             groups = await runner.play(tasks, [[mode] * num_samples for _ in tasks], done)
         records = _read_episodes(journal, tasks)

@@ -153,7 +153,7 @@ async def play_panel(  # noqa: PLR0913 (see `run_episode`)
     mode: Mode = "plain" if memory is None else "on_policy_tips"
     runner = GroupRunner(
         policy, pool, memory, build_eval_config(config), seed=derive_seed(seed, "panel"), progress=progress,
-        on_error=on_error,
+        on_error=on_error, min_members=1,
     )  # fmt: skip
     groups = await runner.play(tasks, [[mode] * config.eval.num_samples for _ in tasks], done)
     return [trajectory for group in groups for trajectory in group.trajectories]
