@@ -24,7 +24,7 @@ def a_config(method: str = "grpo", **sections: Any) -> Config:
 @pytest.mark.parametrize(
     ("train", "most"),
     [
-        ({"iterations": 1000}, 1000),
+        *(({"iterations": number}, number) for number in (3, 7, 49, 93, 103, 107, 161, 1234)),
         ({"iterations": 1000, "max_env_steps": 400}, 10),
         ({"iterations": 1000, "max_env_steps": 401}, 11),
         ({"iterations": 7, "max_env_steps": 400}, 7),
@@ -35,11 +35,6 @@ def test_iterations_go_to_the_nearest_limit(train: dict[str, int], most: int) ->
     config = a_config(train={"max_env_steps": 0, "max_tokens": 0} | train)
     line = {"iteration": 0, "env_steps": 40, "tokens_generated": 80}
     assert estimate_iterations(config, line) == most
-
-
-@pytest.mark.parametrize("number", [3, 7, 49, 93, 103, 107, 161, 1234])
-def test_a_limit_of_iterations_is_met_exactly(number: int) -> None:
-    assert estimate_iterations(a_config(train={"iterations": number, "max_env_steps": 0}), {"env_steps": 1}) == number
 
 
 def small_run(path: Path, steps: int = 1) -> Path:
@@ -99,6 +94,10 @@ def test_a_dry_run_reports_tokens_and_money(capsys: pytest.CaptureFixture[str]) 
     text = capsys.readouterr().out
     assert "estimate of no/such-model at a server, 7 iterations" in text
     assert "set learner.price_prefill" in text
+    tokens = sum(int(line.split()[1].replace(",", "")) for line in text.splitlines()[1:4])
+    assert main([*words, "--learner.max_tokens_total", str(3 * tokens)]) == 0
+    assert "3 iterations" in capsys.readouterr().out
+    assert main([*words, "--learner.max_tokens_total", str(tokens - 1)]) == 2
     assert main([*words, "--learner.price_train", "1000000"]) == 0
     trained, cost = (float(line.split()[-3 if "the run" in line else -1].replace(",", "")) for line in
                      capsys.readouterr().out.splitlines()[-3::2])  # fmt: skip

@@ -192,7 +192,7 @@ def report_hosted(config: Config) -> str:
     over rows, and further episodes of a method are not counted.
 
     Raises:
-        ConfigError: no episode could be played.
+        ConfigError: no episode could be played, or `learner.max_tokens_total` allows no iteration.
     """
     seed = config.run.seed
     tasks = select_batch(load_training_tasks(config), config.rollout.num_tasks, seed, 0)[:MAX_EPISODES]
@@ -208,6 +208,8 @@ def report_hosted(config: Config) -> str:
     count, episodes = count_tokens(config, played), config.rollout.num_tasks * config.rollout.group_size
     steps = fmean(len(each.steps) for each in played) * episodes
     times = estimate_iterations(config, {"env_steps": steps, "episodes": episodes, "tokens_generated": count.sampled})
+    if (most := config.learner.max_tokens_total) and (times := min(times, most // count.total)) == 0:
+        raise ConfigError(f"learner.max_tokens_total = {most:,} ends before an iteration, of {count.total:,}: raise it")
     lines = [f"estimate of {config.model.path} at a server, {times:,} iterations, long answers, four bytes for a token"]
     for name, tokens in asdict(count).items():
         lines.append(f"{name:<10} {tokens:,} an iteration, {tokens * times:,} the run")
