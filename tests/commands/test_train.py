@@ -30,6 +30,7 @@ from trailnotes.memory.tipfile import read_tips
 from trailnotes.runs import iteration as run_module
 from trailnotes.runs.load_policy import open_evaluated_model
 from trailnotes.runs.train import train
+from trailnotes.runs.training import delete_optimizer_state
 from trailnotes.storage import checkpoint
 from trailnotes.storage.files import read_jsonl
 
@@ -202,9 +203,14 @@ def test_pruning_keeps_the_best_checkpoint_of_a_whole_validation_split(
 
 def test_a_run_without_its_optimizer_keeps_its_models_and_cannot_go_on(start_model: Path, tmp_path: Path) -> None:
     run = {"iterations": 3, "save_every": 1, "keep_optimizer": False}
-    model = train(tiny_config(start_model, train=run), tmp_path)
-    assert not [*(tmp_path / "checkpoints").rglob("learner.*")]
-    kept = checkpoint.scan(tmp_path / "checkpoints")
+    root = tmp_path / "checkpoints"
+    train(tiny_config(start_model, train=run | {"keep_optimizer": True}), tmp_path)
+    with checkpoint.hold_checkpoint(root / "step-000002"):  # by an evaluation
+        assert not delete_optimizer_state(root)
+    assert len([*root.rglob("learner.safetensors")]) == 2
+    model = train(tiny_config(start_model, train=run), tmp_path, allow_change=["train.keep_optimizer"])
+    assert not [*root.rglob("learner.*")]
+    kept = checkpoint.scan(root)
     assert [(each.step, each.problems) for each in kept] == [(2, ()), (3, ())]
     with open_evaluated_model(tmp_path) as subject:
         assert subject.model == str(model) == str(kept[-1].path / "model")

@@ -73,6 +73,7 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
         )
         if final_model is not None:
             release_torchrun(config)
+            directory.write_config()
             return final_model
         prepare_rehearsal(config, directory.path)
         return run_to_end(_train(config, directory, tips or (), cluster))
@@ -103,8 +104,8 @@ async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster
         elif received and not ended:
             stopped = f"stopped after iteration {run.count.iteration}; the same command resumes there"
             raise Interrupted(received[0], stopped)
-        if ended and not config.train.keep_optimizer:
-            delete_optimizer_state(directory.checkpoints)
+        if ended and not config.train.keep_optimizer and not delete_optimizer_state(directory.checkpoints):
+            run.progress.note("a checkpoint is being read, so its optimizer's state stays: the same command deletes it")
         assert run.saved is not None
         return run.saved / "model"
 

@@ -379,11 +379,13 @@ def save_checkpoint(run: TrainingRun) -> None:
                        "permissions") from error  # fmt: skip
 
 
-def delete_optimizer_state(root: Path) -> None:
-    """Delete the optimizer's state from all checkpoints of a finished run, the newest last; models and tips stay."""
-    for saved in checkpoint.scan(root, contents=False):
-        if not saved.problems:
-            checkpoint.strip(saved.path, STATE)
+def delete_optimizer_state(root: Path) -> bool:
+    """Delete the optimizer's state from all checkpoints of a finished run, the newest last; models and tips stay.
+
+    Returns False at the first that a reader locks: a later call, for which the newest keeps its own, deletes the rest.
+    """
+    whole = [saved.path for saved in checkpoint.scan(root, contents=False) if not saved.problems]
+    return all(checkpoint.strip(path, STATE) for path in whole)
 
 
 def find_final_model(config: Config, run_dir: Path) -> Path | None:
