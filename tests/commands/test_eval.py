@@ -12,8 +12,6 @@ import pytest
 
 from small import lines, small_config
 from tinyrun import trained_once
-from trailnotes.commands.command import parse_command_line
-from trailnotes.commands.eval import EVAL
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_tasks
 from trailnotes.learner.states import STATE
@@ -51,7 +49,6 @@ def test_a_panel_is_fixed_recorded_and_repeatable(start_model: Path, tmp_path: P
     assert episodes == lines(tmp_path / "b" / "episodes.jsonl")
     wanted = [task.id for task in load_tasks(config, "test")][::10]
     assert [record["task"]["id"] for record in episodes] == [name for name in wanted for _ in range(2)]
-    assert {record["mode"] for record in episodes} == {"plain"}
     actions = [tuple(step["action"] for step in record["steps"]) for record in episodes]
     assert any(actions[i] != actions[i + 1] for i in range(0, 8, 2)), "each sample has a seed of its own"
     assert json.loads((tmp_path / "a" / "panel.json").read_text()) == {
@@ -59,7 +56,6 @@ def test_a_panel_is_fixed_recorded_and_repeatable(start_model: Path, tmp_path: P
         "temperature": 0.4, "tasks": wanted,
     }  # fmt: skip
     assert (first.num_tasks, first.num_episodes, first.seeds, first.env_steps) == (4, 8, 1, 0)
-    assert first.algorithm == "start"
 
 
 def test_the_memory_of_a_run_is_read_on_request_and_never_written(run_dir: Path, tmp_path: Path) -> None:
@@ -73,11 +69,6 @@ def test_the_memory_of_a_run_is_read_on_request_and_never_written(run_dir: Path,
         displayed = sum(any(step["tips"] for step in record["steps"]) for record in records)
         assert result.episodes_with_tips == displayed
     assert with_notes.episodes_with_tips > 0
-
-
-def test_the_command_records_the_absence_of_memory_as_the_call_does() -> None:
-    assert parse_command_line([EVAL], ["eval", "random"]).memory is False
-    assert parse_command_line([EVAL], ["eval", "random", "--memory"]).memory is True
 
 
 # -- stopped and resumed
@@ -135,13 +126,9 @@ def test_resume_of_a_stopped_evaluation(run_dir: Path, tmp_path: Path, stop_afte
 
 @pytest.mark.parametrize("change", ["eval.temperature", "model", "eval.memory", "environment"])
 def test_episodes_of_other_settings_weights_or_data_are_played_again(
-    run_dir: Path,
-    tmp_path: Path,
-    stop_after: Any,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    change: str,
-) -> None:
+    run_dir: Path, tmp_path: Path, stop_after: Any, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, change: str,
+) -> None:  # fmt: skip
     config, steps = one_by_one(run_dir), sorted((run_dir / "checkpoints").iterdir())
     stop_after(2)
     with pytest.raises(KeyboardInterrupt):
