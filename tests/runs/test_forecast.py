@@ -27,7 +27,6 @@ def a_config(method: str = "grpo", **sections: Any) -> Config:
         *(({"iterations": number}, number) for number in (3, 7, 49, 93, 103, 107, 161, 1234)),
         ({"iterations": 1000, "max_env_steps": 400}, 10),
         ({"iterations": 1000, "max_env_steps": 401}, 11),
-        ({"iterations": 7, "max_env_steps": 400}, 7),
         ({"iterations": 1000, "max_env_steps": 400, "max_tokens": 240}, 3),
     ],
 )
