@@ -95,7 +95,7 @@ class Proxy:
         self.always: Fault | None = None  # for all others
         self.key = ""  # what is asked of a client
         self.delay = 0.0  # seconds before an answer
-        self.under_way = self.most_under_way = 0
+        self.under_way = self.most_under_way = self.probes = 0
 
     @property
     def counts(self) -> Counter[str]:
@@ -147,6 +147,7 @@ class Proxy:
             given = headers.get("authorization", "")
             return await _send(writer, Reply(json.dumps({"error": {"message": f"bad key {given}"}}).encode(), 401))
         if not head[0].split()[1].endswith(CHAT):
+            self.probes += 1
             return await _send(writer, Reply(b"{}", 404))
         asked = Asked(json.loads(body), headers, time.monotonic())
         self.asked.append(asked)

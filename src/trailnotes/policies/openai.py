@@ -169,6 +169,7 @@ class Endpoint:
             self._opened = self._open_client()
             self._client = await anext(self._opened)
             self.slots = asyncio.Semaphore(self.config.concurrency)  # for the requests under way
+            self._probe_lock = asyncio.Lock()
             self.freed = asyncio.Event()  # set when one ends
             self._loop = asyncio.get_running_loop()
 
@@ -176,23 +177,25 @@ class Endpoint:
         """Raise `PolicyError` where a server that has not answered yet gives no answer at all within `FIRST_TIMEOUT`.
 
         It is asked for its models, which costs nothing. A completion may take long, so its silence would show nothing.
+        One request asks for all: a server that answers one after the other would let the rest wait for completions.
         """
-        if self._has_answered:
-            return
-        try:
-            async with asyncio.timeout(FIRST_TIMEOUT):
-                await self._client.models.with_raw_response.list()
-        except APIStatusError:
-            pass  # an answer, too
-        except (TimeoutError, APIConnectionError) as error:
-            is_late = isinstance(error, TimeoutError | APITimeoutError)
-            reason = f"nothing within {FIRST_TIMEOUT:g} s" if is_late else f"{error.__cause__ or error}"
-            raise PolicyError(
-                f"{self.config.base_url} does not answer ({redact_key(self._key, reason)}): see that a server of "
-                "OpenAI's API runs there, and that endpoint.base_url has its host and port; give one that is still "
-                "starting the same command again"
-            ) from None
-        self._has_answered = True
+        async with self._probe_lock:
+            if self._has_answered:
+                return
+            try:
+                async with asyncio.timeout(FIRST_TIMEOUT):
+                    await self._client.models.with_raw_response.list()
+            except APIStatusError:
+                pass  # an answer, too
+            except (TimeoutError, APIConnectionError) as error:
+                is_late = isinstance(error, TimeoutError | APITimeoutError)
+                reason = f"nothing within {FIRST_TIMEOUT:g} s" if is_late else f"{error.__cause__ or error}"
+                raise PolicyError(
+                    f"{self.config.base_url} does not answer ({redact_key(self._key, reason)}): see that a server of "
+                    "OpenAI's API runs there, and that endpoint.base_url has its host and port; give one that is still "
+                    "starting the same command again"
+                ) from None
+            self._has_answered = True
 
     async def send(self, messages: Sequence[Message], sampling: Sampling) -> EndpointReply:
         """Send a request once. Raises `RetryableError` for what may pass, else `PolicyError`."""

@@ -62,7 +62,6 @@ def test_a_completion_has_text_and_the_servers_count_of_tokens(proxy: Proxy) -> 
     (done,) = ask(policy(proxy.url), sampling())
     assert done.text in {"north", "east", "south", "west"}
     assert (done.finish_reason, done.usage) == ("stop", (20, 2))
-    assert (done.num_prompt_tokens, done.num_tokens) == (20, 2)
     assert (done.prompt_ids, done.token_ids, done.logprobs) == ((), (), ())
 
 
@@ -263,7 +262,7 @@ def test_no_more_requests_are_under_way_than_allowed(proxy: Proxy) -> None:
         await asyncio.gather(*(play(endpoint, sampling(number), episode=f"{number}") for number in range(12)))
 
     asyncio.run(main())
-    assert proxy.most_under_way == 3
+    assert (proxy.most_under_way, proxy.probes) == (3, 1)
     asyncio.run(main())  # in another event loop, and from memory
     assert len(proxy.asked) == 12
 
