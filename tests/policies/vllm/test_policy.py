@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,18 +20,6 @@ from trailnotes.policies.vllm.policy import VLLMPolicy
 from trailnotes.types import Message, Sampling
 
 HALL = [Message("user", "A hall.")]
-
-
-def pid_of(policy: VLLMPolicy, index: int = 0) -> int:
-    served = policy.replicas[index].client.server
-    assert served is not None
-    assert served.process is not None
-    return served.process.pid
-
-
-def kill(policy: VLLMPolicy, index: int = 0) -> None:
-    os.kill(pid_of(policy, index), signal.SIGKILL)
-    wait_for(lambda: policy.replicas[index].client.server.has_ended)
 
 
 def seeded(num: int, **options: Any) -> list[Sampling]:
@@ -130,7 +116,7 @@ def test_episodes_go_to_the_engine_that_has_the_fewest_and_stay(policy_of) -> No
 def test_lost_engine_is_replaced_and_asked_again(policy_of, learner, engine_faults, fault) -> None:
     policy = policy_of(timeout=3.0)
     load(policy, learner, 1)
-    before, pid = ask(policy, *seeded(3)), pid_of(policy)
+    before, pid = ask(policy, *seeded(3)), policy.replicas[0].client.server.process.pid
     (engine_faults / fault).touch()
     assert ask(policy, *seeded(3)) == before  # with the weights of the last load
     assert policy.replicas[0].num_rebuilds == 1

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
-from trailnotes.policies.vllm import server
+from trailnotes.policies.vllm import make_vllm_policy, server
 from trailnotes.policies.vllm.policy import write_weights
 from trailnotes.policies.vllm.server import build_command, build_environment, compute_cache_bytes, is_sleeping
 
@@ -93,7 +93,7 @@ def test_a_whole_model_is_written_as_the_library_reads_it(tmp_path: Path) -> Non
         write_weights({"w": torch.zeros(1)}, tmp_path / "file" / "w", 1, torch.float32, None)
 
 
-def test_adapters_have_one_rank(tmp_path: Path) -> None:
+def test_adapters_have_one_rank_and_one_alpha(config_of, tmp_path: Path) -> None:
     adapters = {"m.q.lora_A.weight": torch.zeros(2, 8), "m.q.lora_B.weight": torch.zeros(8, 2)}
     files = write_weights(adapters, tmp_path / "a", 1, torch.float32, {"lora_alpha": 4.0})
     config = json.loads((files.folder / "adapter_config.json").read_text())
@@ -101,3 +101,7 @@ def test_adapters_have_one_rank(tmp_path: Path) -> None:
     adapters["m.v.lora_A.weight"] = torch.zeros(4, 8)
     with pytest.raises(PolicyError, match=r"ranks \[2, 4\]"):
         write_weights(adapters, tmp_path / "b", 1, torch.float32, {})
+    config |= {"alpha_pattern": {"q": 8}, "base_model_name_or_path": config_of().model.path}
+    (files.folder / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="vLLM cannot run: merge them"):
+        make_vllm_policy(config_of(model={"path": str(files.folder)}))

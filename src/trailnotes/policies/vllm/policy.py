@@ -108,7 +108,7 @@ def _get_adapter_settings(config: Config) -> dict[str, Any] | None:
     saved = hf.resolve_base_model(config.model)[2]
     if not saved:
         return {"lora_alpha": config.model.lora.alpha} if config.model.lora.enabled else None
-    if saved.peft_type.value != "LORA" or saved.use_dora or saved.modules_to_save:
+    if saved.peft_type.value != "LORA" or saved.use_dora or saved.modules_to_save or saved.alpha_pattern:
         raise ConfigError(
             f"model.path = {config.model.path!r} holds adapters that vLLM cannot run: merge them first (trailnotes "
             f'export {config.model.path} --merge --out DIR), or set engine.name = "hf"'
