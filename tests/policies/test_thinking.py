@@ -126,6 +126,11 @@ ANSWERS = (
 )
 
 
+def test_a_reply_of_tags_alone_is_empty(formats) -> None:
+    for earlier in (talk("A hall."), talk("A hall.", "go north", "Dark.")):
+        assert formats["drops", False].encode_reply(earlier, "<think></think>") == ()
+
+
 @pytest.mark.parametrize("options", [{}, OFF])
 def test_turns_act_and_train_in_the_template_s_context(thinker, options: dict[str, Any]) -> None:
     tokenizer, model = thinker(QWEN3)

@@ -139,9 +139,9 @@ class ChatFormat:
         return ids, mask
 
     def encode_reply(self, messages: Sequence[Message], text: str) -> TokenIds:
-        """Encode `text` as the assistant's next turn, with its end; () for an empty text."""
-        segments = self._iter_segments([*messages, Message("assistant", text)])
-        return [ids for ids, spoken in segments if spoken and ids][-1] if text.strip() else ()
+        """Encode `text` as the assistant's next turn, with its end; () where nothing of it stays in the turn."""
+        ids, mask = self.encode_with_mask([*messages, Message("assistant", text)], {len(messages)})
+        return tuple(token for token, spoken in zip(ids, mask, strict=True) if spoken) if text.strip() else ()
 
     def _drop_foreign_ids(self, message: Message) -> Message:
         if message.token_ids is None:
