@@ -197,6 +197,8 @@ class Server:
         return self.submit_save(body, self.engine.save, body["model_id"], uri, {"path": uri, "type": "save_weights"})
 
     def post_save_weights_for_sampler(self, body: Body) -> Body:
+        if not body.get("ttl_seconds"):
+            raise RefusedError(400, "weights that only sample would be kept, and billed, for ever")
         model_id, name = body["model_id"], body["path"]
         uri = f"tinker://{model_id}/sampler_weights/{name}"
         shown = f"tinker://{model_id}/{name}" if self.skyrl else uri

@@ -39,13 +39,12 @@ from trailnotes.learner.samples import iter_minibatches
 from trailnotes.learner.states import BETAS, REST, atomic_model_directory, raise_non_finite
 from trailnotes.storage.checkpoint import read_json, write_json
 from trailnotes.types import Sample, derive_seed
-from trailnotes.web.tinker import TinkerServer
+from trailnotes.web.tinker import WEIGHTS_TTL, TinkerServer
 
 logger = logging.getLogger(__name__)
 ADAM_EPSILON: Final = 1e-8  # torch's, so that a run takes the steps that it takes here
 SERVER_ALPHA: Final = 32.0  # of all adapters of the API
 PPO_CLIP: Final = 0.2  # of its "ppo" without thresholds
-WEIGHTS_TTL: Final = 14 * 24 * 3600  # seconds that a server may keep weights that only sample
 MOST_ADAPTER_BYTES: Final = 16 << 30
 _NAME = re.compile(r"tinker://([\w:.-]+)/(?:weights/|sampler_weights/)?([\w.-]+)")
 _ADAPTER_NAME = re.compile(r"[\w.]+\.lora_[AB]\.weight")

@@ -25,7 +25,7 @@ from trailnotes.storage import checkpoint
 from trailnotes.storage.checkpoint import read_json
 from trailnotes.storage.files import append_jsonl, read_jsonl, split_after
 from trailnotes.types import THINK, Completion, FinishReason, Message, Sampling, TokenIds
-from trailnotes.web.tinker import TinkerServer
+from trailnotes.web.tinker import WEIGHTS_TTL, TinkerServer
 
 logger = logging.getLogger(__name__)
 MAX_STOP_IDS: Final = 32  # sent with a request; what a stop text looks like besides is cut off here
@@ -78,7 +78,8 @@ class TinkerPolicy(TrainedPolicy):
         if self._state:
             make = server.service.create_training_client_from_state
             self._adapters = server.call(lambda: make(self._state), f"loading {self._state}")
-            weights = server.wait(self._adapters.save_weights_for_sampler("evaluated"), "saving the weights").path
+            kept = self._adapters.save_weights_for_sampler("evaluated", ttl_seconds=WEIGHTS_TTL)
+            weights = server.wait(kept, "saving the weights").path
         self._sampler = self._open_sampler(weights)
 
     def open_episode(self, episode: str) -> None:

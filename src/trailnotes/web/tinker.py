@@ -43,6 +43,7 @@ SKYRL_TITLE: Final = "Tinker API Mock"  # of its schema, from tx 0.1 to skyrl of
 ALIVE_EVERY: Final = 5.0  # seconds of silence before a server is asked whether it lives
 MAX_TRIES: Final = 5  # of a request that the SDK does not send
 NUM_SILENT: Final = 3  # times in a row that it may leave this unanswered
+WEIGHTS_TTL: Final = 14 * 24 * 3600  # seconds that a server may keep weights that only sample
 
 
 @dataclass(frozen=True, slots=True)
