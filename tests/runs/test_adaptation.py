@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -263,6 +263,19 @@ def test_adapt_on_the_command_line_with_a_model(start_model: Path, tmp_path: Pat
     ):
         assert main(arguments) == 2
         assert named in capsys.readouterr().err
+
+
+def test_a_served_engine_holds_two_adapters_but_not_two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = {"name": "vllm", "urls": ["http://127.0.0.1:9"]}
+    config = gate_config(engine=engine, model={"path": str(tmp_path)}, algorithm={"author": "start"})
+    subject = nullcontext(EvaluatedModel(str(tmp_path), "empo2", trained=config))
+    monkeypatch.setattr("trailnotes.runs.adapt.open_evaluated_model", lambda _: subject)
+    monkeypatch.setattr("trailnotes.runs.adapt.require_dependencies", lambda _: 1 / 0)  # which comes next
+    with pytest.raises(ConfigError, match=r"would replace .* set engine.urls = \[\], or algorithm.author"):
+        adapt(config, "run", out=tmp_path / "out")
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(ZeroDivisionError):
+        adapt(config, "run", out=tmp_path / "out")
 
 
 @pytest.mark.parametrize(

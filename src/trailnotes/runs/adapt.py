@@ -67,6 +67,7 @@ def adapt(
     """
     with open_evaluated_model(model_or_run) as subject:
         config = _resolve_config(config, subject, method, trials)
+        _validate_served_author(config, subject)
         require_dependencies(config)
         validate_splits(config)
         warn_unused(config, subject.trained)
@@ -96,6 +97,19 @@ def _resolve_config(config: Config, subject: EvaluatedModel, method: str | None,
     adapted = build_adaptation_config(config, name, subject, config.eval.trials if trials is None else trials)
     adapted.validate_method()
     return adapted
+
+
+def _validate_served_author(config: Config, subject: EvaluatedModel) -> None:
+    """Refuse two models at one served engine, unless both are adapters, which it keeps side by side."""
+    if subject.trained is None or (config.algorithm.name, config.algorithm.author) != (TIPS_ONLY_METHOD, "start"):
+        return
+    paths = Path(subject.model), Path(subject.trained.model.path)
+    are_adapters = all((path / "adapter_config.json").is_file() for path in paths)
+    if config.engine.name == "vllm" and config.engine.urls and not are_adapters:
+        raise ConfigError(
+            'algorithm.author = "start" needs two models, and the weights of the second would replace those of the '
+            'first in the engines of engine.urls: set engine.urls = [], or algorithm.author = "policy"'
+        )
 
 
 async def _adapt(
