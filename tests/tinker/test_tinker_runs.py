@@ -403,3 +403,7 @@ def test_evaluation_at_the_server_equals_the_one_here(own: StandIn, tmp_path: Pa
         ]
     assert len(played["torch"]) == 3
     assert played["tinker"] == played["torch"]
+    before, adapted = count_at(own), tmp_path / "adapted"
+    words = ["adapt", str(tmp_path / "run"), "--out", str(adapted), "--algorithm.author", "start"]
+    assert main([*words, "--eval.num_tasks", "3", "--eval.trials", "1"]) == 0
+    assert count_tokens(adapted) == count_at(own) - before, "the author's tokens count, too"

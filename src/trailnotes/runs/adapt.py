@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from trailnotes.config.methods import TIPS_ONLY_METHOD, list_methods, resolve_method
 from trailnotes.config.schema import Config
@@ -14,7 +15,6 @@ from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import describe_training_overlap, validate_splits
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
 from trailnotes.gateway.pool import open_pool
-from trailnotes.policies.base import Policy
 from trailnotes.reporting.terminal import ProgressBar, begin_activity
 from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow, build_adaptation_config
 from trailnotes.runs.directory import RunDir
@@ -117,14 +117,16 @@ async def _adapt(
 ) -> list[ResultRow]:
     with open_pool(config.env) as pool, ExitStack() as opened:
         with begin_activity(progress, "loading the model"):
-            policy: Policy = opened.enter_context(open_policy(config, subject, directory.path))
-        author = policy
+            policy: Any = opened.enter_context(open_policy(config, subject, directory.path))
+        author: Any = policy
         if config.algorithm.name == TIPS_ONLY_METHOD:
             if endpoint := load_endpoint_author(config, directory.path):
                 author = endpoint
             elif config.algorithm.author == "start" and subject.trained is not None:
                 initial = EvaluatedModel(subject.trained.model.path, "start")
-                author = opened.enter_context(open_policy(config, initial))
+                author = opened.enter_context(open_policy(config, initial, directory.path / "author"))
+                if config.is_hosted:
+                    author.server.ledger = policy.server.ledger  # one limit for both
         run = AdaptationRun(config, directory, policy, author, pool, subject, progress)
         try:
             await resolve_method(config.algorithm.name).load()(run)
