@@ -6,10 +6,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 
 from puppet import WORDS, ask, assert_logprobs, forward, play_at_random
 from trailnotes.config.model_schema import EngineConfig, ModelConfig
@@ -374,19 +376,22 @@ def test_a_model_that_does_not_load_names_the_key(tmp_path, monkeypatch):
         load_model(ModelConfig(path=str(tmp_path), device="cpu"))
 
 
-@pytest.mark.parametrize("is_cached", [False, True])
-def test_a_hub_out_of_reach_is_asked_once_and_the_cache_is_read(monkeypatch, is_cached):
+@pytest.mark.parametrize(
+    ("status", "is_cached", "is_read"), [(0, False, False), (0, True, True), (429, True, True), (404, True, False)]
+)
+def test_a_hub_out_of_reach_is_asked_once_and_the_cache_is_read(monkeypatch, status, is_cached, is_read):
     names: list[str] = []
+    response: Any = SimpleNamespace(status_code=status, headers={}, request=None)
 
     def refuse(_: Any, name: str, **options: Any) -> None:
         names.append(name)
-        raise ConnectionError("Name or service\nnot known")
+        raise HfHubHTTPError("no", response=response) if status else ConnectionError("Name or service\nnot known")
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
     monkeypatch.setattr("trailnotes.policies.hf.policy.try_to_load_from_cache", lambda *_: "x" if is_cached else None)
     is_cache_only.cache_clear()
-    if is_cached:
+    if is_read:
         assert [is_cache_only("some/model") for _ in range(3)] == [True] * 3
     else:
         with pytest.raises(PolicyError, match=r"model\.path = 'some/model'"):

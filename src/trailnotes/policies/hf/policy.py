@@ -15,6 +15,7 @@ from trailnotes.config.model_schema import NO_MODEL_MESSAGE, EngineConfig, Model
 from trailnotes.errors import ConfigError, MissingExtraError, PolicyError, format_install_command, require_extra
 from trailnotes.policies.base import TrainedPolicy
 from trailnotes.types import Completion, Message, Sampling, TokenIds
+from trailnotes.web.faults import is_retryable
 
 try:
     import torch
@@ -326,10 +327,11 @@ def is_cache_only(name: str) -> bool:
     try:
         HfApi().model_info(name, timeout=REQUEST_TIMEOUT)
     except Exception as error:
-        if cached and not isinstance(error, HfHubHTTPError):
-            logger.warning("the hub cannot be reached: %s is read from the cache", name)
-            return True
         reason = " ".join(str(error).split())
+        is_refused = isinstance(error, HfHubHTTPError) and not is_retryable(error.response.status_code, None)
+        if cached and not is_refused:
+            logger.warning("%s is read from the cache, since the hub does not give it now (%s)", name, reason)
+            return True
         raise PolicyError(
             f"model.path = {name!r} is no directory here, and the hub does not give it ({reason}): correct it, log in "
             "(HF_TOKEN) where the model asks for it, or fetch it where there is a network"
