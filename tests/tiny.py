@@ -42,6 +42,15 @@ def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32, tied: bool = T
     return Qwen2ForCausalLM(config).to(dtype).eval()
 
 
+def draw_adapters(model: nn.Module, seed: int, std: float, matrices: str = "lora_") -> None:
+    """Draw matrices of adapters, so that these change something."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if matrices in name:
+                parameter.normal_(std=std)
+
+
 def learner(
     model: nn.Module | None = None, *, reference: nn.Module | None = None, dump_dir: Path | None = None, **settings: Any
 ) -> Learner:

@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from tiny import episode, gradients, group, make_row, tiny_model, with_logprobs
+from tiny import draw_adapters, episode, gradients, group, make_row, tiny_model, with_logprobs
 from tiny import learner as make_learner
 from trailnotes.config.methods_schema import AlgorithmConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
@@ -173,11 +173,7 @@ def test_adapters_are_held_to_what_they_were_at_the_start(targets: list[str]) ->
 def adapted(targets: list[str]) -> nn.Module:
     """Adapters that have learned something before: the base alone is not the start model."""
     model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=targets, lora_dropout=0.0))
-    torch.manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.normal_(std=0.1)
+    draw_adapters(model, 7, 0.1)
     return model
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from puppet import ask
-from tiny import tiny_model
+from tiny import draw_adapters, tiny_model
 from trailnotes.config.model_schema import EngineConfig, LoraConfig, ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
 from trailnotes.learner.states import export_model
@@ -31,11 +31,7 @@ def settings(path: Path, **values: Any) -> ModelConfig:
 def with_adapters(start: Path, dtype: str = "float32", size: float = 0.01) -> tuple[Any, Any]:
     """A peft model whose B matrices are drawn, and its tokenizer."""
     model, tokenizer = load_model(settings(start, dtype=dtype, lora=LoraConfig(enabled=True, rank=4)))
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=size)
+    draw_adapters(model, 1, size, "lora_B")
     return model, tokenizer
 
 
@@ -93,11 +89,7 @@ def test_a_merged_model_gives_the_logits_of_the_adapted_one(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # peft warns of tied layers
         adapted = add_adapters(model, LoraConfig(rank=2, target_modules=targets), base="")
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
-                parameter.normal_(std=0.3)
+    draw_adapters(adapted, 0, 0.3)
     expected = adapted(IDS).logits.detach()
     assert (expected - tiny_model(tied=tied)(IDS).logits).abs().max() > 0.01
     merged, lost = merge_adapters(adapted)

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from puppet import play
-from tiny import tiny_model, with_logprobs
+from tiny import draw_adapters, tiny_model, with_logprobs
 from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
-from trailnotes.learner.samples import build_samples
+from trailnotes.learner.samples import build_samples, replace_behavior_logprobs
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.attention import ATTENTION_NAME, attend
 from trailnotes.policies.hf.decoder import SlotDecoder, make_decoder
@@ -31,11 +31,7 @@ NATS = 0.01  # by which a log-probability may differ on average, and the mean ra
 def make_adapted_model(dtype: torch.dtype = HALF, size: float = 0.1) -> Any:
     """A tiny model with adapters that change something."""
     model = add_adapters(tiny_model(dtype=dtype), LoraConfig(rank=4), base="")
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=size)
+    draw_adapters(model, 1, size, "lora_B")
     return model.eval()
 
 
@@ -144,11 +140,7 @@ def test_denominators_of_the_learner_make_a_ratio_of_exactly_one(lora: bool) -> 
     model = make_adapted_model() if lora else tiny_model(dtype=HALF)
     learner = Learner(model, OptimConfig(minibatch=0), LossConfig())
     rows = with_logprobs(make_rows(), 1)
-    samples = [
-        Sample(r.token_ids, r.loss_mask, scored, r.advantages, trajectory=r.trajectory)
-        for r, scored in zip(rows, learner.logprobs(rows), strict=True)
-    ]
-    metrics = learner.update(samples)
+    metrics = learner.update(replace_behavior_logprobs(rows, learner.logprobs(rows)))
     assert (metrics["ratio_min"], metrics["ratio_mean"], metrics["ratio_max"]) == (1, 1, 1)
 
 

@@ -377,7 +377,11 @@ class RecomputeDecoder(Decoder):
     def extend(self, rows: Sequence[SlotInput]) -> Tensor:
         for slot, new in rows:
             self._ids[slot].extend(new)
-        contexts = [self._ids[slot] for slot, _ in rows]
+        groups = _group_by_length([len(self._ids[slot]) for slot, _ in rows])
+        logits = [self._compute([self._ids[rows[index][0]] for index in group]) for group in groups]
+        return _restore_order(logits, [index for group in groups for index in group])
+
+    def _compute(self, contexts: Sequence[Sequence[int]]) -> Tensor:
         last = np.array([len(context) - 1 for context in contexts], dtype=np.int64)
         return self.network(last, **pad_rows(contexts, self.network.model.device))
 
