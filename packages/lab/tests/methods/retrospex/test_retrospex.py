@@ -37,7 +37,6 @@ def test_the_largest_mixture_wins() -> None:
     likelihoods, advantages = [0.5, 0.3, 0.1], [-1.0, 3.0, 4.0]
     assert [select_candidate(likelihoods, advantages, weight) for weight in (0.9, 0.6, 0.1)] == [0, 1, 2]
     assert select_candidate([0.2, 0.2], [1.0, 1.0], 0.5) == 0
-    assert select_candidate([0.2], [1.0], 0.5) == 0
 
 
 numbers = st.lists(st.floats(-5, 5), min_size=1, max_size=6)
@@ -73,6 +72,11 @@ def test_admissible_predictions_come_first() -> None:
     assert map_to_admissible(predicted, admissible, 3, Words()) == ["take key", "open door", "open red door"]
     assert set(map_to_admissible(predicted, admissible, 9, Words())) == set(admissible)
     assert map_to_admissible([], admissible, 2, EMBEDDER) == ["look", "take key"]
+    queries, shop = ["search[red lamp]", "click[buy now]"], ["search[a lamp]"]
+    assert map_to_admissible(queries, shop, 3, EMBEDDER) == ["search[red lamp]", *shop]
+    assert map_to_admissible(queries, ["click[back to search]"], 3, EMBEDDER) == ["click[back to search]"]
+    phone = ["INPUT(2, boil eggs)", "CLICK(1)"]
+    assert map_to_admissible(["INPUT(2, eggs)", "INPUT(1, eggs)"], phone, 1, EMBEDDER) == ["INPUT(2, eggs)"]
 
 
 actions = st.lists(st.sampled_from(["look", "go north", "go south", "take key", "xyzzy"]), max_size=6)

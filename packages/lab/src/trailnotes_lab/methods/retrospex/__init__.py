@@ -8,6 +8,7 @@ settled choice, and where this departs from the paper and its release.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from trailnotes_lab.methods.retrospex.critic import Critic
 
 TEMPERATURE, TOP_P = 0.9, 0.95  # sampling of the candidates (Retrospex release 6d169a4)
+FREE_TEXT = re.compile(r"search\[|INPUT\(\d+, ")  # beginning of an action that takes any text, on WebShop and WikiHow
 
 
 async def retrospex(run: AdaptationRun) -> None:
@@ -183,10 +185,12 @@ def select_candidate(likelihoods: Sequence[float], advantages: Sequence[float], 
 def map_to_admissible(predicted: Sequence[str], admissible: Sequence[str], num: int, embedder: Embedder) -> list[str]:
     """Return up to `num` admissible actions: those that were predicted, then those most like all predictions together.
 
-    Likeness is the sum of the cosine similarities to all of `predicted`, in which repeats count.
+    Likeness is the sum of the cosine similarities to all of `predicted`, in which repeats count. Where one action that
+    takes any text is offered, such as a search, so is each with another text.
     """
     offered = list(dict.fromkeys(admissible))
-    exact = [action for action in dict.fromkeys(predicted) if action in set(offered)]
+    free = tuple(match[0] for match in map(FREE_TEXT.match, offered) if match)
+    exact = [action for action in dict.fromkeys(predicted) if action in offered or action.startswith(free)]
     others = [action for action in offered if action not in exact]
     if others and predicted and len(exact) < num:
         likeness = (embedder.embed(others) @ embedder.embed(list(predicted)).T).sum(axis=1)
