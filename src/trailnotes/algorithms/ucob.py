@@ -114,10 +114,12 @@ def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup) -> list[Tu
 def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float) -> list[Lesson]:
     """Find who teaches whom: at each state the valid step with the highest return, and those that earned less.
 
-    `turns` are the M steps of `visits` as decisions; `max_score` is the unit of `MARGIN` and `TAU`. Returns at most
-    `MAX_PAIRS` lessons of each state, the largest gaps first. The teacher is the earliest of equals. A pupil counts
-    whatever its own context was: what is taught is the context that the teacher did not have.
+    `turns` are the M steps of `visits` as decisions; `max_score` is the unit of `MARGIN` and `TAU`, which is 1 if the
+    environment says 0. Returns at most `MAX_PAIRS` lessons of each state, the largest gaps first. The teacher is the
+    earliest of equals. A pupil counts whatever its own context was: what is taught is the context that the teacher did
+    not have.
     """
+    unit = max_score or 1.0
     by_state: dict[object, list[int]] = defaultdict(list)
     for index, state in enumerate(visits.states):
         if turns[index].valid:
@@ -125,7 +127,7 @@ def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float) -> lis
     lessons = []
     for members in by_state.values():
         best = max(members, key=lambda i: visits.step_scores[i])
-        gaps = [(float(visits.step_scores[best] - visits.step_scores[i]) / max_score, i) for i in members if i != best]
+        gaps = [(float(visits.step_scores[best] - visits.step_scores[i]) / unit, i) for i in members if i != best]
         # The pupil's prompt is in the context that the teacher did not have.
         prompts = {
             i: turns[i].other_prompt if turns[i].has_tips == turns[best].has_tips else turns[i].answer.prompt_ids
