@@ -142,25 +142,28 @@ def test_a_killed_worker_takes_its_stopped_simulator_along() -> None:
 
 @pytest.mark.long
 def test_games_of_one_process_know_nothing_of_each_other() -> None:
-    """Interleaved, each gives the text of a process of its own, and lists actions in one."""
-    setups = [
-        (*task, WATERING) for task in (("boil", 0), ("find-animal", 1), ("find-animal", 1), ("power-component", 2))
-    ]
-    games = [FaultTolerantGame(shared=True) for _ in setups]
+    """Interleaved, each gives the text of a process of its own, whatever begins between, and lists actions in one."""
+    setups = [(*task, WATERING) for task in (("boil", 0), ("find-animal", 1), ("power-component", 2))]
+    actions = [*ACTIONS, "close drain", "activate sink", "move bowl to sink", "pour bowl in sink", "look at sink"]
+    *games, other = (FaultTolerantGame(shared=True) for _ in range(4))
     begun = [game.begin(*setup) for game, setup in zip(games, setups, strict=True)]
-    answers = [[game.step(action) for game in games] for action in ACTIONS]
+    answers = []
+    for action in actions:
+        other.begin(*setups[0])  # water made later must not get the number of older water
+        answers.append([game.step(action) for game in games])
     assert len({game._get_client().simulator.pid for game in games}) == 1
     listed = [game.valid_actions() for game in games]
-    assert len({game._get_client().simulator.pid for game in games}) == 4
+    assert len({game._get_client().simulator.pid for game in games}) == 3
     assert [game.valid_actions() for game in games] != listed, "names are drawn"
     for i, (setup, game) in enumerate(zip(setups, games, strict=True)):
         alone = ScienceWorldClient()
         alone.load(*setup)
         assert alone.step("look around") == begun[i]
-        assert [alone.step(action) for action in ACTIONS] == [column[i] for column in answers]
+        assert [alone.step(action) for action in actions] == [column[i] for column in answers]
         assert alone.valid_actions() == listed[i]
         alone.close()
         game.close()
+    other.close()
 
 
 @pytest.mark.long

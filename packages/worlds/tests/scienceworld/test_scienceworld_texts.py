@@ -80,8 +80,7 @@ def test_the_simulators_split_by_hand() -> None:
         parts = {"train": range(train + 1), "validation": range(train + 1, dev + 1), "test": range(dev + 1, test + 1)}
         assert sw.get_simulator_split(name) == parts
         assert sw.NUM_VARIATIONS[name] == test + 1
-    listed = [len(sw.scienceworld_tasks(split, "all", "simulator")) for split in sw.SPLITS]
-    assert listed == [3592, 1796, 1819]
+    assert [len(sw.scienceworld_tasks(split, "all", "simulator")) for split in sw.SPLITS] == [3592, 1796, 1819]
 
 
 @pytest.mark.long
@@ -111,10 +110,8 @@ def test_the_interleaved_split_by_hand() -> None:
     options = {"task": "power-component", "protocol": "interleaved", "num_train": 10}
     parts = {split: sw.scienceworld_tasks(split, **options) for split in sw.SPLITS}  # type: ignore[arg-type]
     assert {split: [task.options["variation"] for task in tasks] for split, tasks in parts.items()} == {
-        "train": [0, 1, 3, 6, 7, 10, 12, 13, 16, 18],
-        "validation": [4, 9, 15, 19],
-        "test": [2, 5, 8, 11, 14, 17],
-    }
+        "train": [0, 1, 3, 6, 7, 10, 12, 13, 16, 18], "validation": [4, 9, 15, 19], "test": [2, 5, 8, 11, 14, 17]
+    }  # fmt: skip
     assert parts["test"][0].id == "scienceworld/power-component/2"
 
 

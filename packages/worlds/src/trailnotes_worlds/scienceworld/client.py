@@ -18,6 +18,7 @@ GAMES = 20  # that share one Java process
 HEAP, SHARED_HEAP = "64m", "512m"  # live objects of a game take some 20 MB
 GOLD_HEAP = "512m"  # the gold path of test-conductivity needs over 128 MB
 SERVER = "scienceworld.runtime.pythonapi.PythonInterface"
+COUNTER = "util.UniqueIdentifier"  # numbers the objects of all games of a process
 DRAWING_TASKS = ("grow-", "mendelian-")  # in which plants, and the bees around them, draw at random
 LOOK = "look around"  # the first action of every episode: free, and the first observation
 GOLD_TIMEOUT = 120.0  # seconds: the simulator needs up to 9 for its longest gold paths, on a free machine
@@ -87,6 +88,7 @@ class ScienceWorldClient:
         What `objects` and `valid_actions` call an object with several names is drawn, by a generator of the whole
         process. Raises as `Simulator` does.
         """
+        self._is_shared = shared
         if shared:
             self.simulator, self._game = borrow_shared_game(java, timeout)
         else:
@@ -101,8 +103,15 @@ class ScienceWorldClient:
         return self._end.alive and self.simulator.alive
 
     def load(self, name: str, variation: int, simplifications: str, *, gold: bool = False) -> None:
-        """Begin an episode (35 ms)."""
+        """Begin an episode (35 ms).
+
+        The simulator numbers objects from 1 again, and takes two of one number for the same object. What other games of
+        the process make later, such as water from a tap, needs new numbers: the count goes on from its highest value.
+        """
+        before = cast("int", self.simulator.call("count", of=COUNTER))
         answer = str(self._call("load", name, variation, simplifications, gold))
+        if self._is_shared and before > cast("int", self.simulator.call("count", of=COUNTER)):
+            self.simulator.call("count_$eq", before, of=COUNTER)
         if answer.startswith("ERROR"):
             raise EnvError(f"the simulator cannot load {name}, variation {variation}: {answer}")
 
