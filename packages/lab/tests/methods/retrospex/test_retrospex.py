@@ -67,15 +67,12 @@ def test_admissible_predictions_come_first() -> None:
     admissible = ["look", "take key", "open red door", "open door", "wait"]
     predicted = ["open the door", "take key", "door", "take key"]
     # Likeness of "open door": 2 / sqrt(6) + 1 / sqrt(2) = 1.52; of "open red door": 2 / sqrt(9) + 1 / sqrt(3) = 1.24
-    assert map_to_admissible(predicted, admissible, 1, Words()) == ["take key"]
     assert map_to_admissible(predicted, admissible, 2, Words()) == ["take key", "open door"]
     assert map_to_admissible(predicted, admissible, 3, Words()) == ["take key", "open door", "open red door"]
-    assert set(map_to_admissible(predicted, admissible, 9, Words())) == set(admissible)
     assert map_to_admissible([], admissible, 2, EMBEDDER) == ["look", "take key"]
-    queries, shop = ["search[red lamp]", "click[buy now]"], ["search[a lamp]"]
+    queries, shop, phone = ["search[red lamp]", "click[buy now]"], ["search[a lamp]"], ["INPUT(2, boil)", "CLICK(1)"]
     assert map_to_admissible(queries, shop, 3, EMBEDDER) == ["search[red lamp]", *shop]
     assert map_to_admissible(queries, ["click[back to search]"], 3, EMBEDDER) == ["click[back to search]"]
-    phone = ["INPUT(2, boil eggs)", "CLICK(1)"]
     assert map_to_admissible(["INPUT(2, eggs)", "INPUT(1, eggs)"], phone, 1, EMBEDDER) == ["INPUT(2, eggs)"]
 
 
@@ -210,11 +207,10 @@ def test_sampled_answers_are_scored_by_their_ids_and_others_as_texts() -> None:
 
 def config_of(start: Path, split: str = "test", **retrospex: Any) -> Config:
     torch.set_num_threads(1)
-    tiny = {"epochs": 1}
     return small_config(
         model={"path": str(start)},
         env={"options": {"families": FAMILIES, "max_steps": 2, "actions": True}},
-        retrospex=tiny | retrospex,
+        retrospex={"epochs": 1} | retrospex,
         eval={"split": split},
     )
 
