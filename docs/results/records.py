@@ -4,8 +4,8 @@
     python docs/results/records.py runs/compare/qwen-adapt docs/results/records/qwen-adapt.tar.xz steps
 
 Settings, costs, curves and the score of every episode stay; weights, tips, prompts and steps go. With `steps` the
-actions stay, with the tips that were shown. Unpacked, ``trailnotes compare table DIR/runs/*`` computes the table again,
-and ``DIR/runs/*/panels/NAME`` that of a further panel.
+actions stay, those of trainings too, with the tips that were shown and their scores. Unpacked, ``trailnotes compare
+table DIR/runs/*`` computes the table again, and ``DIR/runs/*/panels/NAME`` that of a further panel.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def main(source: Path, target: Path, *, steps: bool = False) -> None:
 
 def _files(source: Path, steps: bool) -> Iterator[tuple[Path, bytes]]:
     for path in source.rglob("*"):
-        trained = path.name == "trajectories.jsonl" and _checkpoints(path.parent)  # episodes that no table counts
+        # No table counts the episodes of a training.
+        trained = path.name == "trajectories.jsonl" and _checkpoints(path.parent) and not steps
         if path.name in WHOLE:
             yield path, re.sub(rb'"/[^"]*/', b'"', path.read_bytes())  # nobody else has these folders
         elif path.name in KEPT and not trained:
@@ -72,7 +73,7 @@ def _lines(path: Path, names: tuple[str, ...], *, steps: bool) -> bytes:
     for record in read_jsonl(path):
         kept = {key: value for key, value in record.items() if key.startswith(names)}
         if steps:
-            tips = [[{"text": tip["text"]} for tip in step["tips"]] for step in record["steps"]]
+            tips = [[{"text": tip["text"], "score": tip["score"]} for tip in step["tips"]] for step in record["steps"]]
             kept["steps"] = [
                 {"action": step["action"], "tips": own} for step, own in zip(record["steps"], tips, strict=True)
             ]
