@@ -121,8 +121,9 @@ def test_methods_after_a_run_of_the_same_seed(tmp_path: Path, monkeypatch: pytes
 def finish(directory: Path, config: Config) -> None:
     """Leave of a run what says that it is done, as a record does."""
     (directory / "eval").mkdir(parents=True)
+    (directory / "checkpoints/step-000001").mkdir(parents=True)
     files = {"config.toml": to_toml(config), "metrics.jsonl": '{"env_steps": 24}\n', "table.json": "{}"}
-    for name, text in (files | {"eval/table.json": "{}"}).items():
+    for name, text in (files | {"eval/table.json": "{}", "eval/panel.json": '{"model": "model"}'}).items():
         (directory / name).write_text(text)
 
 

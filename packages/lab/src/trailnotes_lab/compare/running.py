@@ -15,7 +15,7 @@ from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, flatten_config, i
 from trailnotes.errors import RunError
 from trailnotes.reporting.terminal import format_duration, ignore_write_errors
 from trailnotes.runs.directory import has_begun, is_trained, load_run_config
-from trailnotes.storage.checkpoint import read_json
+from trailnotes.storage.checkpoint import MANIFEST, read_json
 from trailnotes.storage.child import start_child
 from trailnotes.storage.files import write_text_atomic
 from trailnotes_lab.compare.cost import EVAL_STAGE, ProcessResult, record_process
@@ -55,10 +55,14 @@ class RunStage:
         played = self.directory / EVAL_STAGE
         tables = [played / "table.json"]  # written last
         tables += [] if self.name == EVAL_STAGE else [self.directory / "table.json"]
-        if not all(table.is_file() for table in tables):
-            return False
-        last = max((self.run.directory / "checkpoints").glob("step-*"), default=None)
-        return last is None or last.name in Path(read_json(played / "panel.json")["model"]).parts  # not an earlier one
+        return all(table.is_file() for table in tables) and not _is_outdated(self.run, self.directory)
+
+
+def _is_outdated(run: PlannedRun, directory: Path) -> bool:
+    """Say whether the evaluation in `directory` is of an earlier checkpoint than the last; records have none."""
+    panel = directory / EVAL_STAGE / "panel.json"
+    last = max((run.directory / "checkpoints").glob(f"step-*/{MANIFEST}"), default=None)
+    return last is not None and panel.is_file() and last.parent.name not in Path(read_json(panel)["model"]).parts
 
 
 def _is_record(run: PlannedRun) -> bool:
@@ -120,7 +124,8 @@ def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
         for panel in run.panels:
             expected = (*RUNTIME_KEYS, *own, "model.path")  # of the run itself, or of the checkpoint that it names
             changes = _diff_settings(panel.directory, panel.config)
-            if more := [name for name in changes if not is_within(name, expected)]:
+            more = [name for name in changes if not is_within(name, expected)]
+            if more := more or ["an earlier checkpoint"] * _is_outdated(run, panel.directory):
                 changed[f"{run.name} on panel {panel.name}"] = more
     by_name = {run.name: run for run in runs}
     for run in runs:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trailnotes_lab.methods.retrospex.critic import Critic
 
 TEMPERATURE, TOP_P = 0.9, 0.95  # sampling of the candidates (Retrospex release 6d169a4)
-FREE_TEXT = re.compile(r"search\[|INPUT\(\d+, ")  # beginning of an action that takes any text, on WebShop and WikiHow
+FREE_TEXT = re.compile(r"(search\[|INPUT\(\d+, ).*[])]")  # an action that takes any text, on WebShop and WikiHow
 
 
 async def retrospex(run: AdaptationRun) -> None:
@@ -189,8 +189,12 @@ def map_to_admissible(predicted: Sequence[str], admissible: Sequence[str], num: 
     takes any text is offered, such as a search, so is each with another text.
     """
     offered = list(dict.fromkeys(admissible))
-    free = tuple(match[0] for match in map(FREE_TEXT.match, offered) if match)
-    exact = [action for action in dict.fromkeys(predicted) if action in offered or action.startswith(free)]
+    free = {match[1] for match in map(FREE_TEXT.fullmatch, offered) if match}
+    exact = [
+        action
+        for action in dict.fromkeys(predicted)
+        if action in offered or ((match := FREE_TEXT.fullmatch(action)) and match[1] in free)
+    ]
     others = [action for action in offered if action not in exact]
     if others and predicted and len(exact) < num:
         likeness = (embedder.embed(others) @ embedder.embed(list(predicted)).T).sum(axis=1)
