@@ -52,8 +52,7 @@ class RunStage:
     def is_done(self) -> bool:
         if self.name == "train":
             return _is_record(self.run) or is_trained(self.run.directory, self.run.config)
-        played = self.directory / EVAL_STAGE
-        tables = [played / "table.json"]  # written last
+        tables = [self.directory / EVAL_STAGE / "table.json"]  # written last
         tables += [] if self.name == EVAL_STAGE else [self.directory / "table.json"]
         return all(table.is_file() for table in tables) and not _is_outdated(self.run, self.directory)
 
@@ -124,9 +123,10 @@ def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
         for panel in run.panels:
             expected = (*RUNTIME_KEYS, *own, "model.path")  # of the run itself, or of the checkpoint that it names
             changes = _diff_settings(panel.directory, panel.config)
-            more = [name for name in changes if not is_within(name, expected)]
-            if more := more or ["an earlier checkpoint"] * _is_outdated(run, panel.directory):
+            if more := [name for name in changes if not is_within(name, expected)]:
                 changed[f"{run.name} on panel {panel.name}"] = more
+            elif _is_outdated(run, panel.directory):
+                changed[f"{run.name} on panel {panel.name}"] = ["an earlier checkpoint"]
     by_name = {run.name: run for run in runs}
     for run in runs:
         has_results = run.after and has_begun(run.directory)  # of what the run before it had left by then

@@ -189,17 +189,19 @@ def map_to_admissible(predicted: Sequence[str], admissible: Sequence[str], num: 
     takes any text is offered, such as a search, so is each with another text.
     """
     offered = list(dict.fromkeys(admissible))
-    free = {match[1] for match in map(FREE_TEXT.fullmatch, offered) if match}
-    exact = [
-        action
-        for action in dict.fromkeys(predicted)
-        if action in offered or ((match := FREE_TEXT.fullmatch(action)) and match[1] in free)
-    ]
+    fields = {*map(_find_text_field, offered)} - {""}
+    exact = [act for act in dict.fromkeys(predicted) if act in offered or _find_text_field(act) in fields]
     others = [action for action in offered if action not in exact]
     if others and predicted and len(exact) < num:
         likeness = (embedder.embed(others) @ embedder.embed(list(predicted)).T).sum(axis=1)
         others = [others[index] for index in np.argsort(-np.round(likeness, 6), kind="stable")]
     return (exact + others)[:num]
+
+
+def _find_text_field(action: str) -> str:
+    """Return the beginning of an action that takes any text, which names where the text goes; "" of any other."""
+    match = FREE_TEXT.fullmatch(action)
+    return match[1] if match else ""
 
 
 METHOD = Method(
