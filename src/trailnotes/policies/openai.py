@@ -169,33 +169,42 @@ class Endpoint:
             self._opened = self._open_client()
             self._client = await anext(self._opened)
             self.slots = asyncio.Semaphore(self.config.concurrency)  # for the requests under way
-            self._probe_lock = asyncio.Lock()
+            self._probe: asyncio.Task[str] | None = None  # its event loop may have ended
             self.freed = asyncio.Event()  # set when one ends
             self._loop = asyncio.get_running_loop()
 
     async def require_answer(self) -> None:
         """Raise `PolicyError` where a server that has not answered yet gives no answer at all within `FIRST_TIMEOUT`.
 
-        It is asked for its models, which costs nothing. A completion may take long, so its silence would show nothing.
-        One request asks for all: a server that answers one after the other would let the rest wait for completions.
+        One probe serves all that wait: a server that answers one after the other would let the rest wait for
+        completions, and a silent one would cost each of them the whole timeout.
         """
-        async with self._probe_lock:
-            if self._has_answered:
-                return
-            try:
-                async with asyncio.timeout(FIRST_TIMEOUT):
-                    await self._client.models.with_raw_response.list()
-            except APIStatusError:
-                pass  # an answer, too
-            except (TimeoutError, APIConnectionError) as error:
-                is_late = isinstance(error, TimeoutError | APITimeoutError)
-                reason = f"nothing within {FIRST_TIMEOUT:g} s" if is_late else f"{error.__cause__ or error}"
-                raise PolicyError(
-                    f"{self.config.base_url} does not answer ({redact_key(self._key, reason)}): see that a server of "
-                    "OpenAI's API runs there, and that endpoint.base_url has its host and port; give one that is still "
-                    "starting the same command again"
-                ) from None
-            self._has_answered = True
+        if self._has_answered:
+            return
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._probe_server())
+        if failure := await asyncio.shield(self._probe):
+            raise PolicyError(
+                f"{self.config.base_url} does not answer ({redact_key(self._key, failure)}): see that a server of "
+                "OpenAI's API runs there, and that endpoint.base_url has its host and port; give one that is still "
+                "starting the same command again"
+            )
+        self._has_answered = True
+
+    async def _probe_server(self) -> str:
+        """Ask for the models, which costs nothing; return why no answer came, "" where one did.
+
+        A completion may take long, so its silence would show nothing.
+        """
+        try:
+            async with asyncio.timeout(FIRST_TIMEOUT):
+                await self._client.models.with_raw_response.list()
+        except APIStatusError:
+            pass  # an answer, too
+        except (TimeoutError, APIConnectionError) as error:
+            is_late = isinstance(error, TimeoutError | APITimeoutError)
+            return f"nothing within {FIRST_TIMEOUT:g} s" if is_late else f"{error.__cause__ or error}"
+        return ""
 
     async def send(self, messages: Sequence[Message], sampling: Sampling) -> EndpointReply:
         """Send a request once. Raises `RetryableError` for what may pass, else `PolicyError`."""
@@ -323,8 +332,8 @@ class OpenAIPolicy(OwnedPolicy):
         estimate = sum(self.count_tokens(message.content) + TOKENS_PER_MESSAGE for message in messages)
         await self.endpoint.open()
         tries = 0
+        await self.endpoint.require_answer()
         async with self.endpoint.slots:
-            await self.endpoint.require_answer()
             while True:
                 most = TokenUsage(math.ceil(estimate * self._density), sampling.max_tokens)
                 try:

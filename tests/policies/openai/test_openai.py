@@ -133,9 +133,20 @@ def test_a_fault_that_passes_is_tried_again_and_counted(name: str, proxy: Proxy,
 def test_a_server_that_gives_no_answer_at_all_ends_the_run_at_once(caplog, monkeypatch) -> None:
     monkeypatch.setattr(openai, "FIRST_TIMEOUT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:  # which takes connections and answers nothing
-        silent = policy(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+        silent = policy(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", concurrency=1)
+
+        async def main() -> list[Any]:
+            plays = (play(silent, sampling(number), episode=f"{number}") for number in range(3))
+            return await asyncio.gather(*plays, return_exceptions=True)
+
+        failures = asyncio.run(main())
+        listener.settimeout(0)
+        listener.accept()[0].close()
+        with pytest.raises(BlockingIOError):  # one probe served all
+            listener.accept()[0].close()
+    for failure in failures:
         with pytest.raises(PolicyError, match=r"does not answer \(nothing within 0.3 s\): .*endpoint.base_url"):
-            ask(silent, sampling())
+            raise failure
     with pytest.raises(PolicyError, match=r"127.0.0.1:9/v1 does not answer .*endpoint.base_url"):
         ask(policy("http://127.0.0.1:9/v1"), sampling())
     assert not silent.metrics()["endpoint/lost"]  # no completion was asked for
