@@ -393,7 +393,7 @@ def test_anchors_are_learned_from_what_the_start_model_says(own: StandIn, tmp_pa
 
 
 def test_evaluation_at_the_server_equals_the_one_here(own: StandIn, tmp_path: Path) -> None:
-    assert main(write_config(own, tmp_path)) == 0
+    assert main(write_config(own, tmp_path, train={"keep_optimizer": False})) == 0
     played = {}
     for name in ("tinker", "torch"):
         words = ["eval", str(tmp_path / "run"), "--out", str(tmp_path / name), "--learner.name", name]

@@ -39,7 +39,7 @@ def train(config: Config, run_dir: StrPath, *, allow_change: Sequence[str] = (),
     The same call on an existing run resumes at its last checkpoint: exactly, unless iterations overlap
     (`rollout.max_async_iterations`), since newer weights then play the next one. Ctrl-C finishes the iteration, saves,
     and raises; a second one raises at once; so do SIGTERM, and SIGHUP of a closed terminal. A finished run is not
-    opened again where `train.keep_optimizer` is off.
+    opened again where `train.keep_optimizer` is off, unless a server trained it.
 
     Args:
         config: the whole configuration.
@@ -104,7 +104,8 @@ async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster
         elif received and not ended:
             stopped = f"stopped after iteration {run.count.iteration}; the same command resumes there"
             raise Interrupted(received[0], stopped)
-        if ended and not config.train.keep_optimizer and not delete_optimizer_state(directory.checkpoints):
+        is_kept = config.train.keep_optimizer or config.is_hosted  # a server has it, and plays the model by its name
+        if ended and not is_kept and not delete_optimizer_state(directory.checkpoints):
             run.progress.note("a checkpoint is being read, so its optimizer's state stays: the same command deletes it")
         assert run.saved is not None
         return run.saved / "model"
