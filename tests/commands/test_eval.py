@@ -17,6 +17,7 @@ from trailnotes.envs.tasks import load_tasks
 from trailnotes.learner.states import STATE
 from trailnotes.runs import evaluate as evaluation
 from trailnotes.runs.evaluate import evaluate
+from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.panels import JOURNAL_FILE
 from trailnotes.storage import checkpoint
 from trailnotes.types import Trajectory
@@ -144,3 +145,12 @@ def test_episodes_of_other_settings_weights_or_data_are_played_again(
     backup = tmp_path / "episodes.part.1.jsonl"
     assert f"set aside {backup}: its 2 episodes were played with another {change}\n" in caplog.text
     assert len(lines(backup)) == 3
+
+
+def test_checkpoints_whose_weights_a_server_keeps_are_told_apart(tmp_path: Path) -> None:
+    config, models = small_config(learner={"name": "tinker"}), set()
+    for step in (10, 20):
+        path = checkpoint.save(tmp_path, step, lambda path: (path / "learner.json").write_text(path.name))
+        (path / "model").mkdir()  # with the same files at each step
+        models.add(evaluation._build_fingerprint(config, EvaluatedModel(str(path / "model"), "m"), False)["model"])
+    assert len(models) == 2

@@ -241,7 +241,9 @@ def _build_fingerprint(config: Config, subject: EvaluatedModel, use_memory: bool
     model, path, memory = subject.model, Path(subject.model), use_memory
     if path.is_dir() and not checkpoint.verify(path.parent, contents=False):
         saved = checkpoint.read_json(path.parent / checkpoint.MANIFEST)["files"]
-        weights = {name: saved[name] for name in saved if name.startswith("model/")}  # without the optimizer's state
+        # Without the optimizer's state, which a training deletes; learner.json has a server's name of the weights.
+        places = ("model/", "learner.json") if config.is_hosted else ("model/",)
+        weights = {name: saved[name] for name in saved if name.startswith(places)}
         model, memory = hashlib.sha256(json.dumps(weights).encode()).hexdigest(), use_memory and saved["memory.db"]
     elif path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
