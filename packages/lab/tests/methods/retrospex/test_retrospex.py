@@ -70,10 +70,11 @@ def test_admissible_predictions_come_first() -> None:
     assert map_to_admissible(predicted, admissible, 2, Words()) == ["take key", "open door"]
     assert map_to_admissible(predicted, admissible, 3, Words()) == ["take key", "open door", "open red door"]
     assert map_to_admissible([], admissible, 2, EMBEDDER) == ["look", "take key"]
-    queries, shop, phone = ["search[red lamp]", "search[cut"], ["search[a lamp]"], ["INPUT(2, boil)", "CLICK(1)"]
+    wrong = ["search[cut", "search[lamp)", "search[ ]", "INPUT(2, eggs]"]
+    queries, shop, phone = ["search[red lamp]", *wrong], ["search[a lamp]"], ["INPUT(2, boil)", "CLICK(1)"]
     assert map_to_admissible(queries, shop, 3, EMBEDDER) == ["search[red lamp]", *shop]
     assert map_to_admissible(queries, ["click[back to search]"], 3, EMBEDDER) == ["click[back to search]"]
-    assert map_to_admissible(["INPUT(2, eggs)", "INPUT(1, eggs)"], phone, 1, EMBEDDER) == ["INPUT(2, eggs)"]
+    assert map_to_admissible([*wrong, "INPUT(2, eggs)", "INPUT(1, eggs)"], phone, 1, EMBEDDER) == ["INPUT(2, eggs)"]
 
 
 actions = st.lists(st.sampled_from(["look", "go north", "go south", "take key", "xyzzy"]), max_size=6)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trailnotes_lab.methods.retrospex.critic import Critic
 
 TEMPERATURE, TOP_P = 0.9, 0.95  # sampling of the candidates (Retrospex release 6d169a4)
-FREE_TEXT = re.compile(r"(search\[|INPUT\(\d+, ).*[])]")  # an action that takes any text, on WebShop and WikiHow
+FREE_TEXT = re.compile(r"(search\[)\s*\S.*\]|(INPUT\(\d+, )\s*\S.*\)")  # take any text, on WebShop and WikiHow
 
 
 async def retrospex(run: AdaptationRun) -> None:
@@ -201,7 +201,7 @@ def map_to_admissible(predicted: Sequence[str], admissible: Sequence[str], num: 
 def _find_text_field(action: str) -> str:
     """Return the beginning of an action that takes any text, which names where the text goes; "" of any other."""
     match = FREE_TEXT.fullmatch(action)
-    return match[1] if match else ""
+    return match[1] or match[2] if match else ""
 
 
 METHOD = Method(
