@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,20 @@ def test_an_unknown_name_is_refused_with_the_nearest(
     if ":" not in name:
         with pytest.raises(ConfigError, match=f"command line: algorithm.name = .*{answer}"):
             load_config(None, ["--algorithm.name", name])
+
+
+@pytest.mark.parametrize(
+    ("names", "panel", "answer"),
+    [
+        ("ace clin reasoningbank rememberer retrospex training-free-grpo", {"show_tips": "other"}, "shows no tips"),
+        ("training-free-grpo", {"num_samples": 1}, "set eval.num_samples to 2 or more"),
+        ("reflexion", {"num_samples": 2}, "set eval.num_samples = 1"),
+    ],
+)
+def test_a_panel_that_a_method_cannot_play_is_refused_at_once(names: str, panel: dict[str, Any], answer: str) -> None:
+    for name in names.split():
+        with pytest.raises(ValueError, match=answer):
+            small_config(algorithm={"name": name}, eval=panel)
 
 
 def test_an_entry_point_names_a_method(

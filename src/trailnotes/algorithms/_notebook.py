@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from trailnotes.config.refusals import require_own_tips
 from trailnotes.config.section import Section, key
 from trailnotes.rollout.conversation import Conversation, build_opening_messages, quoted, replay_conversation, truncate
 from trailnotes.rollout.episode import EpisodeContext, TipsActor, count_prompt_tokens
@@ -73,7 +72,6 @@ class Notebook(Protocol):
 async def adapt_by_notebook(run: AdaptationRun, notebook: Notebook) -> None:
     """Play trial 0 without a notebook, then `eval.trials` trials with what was written after those before."""
     config = run.config
-    require_own_tips(config)
     for trial in range(config.eval.trials + 1):
         phase, asked = f"trial-{trial}", 0
         act = (lambda context: NotebookActor(context, notebook)) if trial else None

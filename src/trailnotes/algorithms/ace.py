@@ -13,6 +13,7 @@ from typing import Final
 
 from trailnotes.algorithms import _notebook as notebook
 from trailnotes.config.methods import Method
+from trailnotes.config.refusals import require_own_tips
 from trailnotes.rollout.tips import select_usable
 from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.types import Task, TrajectoryGroup
@@ -121,5 +122,6 @@ class Playbook:
 
 
 METHOD = Method(
-    "ace", "ACE", ace, trains=False, repeats=True, colour="#ff6361", sections={"notebook": notebook.NotebookConfig}
-)
+    "ace", "ACE", ace, trains=False, repeats=True, colour="#ff6361",
+    sections={"notebook": notebook.NotebookConfig}, validate=require_own_tips,
+)  # fmt: skip

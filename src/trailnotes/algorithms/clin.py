@@ -12,6 +12,7 @@ from typing import Final
 
 from trailnotes.algorithms import _notebook as notebook
 from trailnotes.config.methods import Method
+from trailnotes.config.refusals import require_own_tips
 from trailnotes.rollout.tips import select_usable
 from trailnotes.runs.adaptation import AdaptationRun
 from trailnotes.types import Task, TrajectoryGroup
@@ -61,5 +62,6 @@ class CausalStatements:
 
 
 METHOD = Method(
-    "clin", "CLIN", clin, trains=False, repeats=True, colour="#003f5c", sections={"notebook": notebook.NotebookConfig}
-)
+    "clin", "CLIN", clin, trains=False, repeats=True, colour="#003f5c",
+    sections={"notebook": notebook.NotebookConfig}, validate=require_own_tips,
+)  # fmt: skip

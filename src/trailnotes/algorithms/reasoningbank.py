@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trailnotes.algorithms import _notebook as notebook
 from trailnotes.config.methods import Method
+from trailnotes.config.refusals import require_own_tips
 from trailnotes.memory import Embedder, make_config_embedder
 from trailnotes.rollout.conversation import get_instruction
 from trailnotes.rollout.tips import select_usable
@@ -112,5 +113,5 @@ def parse_items(answer: str, *, free_form: bool = False) -> tuple[str, ...]:
 
 METHOD = Method(
     "reasoningbank", "ReasoningBank", reasoningbank, trains=False, repeats=True, colour="#bc5090",
-    sections={"notebook": notebook.NotebookConfig},
+    sections={"notebook": notebook.NotebookConfig}, validate=require_own_tips,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trailnotes.config.methods import Method
-from trailnotes.config.schema import MemoryConfig, RolloutConfig
+from trailnotes.config.schema import Config, MemoryConfig, RolloutConfig
 from trailnotes.config.section import Section, key
 from trailnotes.errors import ConfigError
 from trailnotes.memory import clean_tip
@@ -57,8 +57,6 @@ class ReflexionConfig(Section):
 async def reflexion(run: AdaptationRun) -> None:
     """Play trial 0, then `eval.trials` trials with plans; a solved task is not played again."""
     config, options = run.config, run.config.section(ReflexionConfig)
-    if config.eval.num_samples != 1:
-        raise ConfigError("reflexion plays a task once in each trial: set eval.num_samples = 1")
     latest: dict[str, TrajectoryGroup] = {}  # of each task; a solved one stays
     solved: set[str] = set()
     with ReflectionMemory(run.directory.memory_path, WINDOW) as memory:
@@ -243,7 +241,12 @@ class ReflectionMemory(StoreBackedMemory):
         return len(usable)
 
 
+def validate_reflexion(config: Config) -> None:
+    if config.eval.num_samples != 1:
+        raise ConfigError("reflexion plays a task once in each trial: set eval.num_samples = 1")
+
+
 METHOD = Method(
     "reflexion", "Reflexion", reflexion, trains=False, repeats=True, colour="#56b4e9",
-    sections={"reflexion": ReflexionConfig},
+    sections={"reflexion": ReflexionConfig}, validate=validate_reflexion,
 )  # fmt: skip

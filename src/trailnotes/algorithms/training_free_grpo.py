@@ -12,6 +12,8 @@ from typing import Final
 
 from trailnotes.algorithms import _notebook as notebook
 from trailnotes.config.methods import Method
+from trailnotes.config.refusals import require_own_tips
+from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import get_instruction, quoted
 from trailnotes.runs.adaptation import AdaptationRun
@@ -28,9 +30,6 @@ _REQUEST: Final = (
 
 
 async def training_free_grpo(run: AdaptationRun) -> None:
-    if run.config.eval.num_samples < 2:
-        raise ConfigError("training-free-grpo compares attempts at one task: set eval.num_samples to 2 or more "
-                          "(release: 5)")  # fmt: skip
     await notebook.adapt_by_notebook(run, Experiences(notebook.CAPACITY))
 
 
@@ -89,7 +88,14 @@ def describe_attempt(episode: Trajectory) -> str:
     return f"Attempt with score {episode.score:g} of {episode.max_score:g}: {actions}"
 
 
+def validate_training_free_grpo(config: Config) -> None:
+    require_own_tips(config)
+    if config.eval.num_samples < 2:
+        raise ConfigError("training-free-grpo compares attempts at one task: set eval.num_samples to 2 or more "
+                          "(release: 5)")  # fmt: skip
+
+
 METHOD = Method(
     "training-free-grpo", "Training-Free GRPO", training_free_grpo, trains=False, repeats=True, colour="#8c6d31",
-    sections={"notebook": notebook.NotebookConfig},
+    sections={"notebook": notebook.NotebookConfig}, validate=validate_training_free_grpo,
 )  # fmt: skip

@@ -30,7 +30,6 @@ MAX_TRIED_EXAMPLES = 20  # records looked at in one step, at most, for some that
 async def rememberer(run: AdaptationRun) -> None:
     """Fill the table on the training tasks, epoch by epoch, then play the panel with it and without updates."""
     config = run.config.section(RemembererConfig)
-    require_own_tips(run.config)
     tasks = load_training_tasks(run.config)
     with ExperienceTable(run.directory.path / "experience.db", make_config_embedder(run.config), config) as table:
 
@@ -188,5 +187,5 @@ def table_metrics(table: ExperienceTable, groups: Sequence[TrajectoryGroup]) -> 
 
 METHOD = Method(
     "rememberer", "REMEMBERER", rememberer, trains=False, colour="#e69f00", learned_from=load_training_tasks,
-    sections={"rememberer": RemembererConfig},
+    sections={"rememberer": RemembererConfig}, validate=require_own_tips,
 )  # fmt: skip

@@ -38,7 +38,6 @@ FREE_TEXT = re.compile(r"(search\[)\s*\S.*\]|(INPUT\(\d+, )\s*\S.*\)")  # take a
 async def retrospex(run: AdaptationRun) -> None:
     """Train or load the critic, then play the panel with the policy alone, and again with its proposals rescored."""
     config, settings = run.config, run.config.section(RetrospexConfig)
-    require_own_tips(config)
     if not hasattr(run.policy, "score"):
         raise ConfigError(
             f"retrospex weighs actions by their log-probabilities, and {run.policy.name} gives none (no "
@@ -207,5 +206,5 @@ def _find_text_field(action: str) -> str:
 METHOD = Method(
     "retrospex", "Retrospex", retrospex, trains=False, data="retrospex.data",
     colour="#a08a00", learned_from=load_critic_games,
-    sections={"retrospex": RetrospexConfig},
+    sections={"retrospex": RetrospexConfig}, validate=require_own_tips,
 )  # fmt: skip
