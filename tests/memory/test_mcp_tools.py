@@ -6,6 +6,7 @@ import asyncio
 import json
 import unicodedata
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,6 +203,14 @@ def test_no_tool_hands_out_a_control_word(memory: TipMemory, word: str) -> None:
     answers += [tools.search_tips(listed["task"], word) for listed in tools.list_tasks()["tasks"]]
     with pytest.raises(ToolError, match="the nearest are") as refusal:
         tools.search_tips("0 a", word)
+    (task,) = [listed["task"] for listed in tools.list_tasks("0 a ")["tasks"]]
+    assert tools.list_tasks(task)["total"] == 1
+    somebody: Any = SimpleNamespace(session=SimpleNamespace(client_params=None))
+    tools.add_tip(somebody, task, "up")
+    for rules, score in ((WRITE, None), (WRITE, 9.0), (AccessRules(write=True, capacity=1), None)):
+        with pytest.raises(ToolError, match="0 a ") as again:
+            Toolbox(memory, rules).add_tip(somebody, task, "up", score=score)
+        answers.append({"refusal": str(again.value)})
     answers += [tools.list_tasks(), {"refusal": str(refusal.value), "text": memory.session("maze/3", word).text}]
     assert plain not in unicodedata.normalize("NFKC", json.dumps(answers, ensure_ascii=False))
 

@@ -21,7 +21,7 @@ from trailnotes.memory.schema import EmbedderIdentity
 from trailnotes.memory.scope import Scope
 from trailnotes.memory.store import SELECT_ITEM, ItemRow, OwnerChange, TipStore, build_addition
 from trailnotes.memory.tipfile import is_memory_file, iter_tips, resolve_memory_file, write_tips
-from trailnotes.memory.tips import SearchHit, TipMemory, clean_tip, normalize_tip, utc_now
+from trailnotes.memory.tips import SearchHit, TipMemory, clean_tip, normalize_tip, quoted, utc_now
 from trailnotes.storage.checkpoint import META
 from trailnotes.types import MAX_MAGNITUDE, StrPath, Tip
 
@@ -116,7 +116,7 @@ def add_tip(
 def add_new_tip(memory: TipMemory, tip: Tip) -> Tip:
     """Add one tip as `add_imported` does, and return it as it is stored; raises where the memory has it."""
     if not add_imported(memory, [replace(tip, created=utc_now())]):
-        raise MemoryStoreError(f"{tip.namespace} has this tip already, under the same key: nothing was added")
+        raise MemoryStoreError(f"{quoted(tip.namespace)} has this tip already, under the same key: nothing was added")
     stored = normalize_tip(replace(tip, imported=True), utc_now)
     assert stored is not None, "it was added"
     return require_tip(memory.store, memory.store.find_duplicate(stored, same=["key"]) or 0)

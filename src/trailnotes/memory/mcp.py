@@ -89,8 +89,9 @@ class Toolbox:
 
         Call it to learn the ids that search_tips takes.
         """
-        tasks = [(name, size) for name, size in self._list_served_tasks().items() if contains in name]
-        return {"tasks": [{"task": quoted(name), "tips": size} for name, size in tasks[:limit]], "total": len(tasks)}
+        served = [(quoted(name), name, size) for name, size in self._list_served_tasks().items()]
+        tasks = [{"task": task, "tips": size} for task, name, size in served if contains in task or contains in name]
+        return {"tasks": tasks[:limit], "total": len(tasks)}
 
     def search_tips(
         self,
@@ -205,14 +206,14 @@ class Toolbox:
         # Tips that wait for their owner count where what is added waits, too.
         count = store.size(pool) if rules.enabled else sum(store.count_by_namespace(pool).values())
         if count >= rules.capacity:
-            raise ToolError(f"{task!r} has no room beyond {rules.capacity} tips: their owner can delete some")
+            raise ToolError(f"{quoted(task)!r} has no room beyond {rules.capacity} tips: their owner can delete some")
 
     def _choose_score(self, task: str, score: float | None) -> tuple[float, float]:
         best, most = self.memory.store.get_best_score(task)
         if score is None or score <= most:
             return best if score is None else score, most
         if task in self.memory.store.count_by_namespace(make_tip_filter(task)):
-            raise ToolError(f"a score of {score:g} is above the highest of {task!r}, {most:g}: give less")
+            raise ToolError(f"a score of {score:g} is above the highest of {quoted(task)!r}, {most:g}: give less")
         return score, score
 
     def _list_served_tasks(self) -> dict[str, int]:
@@ -224,7 +225,7 @@ class Toolbox:
         if not self.memory.store.size(task):
             task = next((name for name in self._list_served_tasks() if quoted(name) == task), task)
         if (only := self.rules.namespace) not in {None, task}:
-            raise ToolError(f"{task!r} is not served here: the one task is {only!r}")
+            raise ToolError(f"{task!r} is not served here: the one task is {quoted(only)!r}")
         return task
 
 
