@@ -142,6 +142,14 @@ def test_a_record_is_done_also_with_another_number_of_workers(tmp_path: Path) ->
     for step, left in ((2, ["train", "eval"]), (3, ["eval"])):  # evaluated before the training had ended
         checkpoint.save(run_dir / "checkpoints", step, lambda _: None, meta={"env_steps": 8 * step})
         assert [stage.name for stage in list_unfinished_stages(expand_runs(load_spec(path), path, out))] == left
+    checkpoint.save(run_dir / "checkpoints", 4, lambda _: None, meta={"env_steps": 9})  # the training goes on
+    path.write_text(PLAN + '[panels.more]\ntrials = 1\nmethods = ["grpo"]')
+    runs = expand_runs(load_spec(path), path, out)
+    ((panel,),) = (run.panels for run in runs if run.name == "grpo-0")
+    finish(panel.directory, panel.config)
+    (panel.directory / "eval/panel.json").unlink()  # half-played
+    with pytest.raises(RunError, match=r"\(grpo-0 on panel more: an earlier checkpoint\): remove"):
+        validate_unchanged_settings(runs)
 
 
 def test_costs_follow_a_run_that_was_continued_by_hand(tmp_path: Path) -> None:

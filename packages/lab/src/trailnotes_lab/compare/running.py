@@ -120,12 +120,13 @@ def validate_unchanged_settings(runs: Sequence[PlannedRun]) -> None:
     for run in runs:
         own = [name for name in _list_changed_settings(run) if not is_within(name, RUNTIME_KEYS)]
         changed |= {run.name: own} if own else {}
+        goes_on = run.trains and run.panels and _is_unfinished(run)
         for panel in run.panels:
             expected = (*RUNTIME_KEYS, *own, "model.path")  # of the run itself, or of the checkpoint that it names
             changes = _diff_settings(panel.directory, panel.config)
             if more := [name for name in changes if not is_within(name, expected)]:
                 changed[f"{run.name} on panel {panel.name}"] = more
-            elif _is_outdated(run, panel.directory):
+            elif _is_outdated(run, panel.directory) or (goes_on and has_begun(panel.directory)):
                 changed[f"{run.name} on panel {panel.name}"] = ["an earlier checkpoint"]
     by_name = {run.name: run for run in runs}
     for run in runs:
