@@ -47,6 +47,7 @@ class AgentSession:
 
         Raises:
             SessionOver: it has ended before, by a report or by the run.
+            ConfigError: the gateway refuses the report, has not kept it, or cannot be reached.
         """
         report = {"score": score, "success": success, "done": done, **more}
         _send("POST", f"{self.url}/report", report, self._token)

@@ -108,7 +108,7 @@ def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path, caplog: p
                     await play(gateway, url, CALL)
                     assert len([*read_jsonl(path)]) == number + 1
                     assert len(memory.store.load_attempts("tea", 9, without="")) == number + 1
-                with pytest.raises(ConfigError, match=r"the report is not kept.*without one request"):
+                with pytest.raises(ConfigError, match=r"the report is not kept, since .*without one request"):
                     await play(gateway, url)
                 path.unlink()
                 path.mkdir()
@@ -117,7 +117,10 @@ def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path, caplog: p
                 late: Any = gateway.find("late", "tea")
                 late._timeout, gateway._keep = 0.01, lambda _, late: late.report(Report(score=1.0))
                 await late.ask(CALL)
-                assert await late.kept, "the report is refused, since the episode has ended without it"
+                assert (await late.kept).status == 500, "the report is refused, since the episode has ended without it"
+                idle = gateway.find("idle", "tea")
+                idle.report(Report(score=1.0))
+                assert (await idle.kept).status == 422, "no retry helps a client that requested nothing"
                 assert "the run has ended it" in caplog.text
 
     asyncio.run(run())

@@ -157,8 +157,8 @@ class GatewayServer:
         report = parse_report(await _read_json(request))
         session = self._find(request)
         session.report(report)
-        if report.done and session.kept and (failure := await asyncio.shield(session.kept)):
-            raise RequestRefused(f"the report is not kept, or not in full: {failure}", 500, "not_kept")
+        if report.done and session.kept and (refusal := await asyncio.shield(session.kept)):
+            raise refusal
         return JSONResponse({"done": report.done})
 
     async def _list_models(self, _request: Request) -> Response:

@@ -85,7 +85,7 @@ class Session:
         self.describe_tools: DescribeTools | None = None  # of the model, where it has a form of its own for tools
         self.decode: requests.Decode | None = None  # of a model that is served, if its log-probabilities are known
         self.sampling, self.max_prompt_tokens = Sampling(), 2**20  # until `run_episode` sets its own
-        self.kept: asyncio.Future[str] | None = None  # of a server: what kept the outcome from the disk, "" for nothing
+        self.kept: asyncio.Future[RequestRefused | None] | None = None  # of a server: None once the outcome is on disk
         self._timeout, self._start, self._scorer = timeout, start, scorer
         self._stop: Callable[[], None] | None = None
         self._requests: dict[Hashable, _Request] = {}

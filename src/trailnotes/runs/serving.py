@@ -125,7 +125,8 @@ class OpenGateway:
         is_plain = self._memory is None or random.Random(seed).random() < self._plain_share
         name = f"session/{session.key}"  # of the episode with the policy, where authors have theirs
         self._policy.open_episode(name)
-        kept, reason = "the server failed: its log says why", ""
+        lost, reason = "the report is not kept, or not in full: the server failed, and its log says why", ""
+        refusal: RequestRefused | None = RequestRefused(lost, 500, "not_kept")
         try:
             episode = await run_episode(
                 self._policy, session, session.task, "plain" if is_plain else "on_policy_tips", self._memory, config,
@@ -134,7 +135,8 @@ class OpenGateway:
             session.end()  # the episode is made: a report from now on would be lost
             async with self._writing:
                 await asyncio.to_thread(self._keep, episode, session)
-            kept = episode.error
+            why = f"the report is not kept, since the episode has failed: {episode.error}"
+            refusal = RequestRefused(why, 422, "not_kept") if episode.error else None
         except Exception as error:  # noqa: BLE001 (the other sessions go on)
             logger.error("session %s of %r: %s", number, session.task.id, error)  # noqa: TRY400 (the text says it)
             reason = f"this session ended by an error of the server: {type(error).__name__}"
@@ -143,7 +145,7 @@ class OpenGateway:
             self._policy.close_episode(name)
             session.close(*filter(None, [reason]))
             if session.kept is not None and not session.kept.done():
-                session.kept.set_result(kept)
+                session.kept.set_result(refusal)
             self._sessions.pop(session.key, None)
             if self._defaults.get(session.task.id) is session:
                 del self._defaults[session.task.id]
