@@ -365,9 +365,11 @@ def test_a_group_of_too_few_is_dropped_with_a_warning(
     modes: Any = [["plain"] * members] * 2
     groups = play_groups(ScriptedPolicy(right), FakePool(failing(*failures)), modes=modes)
     assert [(group.task.id, len(group.trajectories)) for group in groups] == [("b", members)]
-    assert "task a" in caplog.text
+    assert f"task a is left out: {len(failures)} of {members} failed" in caplog.text
+    caplog.clear()
     groups = play_groups(ScriptedPolicy(right), FakePool(failing(*failures)), modes=modes, min_members=1)
     assert sum(len(group.trajectories) for group in groups) == 2 * members - len(failures), "a panel keeps each episode"
+    assert f"{len(failures)} of {members} failed" in caplog.text, "and is told which it lacks"
 
 
 # --- tips written afterwards

@@ -58,9 +58,9 @@ class EpisodeSlot:
 class GroupRunner:
     """Plays batches of groups, each episode in a slot of its own, at most `env.max_envs` at once.
 
-    A failed episode goes to `on_error` and is tried afresh, `MAX_REPLACEMENTS` times. A group continues while
-    `min_members` are left (or all, of a group of one); else it is dropped with a warning. A `FeedbackMemory` hears at
-    the end how its readers fared.
+    A failed episode goes to `on_error` and is tried afresh, `MAX_REPLACEMENTS` times. A group that lost some continues
+    while `min_members` are left (or all, of a group of one); else it is dropped. Either is warned of. A
+    `FeedbackMemory` hears at the end how its readers fared.
     """
 
     policy: Policy
@@ -205,12 +205,11 @@ async def run_with_limit(
 
 def _build_group(task: Task, row: Sequence[EpisodeSlot], min_members: int) -> TrajectoryGroup | None:
     members = tuple(slot.played for slot in row if slot.played is not None)
-    if len(members) < min(min_members, len(row)):
-        reason = [slot.reason for slot in row if slot.played is None][-1]
-        num = len(row) - len(members)
-        logger.warning("task %s is left out: %d of %d episodes failed: %s", task.id, num, len(row), reason)
-        return None
-    return TrajectoryGroup(task, members)
+    is_kept = len(members) >= min(min_members, len(row))
+    if reasons := [slot.reason for slot in row if slot.played is None]:
+        result = "has fewer episodes" if is_kept else "is left out"
+        logger.warning("task %s %s: %d of %d failed: %s", task.id, result, len(reasons), len(row), reasons[-1])
+    return TrajectoryGroup(task, members) if is_kept else None
 
 
 @cache  # once for each setting, not at each iteration
