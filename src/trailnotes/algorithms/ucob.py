@@ -114,12 +114,12 @@ def collect_turns(group: TrajectoryGroup, with_tips: TrajectoryGroup) -> list[Tu
 def find_lessons(visits: Visits, turns: Sequence[Turn], max_score: float) -> list[Lesson]:
     """Find who teaches whom: at each state the valid step with the highest return, and those that earned less.
 
-    `turns` are the M steps of `visits` as decisions; `max_score` is the unit of `MARGIN` and `TAU`, which is 1 if the
-    environment says 0. Returns at most `MAX_PAIRS` lessons of each state, the largest gaps first. The teacher is the
+    `turns` are the M steps of `visits` as decisions; `max_score` is the unit of `MARGIN` and `TAU`, which is 1 where it
+    is not above 0. Returns at most `MAX_PAIRS` lessons of each state, the largest gaps first. The teacher is the
     earliest of equals. A pupil counts whatever its own context was: what is taught is the context that the teacher did
     not have.
     """
-    unit = max_score or 1.0
+    unit = max_score if max_score > 0 else 1.0
     by_state: dict[object, list[int]] = defaultdict(list)
     for index, state in enumerate(visits.states):
         if turns[index].valid:
