@@ -40,6 +40,9 @@ def test_a_new_directory_explains_itself(tmp_path: Path) -> None:
 
 def test_changed_config_needs_allow_change(tmp_path: Path) -> None:
     with RunDir.open(tmp_path, Config()) as run:
+        written = (tmp_path / "config.toml").stat()
+        run.write_config()
+        assert (tmp_path / "config.toml").stat() == written, "it has these settings already"
         run.append_metrics({"iteration": 0})
     changed = load_config(None, ["--optim.lr", "1e-3", "--train.iterations", "7"])
     with pytest.raises(RunError, match=r"--allow-change optim\.lr --allow-change train\.iterations"):

@@ -85,7 +85,7 @@ class RunDir:
         """Lock `path`, write or check its config, and record this start in run.json.
 
         The changes of a run that has begun wait for `write_config`, when its state has been loaded under them: a start
-        that fails before leaves settings with which the run can go on.
+        that fails before leaves settings with which the run can go on, and its changes in run.json alone.
 
         Args:
             path: the directory; made if it does not exist.
@@ -159,6 +159,7 @@ class RunDir:
         """Write config.toml, unless it has these settings already."""
         if self._has_new_config:
             write_text_atomic(self.path / "config.toml", to_toml(self.config))
+            self._has_new_config = False
 
     def _find_changes(self, allow_change: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
         """Return the changes since config.toml was written, name -> [old, new], or refuse them."""
