@@ -27,7 +27,6 @@ class Asked:
 
     body: dict[str, Any]
     headers: Mapping[str, str]
-    time: float
     usage: tuple[int, int] = (0, 0)  # of the answer that the real server gave
 
 
@@ -149,7 +148,7 @@ class Proxy:
         if not head[0].split()[1].endswith(CHAT):
             self.probes += 1
             return await _send(writer, Reply(b"{}", 404))
-        asked = Asked(json.loads(body), headers, time.monotonic())
+        asked = Asked(json.loads(body), headers)
         self.asked.append(asked)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)

@@ -193,13 +193,9 @@ def test_each_subcommand_on_a_small_memory(place: str, tmp_path: Path, capsys: p
         (["show", "99"], "99"),
         (["enable"], "either IDs or --all"),
         (["list", "--namespace", "maze/3"], "no tip of 'maze/3': it has tips of maze/2, maze/1"),
-        (["export", "tips.jsonl", "--namespace", "maze"], "it has tips of maze/"),
-        (["search", "maze/3", "a hall"], "no tip of 'maze/3'"),
         (["search", "maze/1", "a hall", "--top-k", "0"], "1 or more"),
         (["edit", "1"], "nothing to change"),
         (["edit", "1", "--score", "nan"], "finite number"),
-        (["add", "", "--task", "maze/1"], "needs a letter"),
-        (["add", "go left twice", "--task", "maze/1", "--score", "inf"], "finite number"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(

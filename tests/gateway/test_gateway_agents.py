@@ -20,12 +20,12 @@ from trailnotes.client import AgentSession
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, SessionOver
 from trailnotes.gateway.pool import GatewayPool
-from trailnotes.gateway.requests import ModelCall, make_reply, parse_responses_call
+from trailnotes.gateway.requests import parse_responses_call
 from trailnotes.memory import open_memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.groups import GroupRunner
 from trailnotes.storage.files import trajectory_from_json, trajectory_to_json
-from trailnotes.types import Completion, Message, Task, Tip, Trajectory
+from trailnotes.types import Message, Task, Tip, Trajectory
 
 Agent = Callable[[AgentSession], Any]
 Script = Callable[[Sequence[Message]], str]
@@ -273,14 +273,14 @@ def test_a_scorer_is_asked_where_the_run_ends_the_episode(tmp_path: Path) -> Non
     assert [step.reward for step in episode.steps] == [0.0] * 5 + [7.0]
 
 
-def test_a_coroutine_is_an_agent(tmp_path: Path) -> None:
+def test_a_coroutine_is_an_agent_and_its_success_the_highest_score(tmp_path: Path) -> None:
     async def agent(session: AgentSession) -> dict[str, Any]:
         async with openai.AsyncOpenAI(base_url=session.base_url, api_key="k") as client:
             await client.chat.completions.create(model="trailnotes", messages=[{"role": "user", "content": "a"}])
-        return {"score": 0.5, "success": True}
+        return {"success": True, "max_score": 4.0}
 
     (episode,) = play(agent_config(tmp_path), agent)
-    assert (episode.score, episode.success) == (0.5, True)
+    assert (episode.score, episode.success, episode.episode_return) == (4.0, True, 4.0)
 
 
 def test_conversations_in_turn_keep_their_own_thinking(tmp_path: Path) -> None:
@@ -306,9 +306,3 @@ def test_text_and_call_of_one_response_are_one_turn() -> None:
     text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]}
     parsed = parse_responses_call({"input": [{"role": "user", "content": "1 + 1?"}, text, call]})
     assert [message["role"] for message in parsed.messages] == ["user", "assistant"]
-
-
-def test_an_answer_cut_at_a_stop_string_has_stopped() -> None:
-    call = ModelCall(({"role": "user", "content": "a"},), stop=("\n",))
-    reply = make_reply(call, Completion((), (), (), "yes\nand", finish_reason="length"))
-    assert (reply.content, reply.finish_reason) == ("yes", "stop")

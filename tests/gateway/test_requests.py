@@ -72,11 +72,12 @@ def test_numbers_of_a_request_are_refused_or_cost_nobody_an_answer(temperature: 
     assert np.isfinite(logprobs).all()
 
 
-@pytest.mark.parametrize(("reason", "cut"), [("length", {"reason": "max_output_tokens"}), ("stop", None)])
-def test_a_response_says_why_it_is_incomplete(reason: Literal["length", "stop"], cut: dict[str, str] | None) -> None:
-    call = ModelCall(({"role": "user", "content": "go"},))
-    said = build_responses_answer(make_reply(call, Completion((1,), (2,), (0.0,), "west", reason)))
-    assert (said["status"] == "incomplete", said["incomplete_details"]) == (cut is not None, cut)
+@pytest.mark.parametrize(("text", "reason"), [("a", "length"), ("a", "stop"), ("a\nb", "length")])
+def test_a_response_says_why_it_is_incomplete(text: str, reason: Literal["length", "stop"]) -> None:
+    cut = (text, reason) == ("a", "length")  # not at a stop text
+    reply = make_reply(ModelCall(({"role": "user"},), stop=("\n",)), Completion((1,), (2,), (0.0,), text, reason))
+    said, details = build_responses_answer(reply), {"reason": "max_output_tokens"} if cut else None
+    assert (said["status"] == "incomplete", said["incomplete_details"], reply.content) == (cut, details, "a")
 
 
 def answer(text: str) -> ModelReply:

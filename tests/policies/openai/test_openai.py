@@ -104,7 +104,7 @@ def test_further_fields_are_sent_and_ask_for_another_answer(proxy: Proxy, tmp_pa
 
 
 PASSING: dict[str, Fault] = {
-    "429": refusal(429, "slow down"),
+    "429": refusal(429, "slow down", headers={"Retry-After": "5"}),
     "504": refusal(504, "the proxy waited long enough"),
     "a cut body": cut_body,
     "a body cut unnoticed": cut_quietly,
@@ -118,7 +118,9 @@ BILLED = PASSING.keys() - {"429"}
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_a_fault_that_passes_is_tried_again_and_counted(name: str, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_fault_that_passes_is_tried_again_and_counted(name: str, proxy: Proxy, tmp_path: Path, monkeypatch) -> None:
+    waits: list[float | None] = []
+    monkeypatch.setattr(openai, "compute_wait", lambda _, asked: waits.append(asked) or 0.0)
     proxy.faults = [PASSING[name], PASSING[name], None, None]
     endpoint = policy(proxy.url, tmp_path / "a.jsonl", timeout=2.0 if PASSING[name] is hang else 30.0)
     done = ask(endpoint, sampling(), sampling(1))
@@ -126,7 +128,7 @@ def test_a_fault_that_passes_is_tried_again_and_counted(name: str, proxy: Proxy,
     metrics = endpoint.metrics()
     assert (metrics["endpoint/requests"], metrics["endpoint/retries"]) == (2, 2)
     assert metrics["endpoint/lost"] == (2 if name in BILLED else 0)
-    assert len(proxy.asked) == 4
+    assert (len(proxy.asked), waits) == (4, [5.0 if name == "429" else None] * 2)
     assert [line["retries"] for line in read_jsonl(tmp_path / "a.jsonl") if line["key"]] == [2, 0]
 
 
@@ -141,12 +143,9 @@ def test_a_server_that_gives_no_answer_at_all_ends_the_run_at_once(caplog, monke
 
         failures = asyncio.run(main())
         listener.settimeout(0)
-        listener.accept()[0].close()
-        with pytest.raises(BlockingIOError):  # one probe served all
-            listener.accept()[0].close()
-    for failure in failures:
-        with pytest.raises(PolicyError, match=r"does not answer \(nothing within 0.3 s\): .*endpoint.base_url"):
-            raise failure
+        with pytest.raises(BlockingIOError):
+            [listener.accept()[0].close() for _ in range(2)]  # at most one probe
+    assert all("does not answer (nothing within 0.3 s): see" in str(failure) for failure in failures)
     with pytest.raises(PolicyError, match=r"127.0.0.1:9/v1 does not answer .*endpoint.base_url"):
         ask(policy("http://127.0.0.1:9/v1"), sampling())
     assert not silent.metrics()["endpoint/lost"]  # no completion was asked for
@@ -161,13 +160,6 @@ def test_an_endpoint_that_fails_too_often(proxy: Proxy, status: int, words: str)
     with pytest.raises(PolicyError, match=words):
         ask(policy(proxy.url, max_retries=1), sampling())
     assert len(proxy.asked) == 2
-
-
-def test_retry_after_is_honoured(proxy: Proxy) -> None:
-    proxy.faults = [refusal(429, headers={"Retry-After": "0.6"}), None]
-    ask(policy(proxy.url), sampling())
-    first, second = (asked.time for asked in proxy.asked)
-    assert second - first >= 0.6
 
 
 def test_what_may_have_been_billed_counts_at_its_most(proxy: Proxy, tmp_path: Path) -> None:
@@ -350,21 +342,14 @@ def test_max_cost_counts_what_is_under_way() -> None:
 # -- the file
 
 
-def test_restart_pays_for_nothing_twice(proxy: Proxy, tmp_path: Path) -> None:
+def test_restart_pays_for_no_whole_answer_twice(proxy: Proxy, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     first = ask(policy(proxy.url, path), *map(sampling, (0, 1, 2, 2)))
     again = policy(proxy.url, path)
     second = ask(again, *map(sampling, (2, 1, 2, 0, 3)))
     assert [second[i] for i in (3, 1, 0, 2)] == first
-    assert len(proxy.asked) == 5
-    assert again.metrics()["endpoint/reused"] == 4
+    assert (len(proxy.asked), again.metrics()["endpoint/reused"]) == (5, 4)
     assert "cobalt" not in path.read_text()  # no prompt is written
-
-
-def test_a_cut_last_line_costs_its_answer_and_no_other(proxy: Proxy, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    ask(policy(proxy.url, path), sampling(0), sampling(1))
     path.write_bytes(path.read_bytes()[:-20])
-    ask(policy(proxy.url, path), sampling(0), sampling(1))
-    assert sorted(proxy.counts.values()) == [1, 2]
-    assert len([*read_jsonl(path)]) == 2
+    ask(policy(proxy.url, path), *map(sampling, (2, 3)))
+    assert (len(proxy.asked), len([*read_jsonl(path)])) == (6, 5), "a cut last line costs its answer and no other"

@@ -145,9 +145,8 @@ def test_a_record_is_done_also_with_another_number_of_workers(tmp_path: Path) ->
     checkpoint.save(run_dir / "checkpoints", 4, lambda _: None, meta={"env_steps": 9})  # the training goes on
     path.write_text(PLAN + '[panels.more]\ntrials = 1\nmethods = ["grpo"]')
     runs = expand_runs(load_spec(path), path, out)
-    ((panel,),) = (run.panels for run in runs if run.name == "grpo-0")
-    finish(panel.directory, panel.config)
-    (panel.directory / "eval/panel.json").unlink()  # half-played
+    (half_played := runs[1].panels[0].directory / "metrics.jsonl").parent.mkdir(parents=True)
+    half_played.write_text("{}\n")
     with pytest.raises(RunError, match=r"\(grpo-0 on panel more: an earlier checkpoint\): remove"):
         validate_unchanged_settings(runs)
 
