@@ -137,7 +137,9 @@ class MemoryConfig(Section):
         ("gain", "score", "support", "recency"), "order of the candidates (paper: the score), the newest first where "
         "all else is equal; oldest: the oldest first (release, after the score); ucb: by the return of "
         "their readers; worth: by that return less that of group members who did not read them; gain: by the most that "
-        "this is likely to be, and a tip is withheld where that is below 0")  # fmt: skip
+        "this is likely to be, and a tip is withheld where that is below 0. Beyond the scope task "
+        "similarity comes first, unless it is named",
+        needs="memory.scope = task or memory.order = similarity")  # fmt: skip
     ucb: float = key(
         1.0, "order by ucb: weight of the bonus for tips with few readers",
         "arXiv 2603.08561", ge=0, needs="memory.order = ucb")  # fmt: skip
