@@ -14,7 +14,7 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.intervals import Interval
 from trailnotes.runs.panels import EvaluatedModel, build_panel_result, write_evaluation
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
-from trailnotes_lab.compare import Comparison, compare_table
+from trailnotes_lab.compare import Comparison, compare_evaluations, compare_table
 from trailnotes_worlds.scienceworld.tasks import resolve_tasks, scienceworld_tasks
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -104,6 +104,15 @@ def test_the_published_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert Path("out/table.md").read_text(encoding="utf-8") == (GOLDEN / "published.md").read_text(encoding="utf-8")
     (first, *_) = json.loads(Path("out/table.json").read_text(encoding="utf-8"))["ours"]
     assert (first["average"], first["mean_of_present"]["num_tasks"], first["num_runs"]) == (None, 1, 3)
+
+
+def test_the_return_is_of_all_seeds_where_one_says_more_than_success(tmp_path: Path) -> None:
+    for seed, value in enumerate((0.0, 0.6)):
+        evaluated(tmp_path / f"{seed}", value, config=grpo(seed, eval={"metric": "success"}))
+    (line,) = compare_evaluations([f"{tmp_path}/{seed}" for seed in (0, 1)]).lines
+    assert line.one_return is not None
+    assert line.one_return.mean == pytest.approx(0.3)
+    assert compare_evaluations([f"{tmp_path}/0"]).lines[0].one_return is None
 
 
 @pytest.mark.parametrize(

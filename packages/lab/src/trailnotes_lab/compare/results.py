@@ -44,7 +44,7 @@ class RunResult:
     costs: Mapping[str, float]
     curve: tuple[tuple[float, float], ...]  # (environment steps, metric without tips); () without training
     families: Mapping[str, str] = field(default_factory=dict)  # game -> family
-    returns: tuple[GameValues, ...] = ()  # attempt by attempt, where success is judged and does not say all; else ()
+    returns: tuple[GameValues, ...] = ()  # attempt by attempt, where success is judged; else ()
 
 
 def read_result(directory: Path, label: str = "") -> RunResult:
@@ -65,7 +65,7 @@ def _build_result(evaluation: Evaluation) -> RunResult:
     if attempts:  # a game whose environment failed in the evaluation was played in other trials
         tasks += [Task(**record["task"]) for records in trials for record in records]
     returns: tuple[GameValues, ...] = ()
-    if evaluation.metric != "return" and any(episode.value != episode.success for episode in evaluation.episodes):
+    if evaluation.metric != "return":
         returns = tuple(average_trials(trials, "return")) if attempts else (_average_by_game(evaluation, "return"),)
     return RunResult(
         label=make_column_label(evaluation),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -213,6 +213,8 @@ def summarise(results: Sequence[RunResult], question: SummaryOptions, trials: Se
         whys = [f"{label} with seed {seed} {why}" for (label, seed), why in question.missing.items()]
         raise RunError(f"no run of the comparison has a result: {whys[0] if whys else 'run it first'}")
     validate_same_panel(results)
+    if all(episode.value == episode.success for result in results for episode in result.evaluation.episodes):
+        results = [replace(result, returns=()) for result in results]  # they say no more than success
     labels = list(question.labels) or list(dict.fromkeys(result.label for result in results))
     families = {game: family for result in results for game, family in result.families.items()}
     groups = {label: [result for result in results if result.label == label] for label in labels}
