@@ -116,6 +116,9 @@ def test_methods_after_a_run_of_the_same_seed(tmp_path: Path, monkeypatch: pytes
     path.write_text(path.read_text().replace('after = "grpo"', 'after = "half of them"'))
     with pytest.raises(RunError, match=r"retrospex-1: retrospex\.data, .*with-tips-1: model\.path, "):
         validate_unchanged_settings(expand_runs(load_spec(path), path, Path(moved)))
+    Path("model/checkpoints").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"model\.path = 'model' is a run .* by `after`"):
+        planned(path)
 
 
 def finish(directory: Path, config: Config) -> None:
@@ -345,12 +348,9 @@ def test_a_line_counts_the_games_that_every_seed_has_played() -> None:
     nothing: Any = None
     played = {0: {"a": 1.0, "b": 0.0}, 1: {"b": 1.0, "c": 1.0}}
     results = [RunResult("GRPO", seed, nothing, True, games, None, {}, ()) for seed, games in played.items()]
-    families = {game: game for game in "abc"}
-    line = _summarise_method(
-        "GRPO", results, families=families, baseline={}, question=SummaryOptions(), metric="success"
-    )
-    assert line.one is not None
-    assert (line.num_games, line.one.mean) == (1, 0.5)
+    given: Any = {"families": {game: game for game in "abc"}, "question": SummaryOptions(), "metric": "success"}
+    line = _summarise_method("GRPO", results, baseline={}, **given)
+    assert (line.num_games, line.one and line.one.mean) == (1, 0.5)
 
 
 RANDOM = """

@@ -15,6 +15,7 @@ from trailnotes.config.toml import collect_fields, flatten_config, format_toml_v
 from trailnotes.envs import tasks
 from trailnotes.errors import ConfigError
 from trailnotes.runs.rehearsal import validate_rehearsal
+from trailnotes.storage import checkpoint
 from trailnotes_lab.compare.spec import ComparisonSpec, panel_directory, run_directory, slugify
 
 _RESERVED_KEYS = ("run.name", "run.seed", "algorithm.name")  # the comparison itself sets them in each run
@@ -149,6 +150,11 @@ def _expand_run(spec: ComparisonSpec, name: str, seed: int, base: Path | None, p
     config = _load_layered_config(base, (path, f"methods.{name}"), layers, trains=trains)
     if not config.model.path:
         raise ConfigError(f"{path}: model.path is empty: name the model that all methods start from")
+    model = Path(config.model.path)
+    if (model / "checkpoints").is_dir() or (model / checkpoint.META).is_file():
+        raise ConfigError(f"{path}: model.path = {str(model)!r} is a run or a checkpoint, whose own seed would be that "
+                          "of every evaluation: name its model, .../checkpoints/step-NUMBER/model, or a method of the "
+                          "comparison by `after`")  # fmt: skip
     run = PlannedRun(name, seed, directory, config, after)
     own_panels = [panel for panel in spec.panels if name in spec.list_panel_methods(panel)]
     return replace(run, panels=tuple(_expand_panel(spec, panel, run, base, path) for panel in own_panels))
