@@ -12,7 +12,7 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import RunError
-from trailnotes.runs.directory import RunDir, is_trained, load_run_config
+from trailnotes.runs.directory import RunDir, find_lock_holder, is_trained, load_run_config
 
 HOLDER = """
 import sys, time
@@ -88,11 +88,13 @@ def test_whatever_a_start_has_ended_binds_the_next(tmp_path: Path, left: str) ->
 
 
 def test_lock_refuses_a_second_process(tmp_path: Path) -> None:
+    assert find_lock_holder(tmp_path / "lock") == ""
     with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "lock"], stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(RunError, match=f"in use by process {holder.pid} on .*: wait for it or stop it"):
             RunDir.open(tmp_path, Config())
         assert not (tmp_path / "config.toml").exists()
+        assert find_lock_holder(tmp_path / "lock").startswith(f"process {holder.pid} on ")
         holder.send_signal(signal.SIGKILL)
     RunDir.open(tmp_path, Config()).close()
 

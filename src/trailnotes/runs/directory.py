@@ -25,6 +25,7 @@ import platform
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -215,13 +216,16 @@ class RunLock:
             self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise RunError(f"cannot write {path} ({error.strerror}): fix the permissions, or choose another") from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        for _ in range(5):  # whoever looks for the holder locks the file for a moment
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.02)
+        else:
             holder = os.read(self._descriptor, 1000).decode(errors="replace").strip()
             self.release()
             raise RunError(f"{path.parent} is in use by {holder or 'another process'}: wait for it or stop it, or "
-                           "choose another directory") from None  # fmt: skip
+                           "choose another directory")  # fmt: skip
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
 
@@ -230,6 +234,20 @@ class RunLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # forked children may hold a copy of the descriptor
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def find_lock_holder(path: Path) -> str:
+    """Find the process that holds the `RunLock` of a file, as it names itself; "" where none is known to hold it."""
+    words = ""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:  # to close it ends the lock
+            words = file.read(1000).partition(" since ")[0]
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return words or "another process"
+    except OSError:  # no lock file, one of another user, or a file system without locks
+        pass
+    return ""
 
 
 def load_run_config(path: Path) -> Config:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,9 @@ def test_a_run_whose_episodes_all_failed_says_so_first(tmp_path: Path) -> None:
         failed = [replace(episode(won=False), outcome="error", error="ValueError: reset returned a tuple", score=0.0)]
         run.append_trajectories(0, failed * 4)
         run.append_metrics({"iteration": 0, "rollout/errors": 4.0})
+        assert "runs (process " in Person(tmp_path).look("/run/bad").text
     table, page = (Person(tmp_path).look(path).text for path in ("/", "/run/bad"))
+    assert "runs (process " not in page, "the process lives on, without its lock"
     assert "reset returned a tuple" in table
     assert page.index("reset returned a tuple") < page.index("State"), "before anything else"
 
@@ -204,7 +205,6 @@ def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: b
     ("name", "content"),
     [
         ("metrics.jsonl", '{"iteration": 0, "env_steps": 1%s, "memory/tips": 1}\n' % ("0" * 400)),
-        ("lock", f"process {'9' * 30} on {socket.gethostname()} since then\n"),
         ("config.toml", "[env.options]\nx = " + "[" * 3000),
     ],
 )

@@ -11,7 +11,7 @@ from trailnotes.config.methods import get_label
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, flatten_config
 from trailnotes.errors import RunError
-from trailnotes.runs.directory import report_damaged_run
+from trailnotes.runs.directory import find_lock_holder, report_damaged_run
 from trailnotes.storage.files import parse_json
 from trailnotes_lab.view.curves import SMALL_SIZE, make_chart, make_sparkline
 from trailnotes_lab.view.lines import MetricsLine, extract_series, is_number, read_episode
@@ -22,7 +22,6 @@ from trailnotes_lab.view.window import (
     Window,
     estimate_progress,
     find_differing_settings,
-    find_running_process,
 )
 
 DEFAULT_CURVES: Final = 8  # curves over each other by default
@@ -67,7 +66,7 @@ def _load_row(
             return {
                 "place": place, "method": get_label(config.algorithm.name) if config else "?",
                 "trouble": trouble or _describe_failure(window, place, lines),
-                "running": find_running_process(place.path),
+                "running": find_lock_holder(place.path / "lock"),
                 "progress": estimate_progress(config, lines), "iterations": len(lines),
                 "series": series, "spark": make_sparkline(series), "last": _find_last_value(lines, metric),
                 "costs": {name: _find_last_value(lines, name) for name in COST_METRICS},

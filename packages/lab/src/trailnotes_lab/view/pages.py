@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from trailnotes.memory import clean_tip
 from trailnotes.memory.tips import MAX_ACTION_WORDS
-from trailnotes.runs.directory import report_damaged_run
+from trailnotes.runs.directory import find_lock_holder, report_damaged_run
 from trailnotes.types import MODES, Tip
 from trailnotes_lab.view import overview
 from trailnotes_lab.view.drawing import render_template
 from trailnotes_lab.view.episodes import build_episode_view, describe_contexts
 from trailnotes_lab.view.lines import EpisodeFilter, EpisodeRow, list_group, read_episode
 from trailnotes_lab.view.tips import PAGE_SIZE, SORT_ORDERS, TipsFile
-from trailnotes_lab.view.window import PageNotFound, Query, ViewEntry, Window, find_running_process
+from trailnotes_lab.view.window import PageNotFound, Query, ViewEntry, Window
 
 NO_PAGE: Final = "there is no page of this address"
 
@@ -52,7 +52,7 @@ def _render_run_page(window: Window, place: ViewEntry, rest: list[str], query: Q
 
 
 def _build_common_values(place: ViewEntry) -> dict[str, Any]:
-    running = find_running_process(place.path) if place.kind == "run" else ""
+    running = find_lock_holder(place.path / "lock") if place.kind == "run" else ""
     return {"place": place, "way": [place], "running": running, "live": bool(running)}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import socket
 import threading
 import time
 from collections import Counter
@@ -60,22 +59,6 @@ def _make_slug(relative: Path) -> str:
     """Letters, digits, ``-._``, ``~`` between folders, and codes of all others, so that no two paths share a slug."""
     words = [re.sub(r"[^A-Za-z0-9._-]", lambda match: f"!{ord(match[0]):x}.", part) for part in relative.parts]
     return "~".join(words) or "here"
-
-
-def find_running_process(run: Path) -> str:
-    """Find the process that trains in a run directory, as its lock names it; "" where it is known to have ended."""
-    file = run / "lock"
-    words = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    match = re.match(r"process (\d{1,9}) on (\S+)", words)  # Linux gives none a longer number
-    if not match or match[2] != socket.gethostname():
-        return ""
-    try:
-        os.kill(int(match[1]), 0)
-    except ProcessLookupError:
-        return ""
-    except PermissionError:  # of another user: it lives
-        pass
-    return f"process {match[1]}"
 
 
 def find_differing_settings(runs: Sequence[tuple[Path, Config | None]]) -> list[dict[str, str]]:
