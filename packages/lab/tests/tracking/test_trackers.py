@@ -167,7 +167,9 @@ def test_a_run_is_shown_whole(tmp_path: Path) -> None:
 
 def test_a_run_that_was_killed_before_its_end_is_ended_once(tmp_path: Path) -> None:
     run = make_run(tmp_path / "maze", iterations=6)
+    TrackerReporter("odd_trackers:Recorder", run)
     TrackerReporter("odd_trackers:Recorder", run).catch_up()
+    assert [known for known, *_ in calls(run, "made")] == ["", "known"], "the first start reported nothing, but its id"
     shown = len(calls(run, "text"))
     for _ in range(2):
         show(run)

@@ -69,6 +69,7 @@ class TrackerReporter:
         is_known = self._id and self._id == tracker_id
         self._num_shown, self._episodes_shown = (iterations, episodes) if is_known else (0, -1)
         self._offset = 0  # bytes of metrics.jsonl that were read
+        self._save_state()  # a start that is killed before its first iteration leaves no second run behind
 
     def catch_up(self) -> None:
         for line in read_lines_from(self._directory / "metrics.jsonl", self._offset):
