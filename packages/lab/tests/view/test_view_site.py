@@ -67,6 +67,8 @@ def test_the_table_of_runs(root: Path, person: Person) -> None:
     assert "run.seed" not in page.text
     assert "75 %" in page.text
     assert page.values("polyline", "points"), "curves"
+    boxes = [values.get("value") for tag, values in page.tags if values.get("type") == "checkbox"]
+    assert len({*boxes} - {None}) == len(boxes) == 4, "by these values the page keeps the marks of two runs and curves"
     laid = person.look("/?run=second&metric=memory/tips")
     assert len([tag for tag, values in laid.tags if "data-series" in values]) == 1
 

@@ -20,9 +20,9 @@ async function keepUp() {
     if (!other || part.contains(document.activeElement) || part.dataset.seen === other.innerHTML) continue;
     if (part.dataset.seen === undefined && part.innerHTML === other.innerHTML) continue;
     part.dataset.seen = other.innerHTML;
-    const open = [...part.querySelectorAll("input[type=checkbox]")].map((box) => box.checked);
+    const checked = new Map([...part.querySelectorAll("input[type=checkbox]")].map((box) => [box.value, box.checked]));
     part.replaceChildren(...other.childNodes);
-    part.querySelectorAll("input[type=checkbox]").forEach((box, place) => { if (place in open) box.checked = open[place]; });
+    for (const box of part.querySelectorAll("input[type=checkbox]")) box.checked = checked.get(box.value) ?? box.checked;
   }
   dress();
 }
