@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from trailnotes.config.schema import Config
 from trailnotes.errors import RunError
 from trailnotes.runs.directory import RunDir
+from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Observation
 from trailnotes_lab.view.app import NO_TOKEN, make_app
 from trailnotes_lab.view.curves import make_chart, make_sparkline
@@ -228,6 +229,13 @@ def test_runs_of_earlier_versions(tmp_path: Path) -> None:
         person.look(f"/run/trained{page}")
     person.look("/run/trained/tips")
     assert "adapted" in person.look("/run/adapted/episodes/1").text
+
+
+def test_episodes_of_a_record_have_scores_but_no_steps(root: Path, person: Person) -> None:
+    path, lost = root / "first/trajectories.jsonl", {"steps", "max_score", "final_observation"}
+    write(path, *[{name: line[name] for name in line.keys() - lost} for line in read_jsonl(path)])
+    assert "3 episodes" in person.look("/run/first/episodes?mode=off_policy").text
+    assert "a record holds no steps" in person.look("/run/first/episodes/4", 409).text
 
 
 def record(iteration: int = 0, task: str = "maze/1", tips: tuple[int | None, ...] = (), **more: Any) -> dict[str, Any]:

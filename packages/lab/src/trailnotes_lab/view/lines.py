@@ -76,9 +76,8 @@ class EpisodeRow(NamedTuple):
     outcome: str = DAMAGED
     success: bool = False
     score: float = 0.0
-    max_score: float = 0.0
     earned: float = 0.0  # sum of the rewards
-    steps: int = 0
+    steps: int = 0  # 0 in most records
     tips: int = 0  # in all its prompts
     tip_ids: frozenset[int] = frozenset()
     last_action: str = ""
@@ -88,12 +87,12 @@ def parse_episode_row(number: int, offset: int, line: bytes) -> EpisodeRow:
     """Parse a line of trajectories.jsonl; one of a damaged line has the outcome `DAMAGED` and nothing else."""
     record: Any = parse_record(line) or {}
     try:
-        steps, task, clean = record["steps"], record["task"], replace_surrogates
+        steps, task, clean = record.get("steps", []), record["task"], replace_surrogates
         tips = [tip.get("id") for step in steps for tip in step["tips"]]
         return EpisodeRow(
             number, offset, int(record["iteration"]), clean(task["id"]), clean(record["mode"]),
-            clean(record["outcome"]), bool(record["success"]), float(record["score"]), float(record["max_score"]),
-            float(record["return"]), len(steps), len(tips), frozenset(tip for tip in tips if isinstance(tip, int)),
+            clean(record["outcome"]), bool(record["success"]), float(record["score"]), float(record["return"]),
+            len(steps), len(tips), frozenset(tip for tip in tips if isinstance(tip, int)),
             clean(steps[-1]["action"]) if steps else "",
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
