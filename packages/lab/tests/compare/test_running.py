@@ -69,19 +69,24 @@ def test_a_failed_stage_stops_only_those_that_need_it(tmp_path: Path, capsys: py
         make_stage(tmp_path, "middle", "", ("fails adapt",)),
         make_stage(tmp_path, "fails", "import sys; sys.exit('no disk')"),
         make_stage(tmp_path, "killed", "import os; os.kill(os.getpid(), 9)"),
+        make_stage(tmp_path, "blocked", ""),
         make_stage(tmp_path, "short", "print('fine')"),
         make_stage(tmp_path, "other", DONE, ("done long ago",)),
     ]
+    (tmp_path / "runs/other/cost.json").mkdir(parents=True)
+    (tmp_path / "runs/blocked").touch()
     assert run_stages(stages, 2) == {
         "fails adapt": "ended with status 1: no disk",
         "killed adapt": "was ended by signal 9: no output",
         "middle adapt": "needs fails adapt, which failed",
         "last adapt": "needs middle adapt, which failed",
+        "blocked adapt": f"cannot be started: [Errno 17] File exists: '{tmp_path}/runs/blocked'",
         "short adapt": "stopped before its end; the same command resumes from there",
     }
     assert (tmp_path / "runs/short/console.log").read_text() == "fine\n"
     assert not (tmp_path / "runs/middle").exists()
-    assert "other  adapt  done" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.index("other  adapt  its costs were not recorded: ") < err.index("other  adapt  done")
 
 
 def test_order_and_number_of_stages_at_once(tmp_path: Path) -> None:

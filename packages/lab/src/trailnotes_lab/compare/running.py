@@ -187,7 +187,10 @@ def run_stages(stages: Sequence[RunStage], at_once: int) -> dict[str, str]:
                     failures[stage.key] = f"needs {lost[0]}, which failed"
                 elif len(running) < at_once and not pending.intersection(stage.needs):
                     waiting.remove(stage)
-                    running.append(StageProcess(stage))
+                    try:
+                        running.append(StageProcess(stage))
+                    except OSError as error:
+                        failures[stage.key] = f"cannot be started: {error}"
             for process in [process for process in running if process.poll()]:
                 running.remove(process)
                 if why := process.find_failure():
@@ -220,7 +223,10 @@ class StageProcess:
                 seconds, cpu = time.monotonic() - self._started, usage.ru_utime + usage.ru_stime
                 memory = usage.ru_maxrss * 1024  # Linux: kB, at least that of this process at its start
                 result = ProcessResult(self._process.returncode, seconds, cpu, memory)
-                record_process(self.stage.run.directory, self.stage.name, result)
+                try:
+                    record_process(self.stage.run.directory, self.stage.name, result)
+                except (OSError, RunError) as error:  # a full disk, a damaged run: the other runs go on
+                    _print_progress(f"{self.stage.run.name}  {self.stage.name}  its costs were not recorded: {error}")
         return self.ended
 
     def find_failure(self) -> str:
