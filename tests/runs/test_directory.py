@@ -113,10 +113,7 @@ def test_is_trained(start_model: Path, tmp_path: Path) -> None:
     assert not is_trained(tmp_path / "run", config)
     train_in_process(config, tmp_path / "run")
     spent = json.loads((tmp_path / "run/metrics.jsonl").read_text())["env_steps"]
-
-    def wants(**train: int) -> Config:
-        return tiny_config(start_model, train=train)
-
     assert is_trained(tmp_path / "run", config)
-    assert is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent))
-    assert not is_trained(tmp_path / "run", wants(iterations=9, max_env_steps=spent + 1))
+    for steps in (spent, spent + 1):
+        longer = tiny_config(start_model, train={"iterations": 9, "max_env_steps": steps})
+        assert is_trained(tmp_path / "run", longer) == (steps == spent)

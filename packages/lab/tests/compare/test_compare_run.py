@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from trailnotes.config.builtin import BUILTIN, find_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import diff_configs, load_config, to_toml
 from trailnotes.errors import ConfigError, RunError
-from trailnotes.reporting.intervals import Estimate, Interval, Values
+from trailnotes.reporting.intervals import Estimate, Interval
 from trailnotes.runs.adapt import adapt
 from trailnotes.runs.directory import load_run_config
 from trailnotes.runs.evaluate import evaluate
@@ -288,8 +287,7 @@ def test_costs_are_those_of_the_runs(finished: tuple[Path, Path]) -> None:
     assert (costs["seconds"], costs["cpu_seconds"], costs["peak_memory"]) == (2e3, 1.5, 300 << 20)
     assert costs["tokens_read"] > costs["tokens_generated"], "each prompt is counted whole"
     naive = lines_of(out)["naive"]["costs"]
-    assert naive["tokens_trained"] == 0
-    assert naive["tokens_read"] > 0
+    assert naive["tokens_read"] > naive["tokens_trained"] == 0
     assert "spending" not in naive
 
 
@@ -329,10 +327,7 @@ def test_seeds_of_one_method_are_judged_by_the_same_attempt() -> None:
     one, both, neither = {"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 1.0}, {"a": 0.0, "b": 0.0}
     tries = {0: Attempts(2, one, {}, both), 1: Attempts(2, neither, one, one), 2: None}
     nothing: Any = None
-    results = [
-        RunResult("Reflexion", seed, nothing, False, both, attempts, {}, ())
-        for seed, attempts in tries.items()
-    ]  # fmt: skip
+    results = [RunResult("Reflexion", seed, nothing, False, both, own, {}, ()) for seed, own in tries.items()]
     given: Any = {"families": {"a": "a", "b": "b"}, "question": SummaryOptions(), "metric": "success"}
     line = _summarise_method("Reflexion", results, baseline=dict.fromkeys(tries, neither), **given)
     assert (line.seeds, line.last, line.final) == ((0, 1, 2), None, line.best)
@@ -383,11 +378,9 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
     lines = lines_of(out)
     assert lines["naive"]["num_games"] == 3
     assert lines["broken"]["one"] is None
-    assert "ended with status 2" in lines["broken"]["missing"]["0"]
     assert "lists, here none: set rollout.show_actions = true" in lines["broken"]["missing"]["0"]
     assert "| broken | - | - | - | - | 0 · 0, 1 missing |" in (out / "table.md").read_text()
     err = capsys.readouterr().err
-    assert "naive-0  adapt  done" in err
     assert "broken-0  adapt  failed" in err
     assert "1 run without a result; broken with seed 0: ended with status 2" in err
     cost = json.loads((out / "runs/naive-0/cost.json").read_text())
@@ -398,24 +391,10 @@ def test_a_run_that_fails_leaves_the_others_and_is_named(
     assert load_config(out / "settings/naive-0.toml") == load_run_config(out / "runs/naive-0")
 
 
-FAMILIES = {f"{family}{game}": family for family in "ab" for game in range(3)}
-
-
-def values(**seeds: Sequence[float]) -> Values:
-    """``s0=(...)``: three games of family a, three of b."""
-    return {int(name[1:]): dict(zip(FAMILIES, own, strict=True)) for name, own in seeds.items()}
-
-
-@pytest.mark.parametrize(
-    ("scores", "mean"),
-    [
-        ([0.0, 0.0, 9.0], 3.0),  # floor(3 / 4) = 0 are cut
-        ([1, 2, 3, 4, 5, 6, 7, 8], 4.5),
-        ([0, 0, 0, 0.5, 0.5, 0.5, 0.5, 1, 1, 1, 1, 1], (0.5 * 4 + 2) / 6),
-    ],
-)
-def test_the_interquartile_mean_by_hand(scores: list[float], mean: float) -> None:
-    assert interquartile_mean(np.asarray(scores, dtype=float)) == pytest.approx(mean)
+def test_the_interquartile_mean_by_hand() -> None:
+    assert interquartile_mean(np.array([0.0, 0.0, 9.0])) == 3.0, "floor(3 / 4) = 0 are cut"
+    assert interquartile_mean(np.arange(1.0, 9.0)) == 4.5
+    assert interquartile_mean(np.repeat([0.0, 0.5, 1.0], [3, 4, 5])) == pytest.approx((0.5 * 4 + 2) / 6)
 
 
 @pytest.mark.parametrize(
@@ -438,13 +417,14 @@ def test_calls_of_a_difference(
 
 def test_differences_are_paired_by_seed_and_game() -> None:
     """Each seed is 0.5 above its own baseline, whatever lies between the seeds: as differences they are alike."""
-    base = values(s0=(0,) * 6, s1=(10,) * 6)
+    families = {f"{family}{game}": family for family in "ab" for game in range(3)}
+    base = {seed: dict.fromkeys(families, 10.0 * seed) for seed in (0, 1)}
     better = {seed: {game: value + 0.5 for game, value in games.items()} for seed, games in base.items()}
-    difference = estimate_paired_difference(better, base, FAMILIES, "return")
+    difference = estimate_paired_difference(better, base, families, "return")
     assert difference is not None
     assert (difference.estimate.mean, difference.estimate.not_on_panel) == (0.5, "all seeds alike")
     assert (difference.num_seeds, difference.num_pairs) == (2, 12)
-    assert estimate_paired_difference({7: base[0]}, base, FAMILIES, "return") is None, "no seed in common"
+    assert estimate_paired_difference({7: base[0]}, base, families, "return") is None, "no seed in common"
 
 
 def a_line(label: str, **changes: Any) -> MethodSummary:
@@ -471,9 +451,8 @@ def test_the_page_has_every_kind_of_line() -> None:
         a_line("C", trains=False, num_attempts=3, last=last, best=last, one_return=alone, last_return=last),
         a_line("D", difference=some, one=None, iqm=None, seeds=(), num_games=0, missing={3: "lost"}, costs={}),
     )
-    assert render_summary_markdown(replace(summary, baseline="B")) == (GOLDEN / "methods.md").read_text(
-        encoding="utf-8"
-    )
+    golden = (GOLDEN / "methods.md").read_text(encoding="utf-8")
+    assert render_summary_markdown(replace(summary, baseline="B")) == golden
     record = json.loads(render_summary_json(summary))
     assert [line["missing"] for line in record["lines"]] == [{}, {}, {}, {"3": "lost"}]
     assert record["lines"][0]["reached"] == [12800.0, None]

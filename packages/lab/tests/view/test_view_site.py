@@ -78,8 +78,7 @@ def test_runs_alone_in_their_folders_are_compared_with_each_other(tmp_path: Path
     for seed in (1, 2):
         make_run(tmp_path / f"job-{seed}/run", run={"seed": seed})
     page = Person(tmp_path).look("/")
-    assert "run.seed 1" in page.text
-    assert "run.seed 2" in page.text
+    assert all(f"run.seed {seed}" in page.text for seed in (1, 2))
 
 
 def test_a_run_whose_episodes_all_failed_says_so_first(tmp_path: Path) -> None:
@@ -95,12 +94,9 @@ def test_a_run_whose_episodes_all_failed_says_so_first(tmp_path: Path) -> None:
 
 
 def test_episodes_are_narrowed(person: Person) -> None:
-    assert "6 episodes" in person.look("/run/first/episodes").text
-    assert "2 episodes" in person.look("/run/first/episodes?iteration=1").text
-    assert "3 episodes" in person.look("/run/first/episodes?mode=off_policy").text
-    assert "2 episodes" in person.look("/run/first/episodes?success=no").text
-    assert "0 episodes" in person.look("/run/first/episodes?task=keys").text
-    assert "2 episodes" in person.look("/run/first/episodes?tip=1").text
+    counts = {"": 6, "iteration=1": 2, "mode=off_policy": 3, "success=no": 2, "task=keys": 0, "tip=1": 2}
+    for words, count in counts.items():
+        assert f"{count} episodes" in person.look(f"/run/first/episodes?{words}").text
     for nonsense in ("?iteration=x&page=0", "?page=99999999999999999999", "?tip=-1&success=perhaps", "?page=7"):
         person.look(f"/run/first/episodes{nonsense}")
 
@@ -111,11 +107,9 @@ def test_an_episode_stands_in_both_its_contexts(person: Person) -> None:
     assert f'- "{WORDS[2]}" (action taken: "go north"; score 1 of 1)' in acting
     assert plain.count(WORDS[2]) == 1, "only where it entered"
     assert page.text.count("Observation: a dim hall") == 2
-    assert "log-probability -1.75" in page.text
-    assert "policy version 3" in page.text
-    assert "reward +1" in page.text
-    assert "mean 0.5, this one +0.5" in page.text, "beside its group"
-    assert "Not recorded, so not shown: the advantage of each step" in page.text
+    group, lacking = "mean 0.5, this one +0.5", "Not recorded, so not shown: the advantage of each step"
+    for words in ("log-probability -1.75", "policy version 3", "reward +1", group, lacking):
+        assert words in page.text
     assert "/run/first/tips/1" in page.values("a", "href")
     alone = person.look("/run/first/episodes/1")
     assert "both contexts are the same" in alone.text
