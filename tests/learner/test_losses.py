@@ -262,11 +262,14 @@ def test_improbable_rows_drop_negative_advantages() -> None:
 
 @pytest.mark.parametrize("objective", losses.OBJECTIVES)
 def test_at_a_ratio_of_one_the_gradient_is_reinforces(objective: Any) -> None:
-    old = row64(-1.0, -2.0, -0.3)
-    logprobs, advantages = old.clone().requires_grad_(), row64(2.0, 2.0, 2.0)
-    loss = LossConfig(objective=objective, max_negative_kl=0.1)
-    surrogate(loss, logprobs, make_batch(old, advantages)).sum().backward()
-    torch.testing.assert_close(logprobs.grad, -advantages)
+    """Of each token's own advantage, and none of a token that EMPO2's mask drops."""
+    old, advantages = row64(-1.0, -9.0, -0.3), row64(2.0, -1.0, 0.5)
+    logprobs = old.clone().requires_grad_()
+    loss = LossConfig(objective=objective, max_negative_kl=0.1, mask_logprob=-5.0)
+    for off_policy, expected in ((False, -advantages), (True, -row64(2.0, 0.0, 0.5))):
+        batch = make_batch(old, advantages, off_policy=off_policy)
+        total = losses.EpisodeLoss.compute(loss, logprobs, batch, None).policy
+        torch.testing.assert_close(torch.autograd.grad(total, logprobs)[0], expected)
 
 
 def rows_of(num: int) -> list[Sample]:

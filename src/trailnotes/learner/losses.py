@@ -98,15 +98,15 @@ def gspo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
 def gmpo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
     """Weigh by a geometric mean of clipped ratios: -rho A, rho = exp(mean over the row of the clipped log-ratios).
 
-    A log-ratio is clipped to [-low, high] where the advantage drives it further. Source: GMPO (arXiv 2507.20673, eq.
-    4).
+    A log-ratio is clipped to [-low, high] where the advantage drives it further. As in `gspo`, the gradient is that of
+    the token's own log-ratio; A is the token's, where steps differ. Source: GMPO (arXiv 2507.20673, eq. 4), where the
+    tokens of a row have one advantage.
     """
-    log_ratio = torch.where(batch.mask, logprobs - batch.behavior_logprobs, 0.0)
-    bounded = log_ratio.clamp(-loss.clip_low, loss.clip_high)
-    sign = batch.advantages.sign()
-    mean = mean_over_rows(sign * torch.minimum(sign * log_ratio, sign * bounded), batch.mask)
-    rho = mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().expand_as(logprobs)
-    low, high = find_outside(loss, logprobs - batch.behavior_logprobs, batch.advantages)
+    log_ratio = logprobs - batch.behavior_logprobs
+    low, high = find_outside(loss, log_ratio, batch.advantages)
+    own = torch.where(low | high, log_ratio.clamp(-loss.clip_low, loss.clip_high), log_ratio)
+    mean = mean_over_rows(own, batch.mask).detach()
+    rho = torch.exp(mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) + own - own.detach())
     return Surrogate(-rho * batch.advantages, rho, low, high, torch.zeros_like(low))
 
 
