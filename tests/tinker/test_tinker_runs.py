@@ -340,7 +340,7 @@ def train_and_score(words: Sequence[str], rows: Sequence[Sample]) -> tuple[list[
     config = load_config(Path(words[1]))
 
     async def body() -> tuple[list[float], Path]:
-        with RunDir.open(words[3], config) as opened, open_run(config, opened) as run:
+        with RunDir.open(words[3], config, allow_change=["train"]) as opened, open_run(config, opened) as run:
             await run_method(resolve_method(config.algorithm.name).load(), run)
             assert run.saved is not None
             return [value for row in run.learner.logprobs(rows) for value in row], run.saved / "model"
@@ -352,25 +352,28 @@ ROW = Sample((5, 6, 7, 8, 9, 10, 11), (0, 0, 1, 1, 1, 1, 1), (0.0,) * 7, (0.0,) 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("overlap", "parts"), [(1, [2]), (0, [1, 2])])
 def test_the_start_model_writes_and_leaves_what_is_trained(
-    own: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int, parts: list[int]
 ) -> None:
+    """In a run of overlapping iterations, and in one that resumes after the first."""
     write_tips, written = iterations.write_tips, []
 
     async def write_and_remember(*given: Any, on_tip: Callable[[Any], None], **named: Any) -> Any:
         return await write_tips(*given, on_tip=lambda tip: (written.append(tip.completion), on_tip(tip)), **named)
 
     monkeypatch.setattr(iterations, "write_tips", write_and_remember)
-    sections = {"algorithm": {"author": "start"}, "train": {"iterations": 2}}
-    words = write_config(own, tmp_path, rollout={"max_async_iterations": 1}, **sections)
-    trained, exported = train_and_score(words, [ROW])
-    assert [line["stale/versions"] for line in metrics(tmp_path / "run")] == [0, 1]
+    sections = {"algorithm": {"author": "start"}, "rollout": {"max_async_iterations": overlap}}
+    for last in parts:
+        words = write_config(own, tmp_path, train={"iterations": last}, **sections)
+        trained, exported = train_and_score(words, [ROW])
+    assert [line.get("stale/versions", 0) for line in metrics(tmp_path / "run")] == [0, overlap]
     config = load_config(Path(words[1]))
     assert trained == pytest.approx(score_here(config, exported, [ROW]), abs=1e-4)
     assert trained != pytest.approx(score_here(config, own.model, [ROW]), abs=1e-2)
-    last = written[-4:]
-    found = score_here(config, own.model, [anchor_sample(each, "tip", 0.0) for each in last])
-    assert [value for value in found if value] == pytest.approx([v for each in last for v in each.logprobs], abs=1e-4)
+    newest = written[-4:]
+    found = score_here(config, own.model, [anchor_sample(each, "tip", 0.0) for each in newest])
+    assert [value for value in found if value] == pytest.approx([v for each in newest for v in each.logprobs], abs=1e-4)
 
 
 def test_anchors_are_learned_from_what_the_start_model_says(own: StandIn, tmp_path: Path) -> None:

@@ -181,7 +181,10 @@ class TinkerLearner:
                 f"{self.server.url} no longer has the state of {path} ({kept['state']}): delete {path.name} to resume "
                 "at the checkpoint before it, or begin another run"
             ) from error
-        self.server.release(self._client.model_id)
+        if self.config.has_frozen_author and self.server.dialect.samples_from_training and not self._twins:
+            self._twins.append(self._client)  # the author's weights, which `WeightSync` saved, are sampled in its place
+        else:
+            self.server.release(self._client.model_id)
         self._client = client  # servers load a state into new adapters alone
         self.steps, self._named = int(kept["steps"]), (-1, "")
 
