@@ -116,6 +116,14 @@ def test_only_off_policy_rows_drop_the_tips_and_have_tip_free_denominators(
     assert seen >= {("off_policy", True), ("on_policy_tips", True), ("plain", False)}
 
 
+def test_rows_that_still_show_tips_measure_no_tip(start_model: Path, tmp_path: Path) -> None:
+    sections = {"empo2": {"p_memory": 1.0, "distilled_context": "release"}, "train": {"iterations": 2}}
+    train_in_process(tiny_config(start_model, optim={"rows": "step"}, **sections), tmp_path)
+    line = metrics(tmp_path)[1]
+    assert line["update/tokens_off_policy"] > 0
+    assert not {"tips/reliance", "tips/lead", "tips/measured"} & line.keys()
+
+
 # --- novelty
 
 

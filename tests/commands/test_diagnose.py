@@ -137,7 +137,8 @@ def test_reliance_passes_where_it_is_small_or_falls(nats: float | None, first: f
     lines = [line(i, **values, **({} if nats else {"tips__reliance": 0.5 - 0.1 * i})) for i in range(5)]
     check = verdicts(lines, EPISODES, algorithm={"old_logprobs": old})["reliance"]
     assert (check.first, check.last, check.holds) == (first, pytest.approx(last), True)
-    assert verdicts([line(0)], EPISODES, algorithm={"old_logprobs": "tip_free"})["reliance"].last is None
+    for settings in ({"old_logprobs": "tip_free"}, {"old_logprobs": "acting", "distilled_context": "release"}):
+        assert verdicts([line(0)], EPISODES, algorithm=settings)["reliance"].last is None
 
 
 # -- of run directories

@@ -53,7 +53,8 @@ async def empo2(iteration: Iteration) -> None:
         if settings.old_logprobs == "tip_free" or iteration.config.memory.distilled:
             off_policy = [sample for sample in samples if sample.off_policy]
             without_tips = iteration.learner.logprobs(off_policy)
-            iteration.measure_tips(groups, off_policy, without_tips)
+            if settings.distilled_context == "tip_free":  # rows of "release" still have the newest turn's tips
+                iteration.measure_tips(groups, off_policy, without_tips)
             if settings.old_logprobs == "tip_free":  # ...unless the denominator is tip-free, too (4.2)
                 tip_free = iter(replace_behavior_logprobs(off_policy, without_tips))
                 samples = [next(tip_free) if sample.off_policy else sample for sample in samples]

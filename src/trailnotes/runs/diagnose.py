@@ -305,7 +305,8 @@ def _tips_shown(line: JsonRecord) -> float | None:
 
 
 def _get_reliance(line: JsonRecord, config: Config) -> float | None:
-    acting = config.section(Empo2Config).old_logprobs == "acting"
+    settings = config.section(Empo2Config)
+    acting = settings.old_logprobs == "acting" and settings.distilled_context == "tip_free"
     nats: float | None = line.get("tips/reliance", line.get("update/kl_to_behavior_off_policy") if acting else None)
     return nats
 
