@@ -28,7 +28,9 @@ GIGPO = "GiGPO, arXiv 2505.10978"
 class GigpoConfig(Section):
     """GiGPO and HGPO: step advantages among the visits of one state in a group, besides those of whole episodes."""
 
-    omega: float = key(1.0, "weight of the step advantages; 0 is GRPO. HGPO has none", GIGPO, ge=0)
+    omega: float = key(
+        1.0, "weight of the step advantages; 0 is GRPO. HGPO has none", GIGPO, ge=0, needs="gigpo.hierarchical = false"
+    )
     gamma: float = key(0.95, "discount of the return from each step on", GIGPO, gt=0, le=1)
     norm: Literal["mean", "mean_std"] = key("mean", "subtract the mean, or also divide by the deviation", GIGPO)
     hierarchical: bool = key(False, "HGPO: group by the last k observations, k = 1..history + 1")

@@ -19,7 +19,9 @@ class AlgorithmConfig(Section):
     """Which method, and its named options."""
 
     name: str = key("empo2", "the method")
-    normalize_std: bool = key(True, "divide group-relative advantages by the group's standard deviation")
+    normalize_std: bool = key(
+        True, "divide group-relative advantages by the group's standard deviation",
+        needs="algorithm.name = empo2|grpo|lamer|opid|opsd|ucob")  # fmt: skip
     normalize_mean: bool = key(
         False, "divide them by the group's mean return instead, which must not be negative: rare successes count more",
         "MaxRL, arXiv 2602.02710", needs="algorithm.name = empo2|grpo|opid|opsd")  # fmt: skip

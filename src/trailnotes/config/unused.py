@@ -3,7 +3,7 @@
 What a key or a section needs is written so::
 
     model.lora.enabled                 that setting is on: neither false, zero, empty nor none
-    algorithm.intrinsic = tips|states  it is one of these, or holds one; * is any text
+    algorithm.intrinsic = tips|states  it is one of these, or holds one; * is any text, false is a switch that is off
     learner.world_size > 1             it is above
     A or B                             either
 """
@@ -82,7 +82,7 @@ def _is_met(part: str, values: Mapping[str, Any]) -> bool:
     name, sign, wanted = part.partition(" = ")
     if sign:
         value = values[name]
-        items = value if isinstance(value, tuple) else (value,)
+        items = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
         return any(fnmatchcase(str(item), pattern) for item in items for pattern in wanted.split("|"))
     name, sign, limit = part.partition(" > ")
     return bool(values[name] > float(limit)) if sign else bool(values[name])
