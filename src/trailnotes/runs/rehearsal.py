@@ -171,7 +171,7 @@ def iter_recorded_demonstrations(config: Config, run_dir: Path, count_tokens: Co
     """Iterate over an adaptation's episodes, as they were acted, and its tips, as they were asked for.
 
     An episode helped if it was won, or if the next trial at its game earned more; a tip, if the next trial was won or
-    earned more.
+    earned more, or, where there is none, if its episode was won.
     """
     phases = run_dir / "phases"
     order = {task.id: index for index, task in enumerate(load_panel(config))}  # in which tips were asked for
