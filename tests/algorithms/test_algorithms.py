@@ -41,7 +41,8 @@ def test_a_draw_has_the_same_number_of_tips_members_in_each_group(
 ) -> None:
     modes = draw(tasks, size, seed, p_memory=p, q_off_policy=q)
     assert [len(row) for row in modes] == [size] * tasks
-    assert {sum(mode != "plain" for mode in row) for row in modes} == {round(p * size)}
+    (with_tips,) = {sum(mode != "plain" for mode in row) for row in modes}
+    assert abs(with_tips - p * size) <= 0.5, "no whole number is nearer"
 
 
 def test_each_tips_member_draws_its_update_mode() -> None:
@@ -163,4 +164,4 @@ def test_novelty_survives_a_resumption(start_model: Path, tmp_path: Path, kind: 
             (tmp_path / part / "checkpoints/step-000003" / name).read_bytes() for part in ("whole", "parts")
         )
         assert kept == resumed
-        assert kind == "tips" or len(kept) > 100
+        assert len(kept) > 100

@@ -218,8 +218,10 @@ def anchors(tips: float, reading: float) -> list[Sample]:
 def test_anchor_rows_keep_the_sampling_context() -> None:
     tip, *_ = anchors(1, 0)
     assert tip == Sample((1, 2, 3, 0), (0, 0, 1, 1), (0.0, 0.0, -1.0, -0.5), (0.0,) * 4, role="tip", hold=0.4)
-    read = [row for row in anchors(0, 1) if row.role == "reading"]
-    for row, one in zip(read, [t for g in played() for t in g.trajectories], strict=False):
+    read = anchors(0, 1)
+    readers = [t for g in played() for t in g.trajectories][:4]
+    for row, one in zip(read, readers, strict=True):
         last = one.steps[-1].completion
         assert row.token_ids == last.prompt_ids + last.token_ids, "the context with the tips"
         assert not row.off_policy
+    assert Counter(row.role for row in anchors(3 / 7, 0.5)) == {"tip": 3, "reading": 2}

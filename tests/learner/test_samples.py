@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tiny import episode, group, step, trajectory
 from tinyrun import distance, metrics, tiny_config, train_in_process
+from trailnotes.config.schema import Config
 from trailnotes.learner.samples import build_observation_samples, build_samples, iter_minibatches, make_microbatches
 from trailnotes.types import Mode, Observation, Sample, Tip, Trajectory
 
@@ -159,13 +160,15 @@ def test_a_run_learns_from_what_it_saw(start_model: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("settings", [{"mismatch": "mask"}, {"max_negative_kl": 1e-3}])
+@pytest.mark.parametrize(("settings", "apart"), [({"mismatch": "mask"}, 1e-3), ({"max_negative_kl": 1e-3}, 0.0)])
 def test_mismatch_corrections_are_exact_without_mismatch(
-    start_model: Path, tmp_path: Path, settings: dict[str, object]
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], apart: float
 ) -> None:
-    """To the last bit, with one step an update: the weights that learn are those that sampled."""
+    """But for rounding, with one step an update: the weights that learn are those that sampled."""
+    monkeypatch.setattr(Config, "has_other_sampler", True)  # else nothing is corrected
     own = {"algorithm": {"name": "grpo"}, "optim": {"epochs": 1, "minibatch": 0}, "train": {"iterations": 2}}
     for name, loss in (("with", settings), ("without", {})):
         train_in_process(tiny_config(start_model, loss=loss, **own), tmp_path / name)
-    assert distance(tmp_path / "with", tmp_path / "without") == 0.0
-    assert distance(tmp_path / "with", start_model) > 1e-4, "nothing was learned: the test shows nothing"
+    assert ("engine/weight" in metrics(tmp_path / "with")[0]) == ("mismatch" in settings)
+    assert distance(tmp_path / "with", tmp_path / "without") <= apart
+    assert distance(tmp_path / "with", start_model) > 5e-3, "nothing was learned: the test shows nothing"
