@@ -102,7 +102,7 @@ def gmpo(loss: LossConfig, logprobs: Tensor, batch: Batch) -> Surrogate:
     the token's own log-ratio; A is the token's, where steps differ. Source: GMPO (arXiv 2507.20673, eq. 4), where the
     tokens of a row have one advantage.
     """
-    log_ratio = logprobs - batch.behavior_logprobs
+    log_ratio = torch.where(batch.mask, logprobs - batch.behavior_logprobs, 0.0)
     low, high = find_outside(loss, log_ratio, batch.advantages)
     own = torch.where(low | high, log_ratio.clamp(-loss.clip_low, loss.clip_high), log_ratio)
     mean = mean_over_rows(own, batch.mask).detach()
