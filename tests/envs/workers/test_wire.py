@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -31,13 +31,18 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 infos = st.dictionaries(texts, scalars | st.lists(scalars, max_size=3), max_size=3)
 
 
+@dataclass(frozen=True)
+class Larger(Observation):
+    more: int = 0  # stays with the environment
+
+
 class Garbage:
     """Answers with whatever fields it is given."""
 
     fields: Mapping[str, Any] = MappingProxyType({})
 
     def step(self, action: str) -> Observation:
-        return Observation(**self.fields)
+        return Larger(**self.fields)
 
     def close(self) -> None: ...
 

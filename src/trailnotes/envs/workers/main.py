@@ -17,7 +17,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,7 +123,8 @@ def _validate_observation(observation: object, method: Callable[..., object]) ->
         plain = json.loads(json.dumps(dict(info), default=_to_plain, allow_nan=False)) if info else {}
     except (TypeError, ValueError) as error:
         raise EnvError(f"Observation.info must hold JSON values: {error}") from error
-    return replace(observation, actions=None if actions is None else tuple(actions), info=plain)
+    values = {field.name: getattr(observation, field.name) for field in fields(Observation)}  # none that a subclass adds
+    return Observation(**{**values, "actions": None if actions is None else tuple(actions), "info": plain})
 
 
 class EnvServer:
