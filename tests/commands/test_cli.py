@@ -52,7 +52,6 @@ def test_help_names_every_option_and_an_example_that_parses(
         ("train a.toml --seed 3", "unrecognized arguments: --seed 3; did you mean --run.seed?"),
         ("train a.toml --run_dir x", "did you mean --run-dir?"),
         ("train a.toml iterations=3", "did you mean --train.iterations?"),
-        ("eval a --memry", "did you mean --memory?"),
         ("train --env lock:Lock", "did you mean --env.name?"),
         ("memory list a --xyzzy", "unrecognized arguments: --xyzzy\n"),
     ],

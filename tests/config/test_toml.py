@@ -135,6 +135,7 @@ REFUSED = {  # words of a command line -> what the line names: the key, and what
     "--warmstart.advice 0.6 --warmstart.write 0.6": ["warmstart.advice", "warmstart.write"],
     "--rehearsal.split spare --rehearsal.hold 0": ["rehearsal.imitate"],
     "--empo2.author_credit 1 --empo2.p_memory 1": ["empo2.p_memory"],
+    "--empo2.author_credit 1 --empo2.p_memory 0.95": ["rounds to no member without tips", "rollout.group_size"],
     "--empo2.author_credit 1 --algorithm.show_tips other": ['algorithm.show_tips = "own"'],
     "--rollout.example_turns [['a','b']] --rehearsal.split spare": ["rollout.example_turns"],
     "--rollout.example_turns [['a']]": ["rollout.example_turns"],

@@ -81,9 +81,12 @@ def refuse_by_method(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
     yield (method.shows_tips and empo2.author_credit and (algorithm.author, algorithm.show_tips) != ("policy", "own"),
            ("empo2.author_credit trains the policy as the author of the tips that it reads: set algorithm.author = "
            '"policy" and algorithm.show_tips = "own", or empo2.author_credit = 0'))  # fmt: skip
-    yield (mixed and empo2.p_memory and not round(empo2.p_memory * c.rollout.group_size),
-           (f"empo2.p_memory = {empo2.p_memory:g} of rollout.group_size = {c.rollout.group_size} rounds to no member "
-           "with tips: raise either"))  # fmt: skip
+    size, readers = c.rollout.group_size, round(empo2.p_memory * c.rollout.group_size)
+    rounds = f"empo2.p_memory = {empo2.p_memory:g} of rollout.group_size = {size} rounds to"
+    yield mixed and empo2.p_memory and not readers, f"{rounds} no member with tips: raise either"
+    yield (mixed and empo2.author_credit and readers == size,
+           (f"{rounds} no member without tips, with whom empo2.author_credit compares: lower empo2.p_memory, or raise "
+           "rollout.group_size"))  # fmt: skip
     yield (method.trains and not method.shows_tips and algorithm.intrinsic == "tips",
            f'{algorithm.name} retrieves no tips: set algorithm.intrinsic = "states" or "none"')  # fmt: skip
     yield (method.trains and not method.memory and algorithm.show_tips != "own",
