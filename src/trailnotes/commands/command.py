@@ -118,7 +118,7 @@ def parse_command_line(table: CommandTable, words: Sequence[str]) -> argparse.Na
         word = pending.pop(0)
         match = _SETTING.fullmatch(word)
         (settings if match else rest).append(word)
-        if match and match[2] is None and pending:
+        if match and match[2] is None and pending and not pending[0].startswith("--"):
             settings.append(pending.pop(0))
     parser = build_parser(table)
     names = [entry.name for entry in table]

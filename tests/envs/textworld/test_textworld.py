@@ -125,6 +125,7 @@ def test_a_folder_may_hold_splits_or_plain_games(game: Path, tmp_path: Path) -> 
         ({"generator": "simple", "goal": "long"}, "detailed, brief, none"),
         ({"generator": "simple", "path": "x"}, "path"),
         ({"level": 3}, "path"),
+        ({"max_step": 3}, "'max_step'; did you mean max_steps"),
         ({"path": "x.z8", "level": 3}, "'level'"),
         ({"path": "x.z8", "num_games": 3}, "'num_games'.* path"),
         ({"generator": "simple", "num_games": 0}, "num_games"),

@@ -115,6 +115,7 @@ def test_impossible_rules_are_refused(kind: ws.Kind, rule: str) -> None:
         ("dev", {}, "'dev'"), ("train", {"families": ["route/hazel"]}, "route/hazel"),
         ("train", {"families": ["maze/amber"]}, "maze/amber"), ("train", {"families": ["amber"]}, "amber"),
         *(("train", {"families": num}, f"families = {num}") for num in (3, -2, 50)), ("new", {}, "new_families"),
+        ("new", {"new_families": 3}, "new_families = 3"), ("new", {"new_families": "route/amber"}, "list of names"),
         ("train", {"families": ["route/amber"], "new_families": ["route/amber"]}, "route/amber"),
         ("spare", {"families": 20, "sizes": {"route": 2}}, "sizes"),
         ("test", {"sizes": {"route/hazel": 3}}, "route/hazel"), ("test", {"sizes": {"route/birch": 1}}, "2 to 7"),

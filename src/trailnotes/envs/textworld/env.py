@@ -151,6 +151,7 @@ def build_cached_game(
 SPLITS = ("train", "validation", "test")
 _SEEDS_PER_SPLIT = 100_000
 _BOOLEANS = (False, True)
+_ENV_OPTIONS = ("actions", "max_steps", "cache_dir")  # of the class alone, not of its tasks
 
 # Settings of each generator with what they may be; the first is the default.
 GENERATORS: dict[str, dict[str, Collection[Any]]] = {
@@ -196,7 +197,7 @@ class TextWorldEnv:
         seeds of splits are disjoint.
         """
         require_choice("split", split, SPLITS, where="")
-        source = {key: value for key, value in options.items() if key not in ("actions", "max_steps", "cache_dir")}
+        source = {key: value for key, value in options.items() if key not in _ENV_OPTIONS}
         generator, num_games, dataset_seed, settings = _validate_source(**source)
         if not generator:
             return _list_file_tasks(split, Path(source["path"]))
@@ -316,6 +317,9 @@ def _load_game_info(path: Path) -> tuple[str, float]:
 def _validate_source(
     path: str | Path | None = None, generator: str | None = None, **settings: Any
 ) -> tuple[str, int, int, dict[str, Any]]:
+    known = {"path", "generator", "num_games", "dataset_seed", *_ENV_OPTIONS}.union(*GENERATORS.values())
+    if unknown := settings.keys() - known:
+        raise ConfigError(f"TextWorld has no option {min(unknown)!r}{suggest_nearest(min(unknown), known)}")
     if path is None and generator is None and not settings:
         generator = "treasure_hunter"
     if (path is None) == (generator is None):

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 
-from trailnotes.envs.base import require_choice, require_int, strip_intent
+from trailnotes.envs.base import require_choice, require_int, require_text_list, strip_intent
 from trailnotes.envs.textworld.env import (
     GamePosition,
     build_cached_game,
@@ -114,14 +114,15 @@ def select_families(families: Families, new: Families = 0, new_validation: Famil
     free = {kind: [f"{kind}/{name}" for name in ws.FAMILY_NAMES[kind]] for kind in ws.KINDS}
     taken: dict[str, list[str]] = {}
     named = {"train": families, "new": new, "new-validation": new_validation}
+    keys = {"train": "families", "new": "new_families", "new-validation": "new_validation"}
     for side, wanted in sorted(named.items(), key=lambda item: isinstance(item[1], int)):  # whoever names them first
         if isinstance(wanted, int):
             most = len(ws.KINDS) * min(map(len, free.values()))
             if wanted % len(ws.KINDS) or not 0 <= wanted <= most:
-                raise ConfigError(f"families = {wanted} is no even number up to {most}: use one, or a list of names")
+                raise ConfigError(f"{keys[side]} = {wanted} is no even number up to {most}: use one, or list names")
             taken[side] = [name for names in free.values() for name in names[: wanted // len(ws.KINDS)]]
         else:
-            taken[side] = list(wanted)
+            taken[side] = [*require_text_list(keys[side], wanted)]
         for name in taken[side]:
             kind, _ = ws.parse_family(name)
             if name not in free[kind]:
