@@ -117,7 +117,8 @@ def test_paths_that_are_not_utf8_are_refused_in_one_line(words: str, capsys: pyt
         ("train demo --run-dir run --model.device tpu9", "model.device = 'tpu9'"),
         ("train demo --run-dir run --env.options.familys []", "env.options.familys"),
         ("train demo --run-dir run --train.eval_every 2 --train.validation_split dev", "split = 'dev' is unknown"),
-        ("train demo --run-dir run --train.split test", "train.split = 'test'"),
+        ("train demo --optim.lr --run-dir run", "--optim.lr needs a value"),
+        ("adapt random --out run --env.name waymarks-simulator --model.path x", "leave out --model.path"),
         ("adapt qwen/small --out run --env.name waymarks-simulator --endpoint.base_url http://127.0.0.1:9/v1",
          "did you mean openai:qwen/small"),
         ("init run.py", "trailnotes init run"),
@@ -191,3 +192,5 @@ def test_envs_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert "env.options.zzz" in capsys.readouterr().err
     assert main(["envs", "check", "waymark-simulator"]) == 2
     assert "waymarks-simulator" in capsys.readouterr().err
+    assert main(["envs", "check", "waymarks-simulator", "--env.name", "sokoban"]) == 2
+    assert "leave out env.name" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tinyrun import tiny_config, train_in_process
 from trailnotes.commands import main
 from trailnotes.commands.export import export
+from trailnotes.errors import ConfigError
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
@@ -33,6 +34,8 @@ def test_as_it_is_the_adapters_stay_adapters(run: Path, tmp_path: Path) -> None:
     copied, saved = ({file.name: file.read_bytes() for file in place.iterdir()} for place in places)
     assert copied == saved
     assert (tmp_path / "model" / "adapter_model.safetensors").is_file()
+    with pytest.raises(ConfigError, match="dtype = bfloat16 rounds merged weights"):
+        export(run, tmp_path / "rounded", dtype="bfloat16")
 
 
 def test_merged_it_is_one_model_in_float32(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

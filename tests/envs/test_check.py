@@ -223,7 +223,7 @@ def test_a_fault_of_the_code_comes_with_file_and_line() -> None:
         check_env(bad(step=raising("step", KeyError)))
 
 
-def test_a_call_that_hangs_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_hangs_ends_the_check() -> None:
     def hang(self: Good, action: str) -> Observation:
         while True:
             with contextlib.suppress(Exception):
@@ -232,8 +232,7 @@ def test_a_call_that_hangs_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> No
             if action == "look":
                 raise ValueError
 
-    monkeypatch.setattr("trailnotes.envs.check.CALL_LIMIT_S", 0.05)
-    faults, _ = find_faults(bad(step=hang))
+    faults, _ = find_faults(bad(step=hang), timeout=0.05)
     assert faults == ["step with 'look': did not return within 0.05 s"]
 
 

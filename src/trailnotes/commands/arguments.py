@@ -29,8 +29,8 @@ def load_command_config(subject: str | None, path: Path | None, settings: Sequen
     """Load the settings of the given file, else of the given run, else of the command line alone.
 
     Raises:
-        ConfigError: there is no file, and the command line does not say which environment; or it names a server, and
-            `subject` is no model of one, so that the hub would be asked for it.
+        ConfigError: there is no file, and the command line does not say which environment; it names another model
+            than `subject`; or it names a server, and `subject` is no model of one, so that the hub would be asked.
     """
     from trailnotes.config.toml import resolve_config
 
@@ -42,6 +42,8 @@ def load_command_config(subject: str | None, path: Path | None, settings: Sequen
     if path is None and "env.name" not in resolved.origins:
         no_run = f"{subject} is no run directory, which would bring its settings: " if subject else ""
         raise ConfigError(f"{no_run}name a CONFIG, or an environment by --env.name (module:Class is one of your own)")
+    if subject and resolved.origins.get("model.path") == "command line":
+        raise ConfigError(f"{subject} is the model here, and --model.path another: leave out --model.path")
     config, is_here = resolved.config, subject is None or subject == "random" or Path(subject).exists()
     names = (subject or "", config.memory.embedder, config.algorithm.author)
     asks_server = any(name.startswith(("openai:", "builtin:")) for name in names)

@@ -55,14 +55,17 @@ def _describe_env(name: str) -> str:
 
 
 def _check(args: Namespace) -> None:
-    from trailnotes.config.toml import load_config
+    from trailnotes.config.toml import is_within, resolve_config
     from trailnotes.envs import load_env_class, make_env, validate_options
     from trailnotes.envs.check import find_faults
 
     require_env_packages(args.name)
-    options = load_config(None, args.settings).env.options
+    resolved = resolve_config(None, args.settings)
+    if ignored := [name for name in resolved.origins if not is_within(name, ("env.options", "env.timeout"))]:
+        raise ConfigError(f"envs check uses env.options and env.timeout alone: leave out {', '.join(ignored)}")
+    options, timeout = resolved.config.env.options, resolved.config.env.timeout
     validate_options(args.name, load_env_class(args.name), options)
-    faults, unchecked = find_faults(functools.partial(make_env, args.name, **options))
+    faults, unchecked = find_faults(functools.partial(make_env, args.name, **options), timeout=timeout)
     verdict = "breaks the contract" if faults else "keeps the contract" + ", as far as it was checked" * bool(unchecked)
     print(f"{args.name} {verdict}")
     for line in [*faults, *(f"not checked: {each}" for each in unchecked)]:
@@ -90,7 +93,7 @@ COMMANDS = (
     Command(
         name="envs check", summary="check that an environment meets the contract",
         about="Play an environment as an author's test would: same seed, same text; endings; odd actions; what comes "
-        "after the end. Lists all faults, the likeliest first, with what to change; a call that hangs ends the check.",
+        "after the end. Lists all faults, the likeliest first, with what to change; a call beyond env.timeout ends it.",
         example="trailnotes envs check waymarks-simulator", run=_check,
         arguments=(
             argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),

@@ -35,7 +35,7 @@ def export(
         The share of merged adapters' change that rounding has lost; None for a copy.
 
     Raises:
-        ConfigError: `out` is taken, there is nothing to copy or to merge, or the base was in 4 bits.
+        ConfigError: `out` is taken, there is nothing to copy, merge or round, or the base was in 4 bits.
         RunError: the run has no checkpoint, or a damaged one.
     """
     from trailnotes.config.builtin import resolve_model_path
@@ -44,6 +44,8 @@ def export(
     from trailnotes.runs.load_policy import open_evaluated_model
 
     out, lost = Path(out), None
+    if dtype != "float32" and not merge:
+        raise ConfigError(f"dtype = {dtype} rounds merged weights, and a copy has none: merge, or leave dtype out")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists: choose another --out, or remove it")
     with open_evaluated_model(model_or_run) as subject:

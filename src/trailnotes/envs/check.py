@@ -23,7 +23,6 @@ SPLITS: Final = ("train", "validation", "test")
 MAX_STEPS: Final = 200  # an episode is followed this far in search of its end
 NUM_TASKS: Final = 3  # of the given ones, the first
 MAX_REPEATED_STEPS = 10  # of an episode that is played again, to be the same
-CALL_LIMIT_S = 60.0  # for one call of the environment; the check ends with it
 
 ODD_ACTIONS: Final = {
     "an empty action": "",
@@ -57,9 +56,14 @@ def check_env(env_factory: Callable[[], Env], tasks: Sequence[Task] | None = Non
     return tuple(unchecked)
 
 
-def find_faults(env_factory: Callable[[], Env], tasks: Sequence[Task] | None = None) -> tuple[list[str], list[str]]:
-    """Find the faults of an environment, and what could not be checked, as `check_env` does."""
-    check = _Check(env_factory)
+def find_faults(
+    env_factory: Callable[[], Env], tasks: Sequence[Task] | None = None, timeout: float = 60.0
+) -> tuple[list[str], list[str]]:
+    """Find the faults of an environment, and what could not be checked, as `check_env` does.
+
+    `timeout`: seconds for one call of the environment; one that takes longer ends the check.
+    """
+    check = _Check(env_factory, timeout)
     with suppress(_Stop):
         check.prepare(tasks)
     parts = (check.play, check.repeat, check.try_odd_actions, check.close, check.identify, check.order)
@@ -77,8 +81,8 @@ class _Stop(Exception):  # noqa: N818 (the fault is recorded)
 class _Check:
     """The check of one environment; its parts run in the order in which their faults are likely."""
 
-    def __init__(self, env_factory: Callable[[], Env]) -> None:
-        self.env_factory = env_factory
+    def __init__(self, env_factory: Callable[[], Env], timeout: float) -> None:
+        self.env_factory, self.timeout = env_factory, timeout
         self.options: dict[str, Any] = getattr(env_factory, "keywords", {})
         self.faults: dict[str, str] = {}  # each once, with the first call that has it
         self.unchecked: list[str] = []
@@ -105,7 +109,7 @@ class _Check:
         except (Exception, SystemExit) as error:
             if isinstance(error, passing) and not self.has_hung:
                 raise
-            limit = f"did not return within {CALL_LIMIT_S:g} s"
+            limit = f"did not return within {self.timeout:g} s"
             raise self.fail(what, limit if self.has_hung else f"raised {describe_env_error(error)[0]}") from error
         return answer
 
@@ -121,7 +125,7 @@ class _Check:
             raise TimeoutError
 
         before = signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, CALL_LIMIT_S, 1.0)  # again each second, should the environment catch it
+        signal.setitimer(signal.ITIMER_REAL, self.timeout, 1.0)  # again each second, should the environment catch it
         try:
             yield
         finally:
