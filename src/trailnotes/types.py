@@ -63,6 +63,8 @@ class Task:
     family: str = ""  # games that have a secret in common, by a name that no other environment uses; "" = unknown
 
     def __post_init__(self) -> None:
+        if not isinstance(self.id, str):
+            raise TypeError(f"the id of a task must be a str, is {type(self.id).__name__}")
         if not self.id or not self.env:
             raise ValueError("a task needs an id and an env")
 

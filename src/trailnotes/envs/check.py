@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -182,11 +182,8 @@ class _Check:
             if not isinstance(task, Task):
                 raise self.fail(what, f"must list Task values, not {type(task).__name__}")
             self.require(task.split == split, what, f"lists {task.id!r} with split {task.split!r}")
-            self.require(
-                _is_json(dict(task.options)),
-                what,
-                f"the options of task {task.id!r} must be JSON values, without tuples",
-            )
+            plain = _is_json_table(task.options)
+            self.require(plain, what, f"the options of task {task.id!r} must be JSON values, without tuples")
         for name, count in Counter(task.id for task in listed[0]).items():
             self.require(count == 1, what, f"lists task id {name!r} {count} times")
         return listed[0]
@@ -270,7 +267,8 @@ class _Check:
     def reset(self, task: Task, env: Env | None = None) -> Observation:
         first: Observation = self.call(f"reset of task {task.id!r}", (env or self.env).reset, task)
         self.check_observation(first, "reset")
-        self.require(bool(first.instruction), "reset", "it must set the instruction: the goal in words")
+        has_goal = isinstance(first.instruction, str) and bool(first.instruction)
+        self.require(has_goal, "reset", "it must set the instruction: the goal in words")
         self.require(first.reward == 0, "reset", f"it must have reward 0, not {first.reward:g}")
         self.require(not first.done and not first.success, "reset", "it must not end the episode")
         return first
@@ -296,7 +294,7 @@ class _Check:
             f"max_score must be positive, is {most:g}": most <= 0,
             f"the score must not exceed max_score, is {score:g} of {most:g}": score > most,
             f"success needs a positive score, is {score:g} of {most:g}": observation.success and score <= 0,
-            "info must hold JSON values only (no tuples)": not _is_json(dict(observation.info)),
+            "info must hold JSON values only (no tuples)": not _is_json_table(observation.info or {}),
             f"actions must be a tuple or None, not {type(actions).__name__}": not isinstance(actions, tuple | None),
             "actions is empty in mid-episode: offer some, or None": actions == () and not observation.done,
             "each of actions must be a non-empty string": has_gap,
@@ -314,7 +312,8 @@ def _names_success(env: Env) -> bool:
 
 
 def _pick_action(observation: Observation, pick: random.Random) -> str:
-    return pick.choice(observation.actions) if observation.actions else "look"
+    actions = observation.actions  # of any type, which is a fault by now
+    return pick.choice(actions) if actions and isinstance(actions, tuple | list) else "look"
 
 
 @contextmanager
@@ -325,6 +324,10 @@ def _perturb_global_seed(seed: int) -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
+
+
+def _is_json_table(value: object) -> bool:
+    return isinstance(value, Mapping) and _is_json(dict(value))
 
 
 def _is_json(value: object) -> bool:
