@@ -152,6 +152,13 @@ def test_libraries_are_silent_without_debug(tmp_path: Path) -> None:
     assert "FutureWarning: raw" in loud.stderr
 
 
+def test_a_run_has_the_whole_name_of_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Path] = []
+    monkeypatch.setattr("trailnotes.runs.train.train", lambda _, run_dir, **__: used.append(run_dir))
+    assert not any(main(["train", name]) for name in ("builtin:paper/grpo-1.5b", str(find_config("paper/grpo-1.5b"))))
+    assert used == [Path("runs/grpo-1.5b")] * 2
+
+
 # -- settings, environments, the Python API
 
 
@@ -190,7 +197,7 @@ def test_envs_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["envs", "check", "sokoban", "--env.options.num_games", "2"]) == 0  # an option of its tasks alone
     assert main(["envs", "check", "waymarks-simulator", "--env.options.zzz", "3"]) == 2
     assert "env.options.zzz" in capsys.readouterr().err
-    assert main(["envs", "check", "waymark-simulator"]) == 2
-    assert "waymarks-simulator" in capsys.readouterr().err
     assert main(["envs", "check", "waymarks-simulator", "--env.name", "sokoban"]) == 2
     assert "leave out env.name" in capsys.readouterr().err
+    assert main(["envs", "check", "waymark-simulator"]) == 2
+    assert "waymarks-simulator" in capsys.readouterr().err

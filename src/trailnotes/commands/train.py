@@ -27,8 +27,8 @@ def _run(args: Namespace) -> None:
     elif args.dry_run:
         print(dry_run(config, memory=args.memory, show=partial(print, flush=True)), end="")
     else:
-        name = args.config.stem.removeprefix(BUILTIN_PREFIX) if args.config else re.sub(r"\W+", "-", config.env.name)
-        run_dir = args.run_dir or Path("runs") / name
+        name = args.config.name.removesuffix(".toml") if args.config else re.sub(r"\W+", "-", config.env.name)
+        run_dir = args.run_dir or Path("runs") / name.removeprefix(BUILTIN_PREFIX)
         print(f"last model: {train(config, run_dir, allow_change=args.allow_change, memory=args.memory)}")
 
 
