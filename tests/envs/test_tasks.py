@@ -46,11 +46,6 @@ def config(folder: Path, patch: pytest.MonkeyPatch, expression: str) -> Config:
     return Config(env=EnvConfig(name=f"{name}:Env", options={"num": 3}))
 
 
-def test_the_options_of_the_config_reach_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listing = config(tmp_path, monkeypatch, "[Task(f'{split}-{i}', 'x', i, split) for i in range(num)]")
-    assert ids(load_tasks(listing, "test")) == ["test-0", "test-1", "test-2"]
-
-
 def test_a_repeated_id_and_an_empty_split_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"split 'test' .* has task id 'same' twice"):
         load_tasks(config(tmp_path, monkeypatch, "[Task('same', 'x')] * num"), "test")

@@ -6,7 +6,7 @@ import pytest
 
 from trailnotes.config.toml import load_config
 from trailnotes.errors import MissingExtraError, TrailnotesError
-from trailnotes.runs.preflight import require_dependencies
+from trailnotes.runs.preflight import require_dependencies, run_preflight
 
 EMBEDS = ["--memory.embedder", "minilm", "--algorithm.name"]
 GRPO = ["--algorithm.name", "grpo", "--env.name", "waymarks-simulator", "--model.path", "a/model"]
@@ -47,6 +47,11 @@ def test_what_no_setting_asks_for_may_be_missing(monkeypatch: pytest.MonkeyPatch
     require_dependencies(load_config(None, [*GRPO, "--run.trackers", '["tensorboard", "my:Own"]']))
     without(monkeypatch, "torch")
     require_dependencies(load_config(None, GRPO), model="random")
+
+
+def test_a_panel_without_games_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    run_preflight(load_config(None, [*GRPO, "--eval.split", "tset"]), machine=False)
+    assert "eval.split = 'tset' has no games to evaluate: split = 'tset' is unknown" in caplog.text
 
 
 def test_only_a_training_needs_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

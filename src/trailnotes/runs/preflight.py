@@ -11,8 +11,8 @@ from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.config.schema import Config
 from trailnotes.config.unused import warn_unused
 from trailnotes.envs import get_extra
-from trailnotes.envs.tasks import load_training_tasks, validate_splits
-from trailnotes.errors import ConfigError, MissingExtraError, find_missing_module, format_install_command
+from trailnotes.envs.tasks import load_panel, load_training_tasks, validate_splits
+from trailnotes.errors import ConfigError, EnvError, MissingExtraError, find_missing_module, format_install_command
 from trailnotes.runs.directory import load_trackers
 from trailnotes.runs.load_policy import RANDOM
 from trailnotes.types import Tip
@@ -50,6 +50,11 @@ def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine:
     if machine:
         require_dependencies(config)
     validate_splits(config)
+    if config.eval.split:  # an environment need not have it, but an evaluation afterwards would fail
+        try:
+            load_panel(config)
+        except (ConfigError, EnvError) as error:
+            logger.warning("eval.split = %r has no games to evaluate: %s", config.eval.split, error)
     validate_rehearsal(config)
     if config.is_hosted:
         _validate_hosted(config)
