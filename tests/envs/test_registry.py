@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ def test_an_entry_point_names_an_environment(tmp_path: Path, monkeypatch: pytest
     assert load_env_class("puppet") is odd_envs.Puppet
     with pytest.raises(ConfigError, match="did you mean puppet"):
         load_env_class("pupet")
-
-
-def test_a_module_in_the_working_directory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lying_here.py").write_text("class Mine:\n    pass\n")
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    monkeypatch.chdir(tmp_path)
-    assert load_env_class("lying_here:Mine").__name__ == "Mine"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ and advice, and to write.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import Self, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self, cast
 
 from trailnotes.algorithms.reflexion import ReflexionConfig, build_plan_messages
 from trailnotes.config.schema import Config
@@ -66,13 +66,13 @@ class WaymarksDemonstrator:
 
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
-        """Build a demonstrator of families that `env.options` neither trains nor evaluates."""
-        options = config.env.options
-        asked = (options.get(name, default) for name, default in FAMILY_OPTIONS.items())
-        spare = select_families(*asked)["spare"]
-        if not spare:
+        """Build a demonstrator of games in `rehearsal.options`, of families that no side of either options has."""
+        options = {**config.env.options, **config.rehearsal.options}
+        spare, unused = map(list_spare_families, (options, config.env.options))
+        if not (families := [family for family in spare if family in unused]):
             raise ConfigError("every family is in training or evaluation: leave some out of env.options")
-        return cls(config, count_tokens, seed, spare)
+        env = config.env.model_copy(update={"options": options})
+        return cls(config.model_copy(update={"env": env}), count_tokens, seed, families)
 
     def __iter__(self) -> Iterator[Demonstration]:
         while True:
@@ -256,6 +256,10 @@ class WaymarksDemonstrator:
         """Return whether these actions are all that wins a panel's game."""
         rule = tuple(action.split()[-1] for action in actions)
         return (spec.kind, spec.family, rule) in self.forbidden and len(rule) == spec.size
+
+
+def list_spare_families(options: Mapping[str, Any]) -> list[str]:
+    return select_families(*(options.get(name, default) for name, default in FAMILY_OPTIONS.items()))["spare"]
 
 
 def list_moves(spec: ws.GameSpec, done: tuple[str, ...]) -> list[str]:
