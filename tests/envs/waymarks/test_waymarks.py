@@ -150,7 +150,7 @@ def test_a_size_changes_its_family_alone() -> None:
         if name in SMALL:
             assert new.id == f"{old.id}:{SMALL[name]}"
             assert len(new.options["rule"]) == wm.parse_spec(new).size == SMALL[name]
-    assert {task.id for task in wm.make_tasks("test", SMALL, 3, SMALL)}.isdisjoint(task.id for task in sized)
+    assert {task.id for task in wm.make_tasks("test", [*SMALL], 3, SMALL)}.isdisjoint(task.id for task in sized)
     assert ws.draw_family_rule("route", "birch", 0, 3) == ("east", "south", "west"), "rules never change"
     assert ws.draw_family_rule("keys", "hazel", 0, 2) == ("opal", "beryl")
 
