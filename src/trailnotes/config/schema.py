@@ -300,7 +300,7 @@ class WarmstartConfig(Section):
     num_layers: int = key(3, "layers of the small model", ge=1)
     num_heads: int = key(4, "attention heads of the small model", ge=1)
     steps: int = key(4000, "optimizer steps", ge=1)
-    save_every: int = key(500, "optimizer steps between checkpoints; 0 = only when it is asked to stop", ge=0)
+    save_every: int = key(500, "optimizer steps between checkpoints; 0 = only at a stop and at the end", ge=0)
     batch_size: int = key(64, "episodes in a step; optim.microbatch_tokens of them at a time", ge=1)
     lr: float = key(1e-3, "peak learning rate, with warm-up and cosine decay", gt=0)
     num_tips: int = key(4, "most tips in a demonstration", ge=0)

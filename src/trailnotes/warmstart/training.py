@@ -97,10 +97,14 @@ def warmstart(
             note(f"resuming after step {imitation.step}; the demonstrations until there are drawn again")
         directory.write_config()
         _run_steps(imitation, rows, directory.checkpoints, progress, note)
+        if not has_begun(directory.path):  # else an export that fails would leave nothing of the training
+            with contextlib.suppress(RunError):  # the model is smaller, and may fit where its checkpoint does not
+                imitation.save(directory.checkpoints)
         try:
             export_model(model, out, tokenizer)  # takes the place of all that is there
         except OSError as error:
-            raise RunError(f"cannot write {out} ({error}): free space, and the same command resumes") from error
+            then = "resumes" if has_begun(directory.path) else "begins again"
+            raise RunError(f"cannot write {out} ({error}): free space, and the same command {then}") from error
     record = {"steps": imitation.step, "final_loss": imitation.recent_loss, "seed": config.run.seed}
     write_text_atomic(out / "warmstart.json", json.dumps(record, indent=1) + "\n")
     return out
