@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import signal
@@ -68,6 +69,10 @@ class Puppet:
 
     def do_sleep(self, rest: str) -> Observation:
         time.sleep(float(rest))
+        return Observation("awake")
+
+    def do_freeze(self, rest: str) -> Observation:
+        ctypes.PyDLL(None).usleep(int(rest) * 1_000_000)  # without releasing the interpreter
         return Observation("awake")
 
     def do_spin(self, rest: str) -> Observation:

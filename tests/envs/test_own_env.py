@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -10,12 +9,8 @@ import pytest
 
 from trailnotes.commands import main
 from trailnotes.config.builtin import BUILTIN
-from trailnotes.config.schema import Config, EnvConfig
-from trailnotes.envs.tasks import load_tasks
-from trailnotes.envs.workers.pool import EnvPool
 from trailnotes.runs.directory import load_run_config
 from trailnotes.storage.files import read_jsonl
-from trailnotes.types import Task
 
 PROJECT = BUILTIN / "project"
 
@@ -28,25 +23,6 @@ SMALL = """--rollout.style terse --rollout.max_context_tokens 256 --rollout.num_
 def _in_the_folder_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(PROJECT)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_it_is_played_by_name(num_workers: int) -> None:
-    """Halving finds one of four settings within three tries, and an easy lock is no use for notes."""
-    config = Config(env=EnvConfig(name="own_env:Lock", options={"settings": 4}, num_workers=num_workers))
-
-    async def solve(pool: EnvPool, task: Task) -> bool:
-        low, high = 0, 3
-        async with pool.lease() as env:
-            observation = await env.reset(task)
-            while not observation.done:
-                guess = (low + high) // 2
-                observation = await env.step(str(guess))
-                low, high = (guess + 1, high) if observation.text == "higher." else (low, guess - 1)
-        return observation.success
-
-    with EnvPool(config.env) as pool:
-        assert all(asyncio.run(solve(pool, task)) for task in load_tasks(config, "train"))
 
 
 @pytest.mark.usefixtures("same_threads")

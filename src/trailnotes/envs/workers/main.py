@@ -123,7 +123,7 @@ def _validate_observation(observation: object, method: Callable[..., object]) ->
         plain = json.loads(json.dumps(dict(info), default=_to_plain, allow_nan=False)) if info else {}
     except (TypeError, ValueError) as error:
         raise EnvError(f"Observation.info must hold JSON values: {error}") from error
-    values = {field.name: getattr(observation, field.name) for field in fields(Observation)}  # none that a subclass adds
+    values = {field.name: getattr(observation, field.name) for field in fields(Observation)}  # no subclass's
     return Observation(**{**values, "actions": None if actions is None else tuple(actions), "info": plain})
 
 

@@ -200,18 +200,17 @@ def encode_start_request(name: str, options: Mapping[str, Any]) -> bytes:
 class Worker(RemoteHost):
     """One process in its own process group, which Ctrl-C in the terminal does not reach.
 
-    Heartbeats come from a thread of the worker, so a stopped one is noticed without any call. A lost worker is killed
-    with all its children.
+    Heartbeats come from a thread of the worker, so a stopped one is noticed without any call; a call may hold the
+    interpreter, and silence it, until its own time limit. A lost worker is killed with all its children.
     """
 
     def __init__(self, label: str, name: str, options: Mapping[str, Any], *, timeout: float, heartbeat: float) -> None:
-        """Start the process. `heartbeat`: seconds of silence after which it counts as hung."""
+        """Start the process. `heartbeat`: seconds of silence without a call after which it counts as hung."""
         start_request = encode_start_request(name, options)  # before a process is started
         super().__init__(label, timeout, max(START_TIMEOUT, timeout))
         self._silence = heartbeat
         self._outbox, self._inbox = bytearray(), bytearray()
         self._last_words = b""
-        self._has_answered = False
         self._last_message_at = time.monotonic()
         self._socket, theirs = socket.socketpair()
         arguments = [json.dumps([str(path) for path in sys.path]), str(theirs.fileno()), str(heartbeat / 5)]
@@ -253,7 +252,7 @@ class Worker(RemoteHost):
             if not data:
                 self._lose()
                 return
-            self._has_answered, self._last_message_at = True, time.monotonic()
+            self._last_message_at = time.monotonic()
             self._inbox += data
             for message in decode_frames(self._inbox):
                 if not self.failure:  # the message before may have been its last that counts
@@ -264,7 +263,7 @@ class Worker(RemoteHost):
         if self.failure:
             return
         silent = time.monotonic() - self._last_message_at
-        if silent > (self._silence if self._has_answered else self._start_limit):
+        if silent > self._silence and not self._pending:
             self._lose(f"gave no sign of life for {silent:.3g} s (stopped, or hung)")
         elif why := self._explain_overdue():
             self._lose(why)
@@ -364,7 +363,7 @@ class EnvPool:
     def __init__(
         self, env: EnvConfig, *, heartbeat: float = 15.0, make_host: Callable[[int], Host] | None = None
     ) -> None:
-        """`heartbeat`: seconds of silence after which a worker is hung; `make_host`: starts a worker elsewhere."""
+        """`heartbeat`: seconds of silence after which an idle worker is hung; `make_host`: starts one elsewhere."""
         self._config = env
         self._heartbeat = heartbeat
         self._make_host = make_host if make_host and env.num_workers else self._start_host
