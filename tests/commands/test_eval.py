@@ -14,6 +14,7 @@ from small import lines, small_config
 from tinyrun import trained_once
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_tasks
+from trailnotes.errors import ConfigError
 from trailnotes.learner.states import STATE
 from trailnotes.runs import evaluate as evaluation
 from trailnotes.runs.evaluate import evaluate
@@ -40,6 +41,15 @@ def fingerprint(directory: Path) -> dict[str, str]:
 
 
 # -- the panel
+
+
+def test_rollout_samples_as_training_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "evaluate_model", lambda config, _: ([config.eval], ""))
+    config = a_config(tmp_path, rollout={"temperature": 0.7})
+    (panel,) = (vars(panel) for panel in evaluation.rollout(config))
+    assert (panel["split"], panel["temperature"]) == ("train", 0.7)
+    with pytest.raises(ConfigError, match="is a directory: name a file"):
+        evaluation.rollout(config, out=tmp_path)
 
 
 def test_a_panel_is_fixed_recorded_and_repeatable(start_model: Path, tmp_path: Path) -> None:

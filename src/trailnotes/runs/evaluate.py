@@ -95,10 +95,15 @@ def evaluate(
 
 
 def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath | None = None) -> list[Trajectory]:
-    """Play `rollout.num_tasks` tasks of the training split once each; optionally write them as JSONL."""
-    panel = config.eval.model_copy(
-        update={"split": config.train.split, "num_tasks": config.rollout.num_tasks, "num_samples": 1}
-    )
+    """Play `rollout.num_tasks` training tasks once each, at `rollout.temperature`; optionally write them as JSONL.
+
+    Raises:
+        ConfigError: as `evaluate`, or `out` is a directory.
+    """
+    if out is not None and Path(out).is_dir():
+        raise ConfigError(f"{out} is a directory: name a file, such as {Path(out) / 'episodes.jsonl'}")
+    played = {"split": config.train.split, "num_tasks": config.rollout.num_tasks, "num_samples": 1}
+    panel = config.eval.model_copy(update={**played, "temperature": config.rollout.temperature})
     with open_evaluated_model(model_or_run or config.model.path) as subject:
         episodes, _ = evaluate_model(config.model_copy(update={"eval": panel}), subject)
     if out is not None:
