@@ -87,8 +87,8 @@ def test_an_unknown_name_is_refused_with_the_nearest(
 def test_a_panel_that_a_method_cannot_play_is_refused_at_once() -> None:
     panels = [(name, "show_tips", "other") for name in ("ace", "clin", "reasoningbank", "rememberer", "retrospex")]
     for name, key, value in [*panels, ("training-free-grpo", "num_samples", 1), ("reflexion", "num_samples", 2)]:
-        with pytest.raises(ValueError, match=rf"{name} .*: set eval\.{key}"):
-            small_config(algorithm={"name": name}, eval={key: value})
+        with pytest.raises(ConfigError, match=rf"{name} .*: set eval\.{key}"):
+            small_config(algorithm={"name": name}, eval={key: value}).validate_method()
 
 
 def test_an_entry_point_names_a_method(

@@ -251,7 +251,7 @@ def test_show_is_a_config_that_explains_each_key(tmp_path: Path) -> None:
     for written in (text, to_toml(resolved.config)):
         assert load_config(write(tmp_path, written)) == resolved.config
     assert '| one of "auto", "step" | default' in text
-    assert '| any of "gain", "score", "support", "recency", "oldest", "similarity", "ucb", "worth"; needs ' in text
+    assert '| any of "gain", "score", "support", "recency", "oldest", "similarity", "ucb", "worth" |' in text
     assert "# learning rate of AdamW (EMPO2, arXiv 2602.23008) | > 0 |" in text
     assert "| >= -1 and <= 1; needs memory.retrieval = dense|hybrid |" in text
     lines = {line.partition(" ")[0]: line for line in text.splitlines()}

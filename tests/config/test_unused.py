@@ -19,9 +19,6 @@ from trailnotes.config.unused import list_requirements, warn_unused
         ("--model.lora.rank 16", ""),  # the default
         ("--memory.ucb 2", "memory.ucb (needs memory.order = ucb)"),
         ('--memory.ucb 2 --memory.order ["ucb"]', ""),
-        ('--memory.order ["score"] --memory.scope family',
-         "memory.order (needs memory.scope = task or memory.order = similarity)"),
-        ('--memory.order ["score","similarity"] --memory.scope family', ""),
         ("--loss.observations 0.1", ""),
         ("--loss.observations 0.1 --optim.rows step", "loss.observations (needs optim.rows = auto)"),
         ("--learner.offload true", "learner.offload (needs learner.world_size > 1)"),

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tinyrun import tiny_config, train_in_process
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
 from trailnotes.errors import RunError
-from trailnotes.runs.directory import RunDir, find_lock_holder, is_trained, load_run_config
+from trailnotes.runs.directory import RunDir, RunLock, find_lock_holder, is_trained, load_run_config
 
 HOLDER = """
 import sys, time
@@ -97,6 +98,16 @@ def test_lock_refuses_a_second_process(tmp_path: Path) -> None:
         assert find_lock_holder(tmp_path / "lock").startswith(f"process {holder.pid} on ")
         holder.send_signal(signal.SIGKILL)
     RunDir.open(tmp_path, Config()).close()
+
+
+def test_a_lock_whose_file_its_holder_removes_meanwhile_is_taken_anew(tmp_path: Path) -> None:
+    path, held = tmp_path / "eval.lock", RunLock(tmp_path / "eval.lock")
+    remover = threading.Timer(0.03, lambda: (path.unlink(), held.release()))
+    remover.start()
+    taken = RunLock(path)
+    remover.join()
+    assert find_lock_holder(path).startswith("process ")
+    taken.release()
 
 
 def test_a_damaged_or_missing_config_is_named(tmp_path: Path) -> None:

@@ -138,8 +138,7 @@ class MemoryConfig(Section):
         "all else is equal; oldest: the oldest first (release, after the score); ucb: by the return of "
         "their readers; worth: by that return less that of group members who did not read them; gain: by the most that "
         "this is likely to be, and a tip is withheld where that is below 0. Beyond the scope task "
-        "similarity comes first, unless it is named",
-        needs="memory.scope = task or memory.order = similarity")  # fmt: skip
+        "similarity comes first, unless it is named")  # fmt: skip
     ucb: float = key(
         1.0, "order by ucb: weight of the bonus for tips with few readers",
         "arXiv 2603.08561", ge=0, needs="memory.order = ucb")  # fmt: skip
@@ -387,14 +386,18 @@ class Config(Section):
     def validate_combinations(self) -> Self:
         _refuse(chain(refuse_places(self), refuse_combinations(self)))
         if is_known(self.algorithm.name):  # module:NAME is asked when it is run: reading settings does not import it
-            self.validate_method()
+            self.validate_method(adapts=False)
         return self
 
-    def validate_method(self) -> Method:
-        """Return the method; raises `ConfigError` for settings that it cannot follow."""
+    def validate_method(self, *, adapts: bool = True) -> Method:
+        """Return the method; raises `ConfigError` for settings that it cannot follow.
+
+        What a method that trains nothing needs counts where it `adapts`: an evaluation may read the same settings, and
+        `adapt --method` may name another method.
+        """
         method = resolve_method(self.algorithm.name)
         _refuse(refuse_by_method(self, method, self.section(Empo2Config)))
-        if method.validate:
+        if method.validate and (method.trains or adapts):
             method.validate(self)
         return method
 

@@ -212,22 +212,30 @@ class RunLock:
     """Lock of a file for as long as this process lives."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise RunError(f"cannot write {path} ({error.strerror}): fix the permissions, or choose another") from error
+        self._descriptor: int | None = None
         for _ in range(5):  # whoever looks for the holder locks the file for a moment
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._lock(path):
                 break
             time.sleep(0.02)
         else:
-            holder = os.read(self._descriptor, 1000).decode(errors="replace").strip()
-            self.release()
+            holder = path.read_text(errors="replace").strip() if path.is_file() else ""
             raise RunError(f"{path.parent} is in use by {holder or 'another process'}: wait for it or stop it, or "
                            "choose another directory")  # fmt: skip
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
+
+    def _lock(self, path: Path) -> bool:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise RunError(f"cannot write {path} ({error.strerror}): fix the permissions, or choose another") from error
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), path.stat()):  # else its holder has just removed it
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
+                self._descriptor = descriptor
+                return True
+        os.close(descriptor)
+        return False
 
     def release(self) -> None:
         if self._descriptor is not None:

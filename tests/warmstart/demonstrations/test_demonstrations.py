@@ -274,10 +274,11 @@ def test_apart_draws_spare_families_alone_and_rules_that_no_panel_has() -> None:
 
 def test_apart_draws_the_games_that_rehearsal_options_name() -> None:
     config = a_config(sizes=0.0)
-    config.rehearsal.options.update(families=["route/birch"], sizes={"route": 3, "keys": 2})
+    config.rehearsal.options.update(families=["route/birch"], sizes={"route": 3, "keys": 2}, dataset_seed=5)
     apart = WaymarksDemonstrator.build_held_out(config, count_words, 0)
     assert {(kind, len(apart.names[kind])) for kind in apart.names} == {("route", 22), ("keys", 22)}
     assert {(spec.kind, spec.size) for spec in (apart.draw_spec() for _ in range(50))} == {("route", 3), ("keys", 2)}
+    assert apart.forbidden > WaymarksDemonstrator(config, count_words, 0).forbidden
 
 
 def test_apart_is_refused_where_every_family_is_used() -> None:

@@ -39,6 +39,7 @@ from trailnotes.types import Completion, Message, Step, Task, Tip, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import pair_demonstrations
 
 NOTHING_FOUND = "nothing found"
+EVERY_FAMILY = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind]]
 FAMILY_OPTIONS = {"families": FEW_FAMILIES, "new_families": 0, "new_validation": 0}
 MAX_PLANS = 3  # quoted in a request for another one
 
@@ -56,13 +57,9 @@ class WaymarksDemonstrator:
         self.config, self.count_tokens = config, count_tokens
         self.rng = random.Random(seed)
         self.env = cast("WaymarksSimulator", make_env("waymarks-simulator", **config.env.options))
-        everyone = [f"{kind}/{name}" for kind in ws.KINDS for name in ws.FAMILY_NAMES[kind]]
-        drawn = [ws.parse_family(family) for family in families or everyone]
+        drawn = [ws.parse_family(family) for family in families or EVERY_FAMILY]
         self.names = {kind: [name for own, name in drawn if own == kind] for kind in dict(drawn)}
-        seeds = {0, int(config.env.options.get("dataset_seed", 0))}
-        panels = (NO_SIZES, COMPARE_SIZES, config.env.options.get("sizes", NO_SIZES))
-        rules = (list_panel_rules(everyone, seed, sizes) for seed in seeds for sizes in panels)
-        self.forbidden = frozenset().union(*rules)
+        self.forbidden = list_forbidden_rules(config.env.options)
 
     @classmethod
     def build_held_out(cls, config: Config, count_tokens: Callable[[str], int], seed: int) -> Self:
@@ -72,7 +69,9 @@ class WaymarksDemonstrator:
         if not (families := [family for family in spare if family in unused]):
             raise ConfigError("every family is in training or evaluation: leave some out of env.options")
         env = config.env.model_copy(update={"options": options})
-        return cls(config.model_copy(update={"env": env}), count_tokens, seed, families)
+        held_out = cls(config.model_copy(update={"env": env}), count_tokens, seed, families)
+        held_out.forbidden |= list_forbidden_rules(config.env.options)
+        return held_out
 
     def __iter__(self) -> Iterator[Demonstration]:
         while True:
@@ -256,6 +255,12 @@ class WaymarksDemonstrator:
         """Return whether these actions are all that wins a panel's game."""
         rule = tuple(action.split()[-1] for action in actions)
         return (spec.kind, spec.family, rule) in self.forbidden and len(rule) == spec.size
+
+
+def list_forbidden_rules(options: Mapping[str, Any]) -> frozenset[tuple[ws.Kind, str, ws.Rule]]:
+    seeds = {0, int(options.get("dataset_seed", 0))}
+    panels = (NO_SIZES, COMPARE_SIZES, options.get("sizes", NO_SIZES))
+    return frozenset().union(*(list_panel_rules(EVERY_FAMILY, seed, sizes) for seed in seeds for sizes in panels))
 
 
 def list_spare_families(options: Mapping[str, Any]) -> list[str]:
