@@ -82,7 +82,9 @@ def _is_met(part: str, values: Mapping[str, Any]) -> bool:
     name, sign, wanted = part.partition(" = ")
     if sign:
         value = values[name]
-        items = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
+        if isinstance(value, bool):
+            value = str(value).lower()  # as TOML writes it
+        items = value if isinstance(value, tuple) else (value,)
         return any(fnmatchcase(str(item), pattern) for item in items for pattern in wanted.split("|"))
     name, sign, limit = part.partition(" > ")
     return bool(values[name] > float(limit)) if sign else bool(values[name])

@@ -59,8 +59,8 @@ class GroupRunner:
     """Plays batches of groups, each episode in a slot of its own, at most `env.max_envs` at once.
 
     A failed episode goes to `on_error` and is tried afresh, `MAX_REPLACEMENTS` times. A group that lost some continues
-    while `min_members` are left (or all, of a group of one); else it is dropped. Either is warned of. A
-    `FeedbackMemory` hears at the end how its readers fared.
+    while `min_members` are left (or all, of a group of one); else it is dropped. Both are logged as
+    warnings. A `FeedbackMemory` hears at the end how its readers fared.
     """
 
     policy: Policy

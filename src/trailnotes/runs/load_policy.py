@@ -47,7 +47,7 @@ def open_evaluated_model(model_or_run: StrPath) -> Iterator[EvaluatedModel]:
             if saved is None:
                 raise RunError(f"{path} holds no finished checkpoint yet; train it first, or wait for the first save")
             yield _read_checkpoint(saved)
-    elif (path / "model").is_dir() and (path / checkpoint.META).is_file():
+    elif checkpoint.is_checkpoint(path):
         with checkpoint.hold_checkpoint(path):
             if problems := checkpoint.verify(path):
                 raise RunError(f"{path} is damaged ({problems[0]}); name another checkpoint, or the run directory")

@@ -104,7 +104,7 @@ async def _train(config: Config, directory: RunDir, tips: Sequence[Tip], cluster
         elif received and not ended:
             stopped = f"stopped after iteration {run.count.iteration}; the same command resumes there"
             raise Interrupted(received[0], stopped)
-        is_kept = config.train.keep_optimizer or config.is_hosted  # a server has it, and plays the model by its name
+        is_kept = config.train.keep_optimizer or config.is_hosted  # there learner.json names the weights to play
         if ended and not is_kept and not delete_optimizer_state(directory.checkpoints):
             run.progress.note("a checkpoint is being read, so its optimizer's state stays: the same command deletes it")
         assert run.saved is not None

@@ -60,6 +60,11 @@ def save(root: Path, step: int, writer: Callable[[Path], None], meta: Mapping[st
     return path
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether a directory is laid out as a checkpoint, whole or damaged (see `verify`)."""
+    return (path / "model").is_dir() and (path / META).is_file()
+
+
 def load_meta(path: Path) -> dict[str, Any]:
     return read_json(path / META)
 

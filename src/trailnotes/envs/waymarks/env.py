@@ -113,16 +113,18 @@ def select_families(families: Families, new: Families = 0, new_validation: Famil
     """Select the families of each side, which share none: "train", "new", "new-validation", "spare"."""
     free = {kind: [f"{kind}/{name}" for name in ws.FAMILY_NAMES[kind]] for kind in ws.KINDS}
     taken: dict[str, list[str]] = {}
-    named = {"train": families, "new": new, "new-validation": new_validation}
-    keys = {"train": "families", "new": "new_families", "new-validation": "new_validation"}
-    for side, wanted in sorted(named.items(), key=lambda item: isinstance(item[1], int)):  # whoever names them first
+    named = [
+        ("train", "families", families), ("new", "new_families", new),
+        ("new-validation", "new_validation", new_validation),
+    ]  # fmt: skip
+    for side, option, wanted in sorted(named, key=lambda each: isinstance(each[2], int)):  # whoever names them first
         if isinstance(wanted, int):
             most = len(ws.KINDS) * min(map(len, free.values()))
             if wanted % len(ws.KINDS) or not 0 <= wanted <= most:
-                raise ConfigError(f"{keys[side]} = {wanted} is no even number up to {most}: use one, or list names")
+                raise ConfigError(f"{option} = {wanted} is no even number up to {most}: use one, or list names")
             taken[side] = [name for names in free.values() for name in names[: wanted // len(ws.KINDS)]]
         else:
-            taken[side] = [*require_text_list(keys[side], wanted)]
+            taken[side] = [*require_text_list(option, wanted)]
         for name in taken[side]:
             kind, _ = ws.parse_family(name)
             if name not in free[kind]:

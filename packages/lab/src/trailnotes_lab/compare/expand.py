@@ -151,7 +151,7 @@ def _expand_run(spec: ComparisonSpec, name: str, seed: int, base: Path | None, p
     if not config.model.path:
         raise ConfigError(f"{path}: model.path is empty: name the model that all methods start from")
     model = Path(config.model.path)
-    if (model / "checkpoints").is_dir() or (model / checkpoint.META).is_file():
+    if (model / "checkpoints").is_dir() or checkpoint.is_checkpoint(model):
         raise ConfigError(f"{path}: model.path = {str(model)!r} is a run or a checkpoint, whose own seed would be that "
                           "of every evaluation: name its model, .../checkpoints/step-NUMBER/model, or a method of the "
                           "comparison by `after`")  # fmt: skip

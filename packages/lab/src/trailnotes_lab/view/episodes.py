@@ -54,7 +54,7 @@ class EpisodeView:
 
 def build_episode_view(record: Mapping[str, Any], config: Config | None) -> EpisodeView:
     if "outcome" in record and "final_observation" not in record:
-        raise RunError("a record holds no steps, or of each only the action and the tips: the run itself had them all")
+        raise RunError("a record holds no steps, or only their actions and tips: this page needs the run itself")
     try:
         trajectory = trajectory_from_json(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
