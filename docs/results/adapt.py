@@ -43,8 +43,11 @@ def read_attempts(run: Path, name: str) -> list[Games]:
     attempts: list[Games] = []
     for phase, episodes in read_phases(run).items():
         if phase.startswith("trial-"):
-            own = {episode["task"]["id"]: float(episode[name]) for episode in episodes}
-            attempts.append({**(attempts[-1] if attempts else {}), **own})
+            own: dict[str, list[float]] = defaultdict(list)
+            for episode in episodes:
+                own[episode["task"]["id"]].append(float(episode[name]))
+            means = {game: fmean(samples) for game, samples in own.items()}
+            attempts.append({**(attempts[-1] if attempts else {}), **means})
     return attempts
 
 
@@ -112,7 +115,7 @@ def iter_links(places: list[RunLocation]) -> Iterator[str]:
 def main(folders: list[Path]) -> None:
     """Print both tables; the first folder has the baseline."""
     specs = {folder: load_spec(folder / "compare.toml") for folder in folders}
-    (first, *_), last = specs.values(), dict[int, Games]()
+    last = dict[int, Games]()
     rows, links = [], []
     for folder, spec in specs.items():
         runs: dict[str, list[RunLocation]] = defaultdict(list)
@@ -125,10 +128,12 @@ def main(folders: list[Path]) -> None:
         last = ends | last
         rows += [build_row(spec, method, places, last) for method, places in runs.items()]
         links += [[spec.labels()[method], *iter_links(places)] for method, places in runs.items()]
-    trials = [f"trial {trial}" for trial in range(first.budget.trials + 1)]
-    print_table(
-        ["", "seeds", *trials, "by task", "success", "less no memory", "written, k", "read, k", "minutes"], rows
-    )
+    ends_of_row = ["by task", "success", "less no memory", "written, k", "read, k", "minutes"]
+    longest = max((len(row) for row in rows), default=0)
+    trials = [f"trial {trial}" for trial in range(longest - len(ends_of_row) - 2)]
+    for row in rows:  # of a method with fewer trials
+        row[-len(ends_of_row) : -len(ends_of_row)] = [""] * (longest - len(row))
+    print_table(["", "seeds", *trials, *ends_of_row], rows)
     print_table(
         ["", "usable answers", "lost after trial 0", "by the same action again", "by one that it has read"], links
     )

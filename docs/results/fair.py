@@ -70,10 +70,15 @@ def main(folders: list[Path]) -> None:
     """Print the games, and a table of each measure."""
     print("\n".join(line for folder in folders for line in list_games(folder)))
     for title, (file, name) in MEASURES.items():
+        runs = [(folder, method) for folder in folders for method in METHODS]
+        if missing := [f"{method} in {f}" for f, method in runs if not any(f.glob(f"runs/{method}-*/{file}"))]:
+            print(f"\n{title}: there is no {file} of {', '.join(missing)}")
+            continue
         (first, families), (second, _) = (read_values(folders, method, file, name) for method in METHODS)
         games = families.keys()
         whole = [seed for seed in sorted(first) if first[seed].keys() == games == second.get(seed, {}).keys()]
         if not whole:
+            print(f"\n{title}: no seed has played every game with both methods")
             continue
         first, second = ({seed: own[seed] for seed in whole} for own in (first, second))
         means = [average_by_task(values, families) for values in (first, second)]

@@ -42,8 +42,9 @@ def main(source: Path, target: Path, *, steps: bool = False) -> None:
     """Write the record of the comparison or run at `source` to `target`, the same bytes for the same runs."""
     if not any((source / name).is_file() for name in ("compare.toml", "config.toml")):
         sys.exit(f"{source} holds no comparison and no run: {target} stays as it is")
+    files = sorted(_files(source, steps))  # all read before an earlier record is replaced
     with tarfile.open(target, "w:xz", preset=9) as archive:
-        for path, content in sorted(_files(source, steps)):
+        for path, content in files:
             entry = tarfile.TarInfo(f"{source.name}/{path.relative_to(source)}")
             entry.size = len(content)
             if path.is_dir():
@@ -82,4 +83,6 @@ def _lines(path: Path, names: tuple[str, ...], *, steps: bool) -> bytes:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), steps=sys.argv[3:] == ["steps"])
+    if len(sys.argv) < 3 or sys.argv[3:] not in ([], ["steps"]):
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), Path(sys.argv[2]), steps=bool(sys.argv[3:]))

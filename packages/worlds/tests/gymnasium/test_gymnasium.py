@@ -137,6 +137,9 @@ def test_done_is_not_success() -> None:
     assert not played(GymnasiumEnv(id="Echo-v0", success_return=2.5), "aaaa", "stop")[-1].success
     assert played(GymnasiumEnv(id="Echo-v0", success_return=2), "aaaa", "stop")[-1].success
     assert not played(GymnasiumEnv(id="Echo-v0", success_reward=2), "aaaa", "stop")[-1].success
+    survived = played(GymnasiumEnv(id="Echo-v0", success_return=20), *["aaaa"] * 20)[-1]
+    assert (survived.truncated, survived.terminated, survived.success) == (True, False, True)
+    assert not played(GymnasiumEnv(id="Echo-v0", success_reward=1), *["aaaa"] * 20)[-1].success
 
 
 def test_actions_have_the_names_that_the_environment_tells() -> None:

@@ -21,7 +21,9 @@ async function keepUp() {
     if (part.dataset.seen === undefined && part.innerHTML === other.innerHTML) continue;
     part.dataset.seen = other.innerHTML;
     const checked = new Map([...part.querySelectorAll("input[type=checkbox]")].map((box) => [box.value, box.checked]));
+    const unfolded = [...part.querySelectorAll("details")].map((list) => list.open);
     part.replaceChildren(...other.childNodes);
+    part.querySelectorAll("details").forEach((list, n) => { list.open = unfolded[n] ?? list.open; });
     for (const box of part.querySelectorAll("input[type=checkbox]")) box.checked = checked.get(box.value) ?? box.checked;
   }
   dress();

@@ -170,6 +170,8 @@ class GymnasiumEnv:
             success_reward = toy.success_reward if toy else None
             success_return = None if toy or self._env.spec is None else self._env.spec.reward_threshold
         self._success = SuccessRule(success_return, success_reward, max_return)
+        # The limit that belongs to a game is its own end, which who survives reaches; `max_steps` breaks a game off.
+        self._survivable = not max_steps and success_reward is None
         if not self._success.is_defined:
             raise ConfigError(f"env.options.success_return is missing: {id} does not define success")
         self._total, self._steps = 0.0, 0
@@ -236,7 +238,7 @@ class GymnasiumEnv:
         self._total += reward
         self._steps += 1
         truncated = truncated or self._steps >= self._limit
-        won = bool(terminated) and self._success.is_won(self._total, reward)
+        won = bool(terminated or (truncated and self._survivable)) and self._success.is_won(self._total, reward)
         self._playing = not (terminated or truncated)
         self._allowed = self._list_actions(info)
         score, max_score = self._success.score(self._total, success=won)

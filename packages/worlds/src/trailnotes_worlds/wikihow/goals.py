@@ -45,6 +45,9 @@ class Goal:
         return "\n".join((self.command, *(f"Then, {text[:1].lower()}{text[1:]}" for text in later)))
 
 
+# What would ask for more than a page, once: all of a slot's events, one after another, or again and again.
+_UNREAD = re.compile(r"\b(type:\s*AND|prerequisite:|repeatability:\s*(?!NONE)\w+)")
+
 # The fields of a task file that describe its goal; the parser skips all others. A star marks a repeated field.
 _SCHEMA: Final = {
     "Task": {"command": "string*", "event_sources": "Source*", "event_slots": "Listeners"},
@@ -84,7 +87,10 @@ def read_goal(path: Path) -> Goal:
         fix = format_install_command("mobile-env")
         raise MissingExtraError(f"task files of Mobile-Env need the package protobuf: {fix}") from error
     try:
-        task = text_format.Parse(path.read_text(encoding="utf-8-sig"), _get_task_class()(), allow_unknown_field=True)
+        text = path.read_text(encoding="utf-8-sig")
+        if unread := _UNREAD.search(text):
+            raise ValueError(f"pages count once, any of a slot's, in any order: {unread[1]} cannot be followed")
+        task = text_format.Parse(text, _get_task_class()(), allow_unknown_field=True)
         return Goal(task.command[0], tuple(_list_pages(task)))
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise ConfigError(f"{path} cannot be read as a task file: {error}") from error
