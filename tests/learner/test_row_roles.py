@@ -170,6 +170,20 @@ def test_adapters_are_held_to_what_they_were_at_the_start(targets: list[str]) ->
     assert subject.update([row])["kl_to_reference_tip"] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+def test_checkpointing_outlasts_a_pass_of_the_reference() -> None:
+    """With adapters the reference model has the same modules, and is computed in evaluation mode."""
+    model, training = adapted(["q_proj"]), list[bool]()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    layers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    layers[-1].register_forward_pre_hook(
+        lambda it, _: training.append(it.training) if torch.is_grad_enabled() else None
+    )
+    Learner(model, OptimConfig(lr=0.02, minibatch=1), LossConfig(mask_logprob=None)).update([*acted(), *OTHERS])
+    assert len(training) > 4
+    assert all(training)
+
+
 def adapted(targets: list[str]) -> nn.Module:
     """Adapters that have learned something before: the base alone is not the start model."""
     model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=targets, lora_dropout=0.0))

@@ -74,12 +74,14 @@ def split_model(model: Any) -> ModelParts | None:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    before = model.training
+    """Put all modules into evaluation mode; those that trained do so again after the block, and no others."""
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(before)
+        for module in training:
+            module.training = True
 
 
 class Network:
