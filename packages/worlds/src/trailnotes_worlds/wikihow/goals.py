@@ -88,17 +88,17 @@ def read_goal(path: Path) -> Goal:
         raise MissingExtraError(f"task files of Mobile-Env need the package protobuf: {fix}") from error
     try:
         text = path.read_text(encoding="utf-8-sig")
-        if unread := _UNREAD.search(text):
-            raise ValueError(f"pages count once, any of a slot's, in any order: {unread[1]} cannot be followed")
         task = text_format.Parse(text, _get_task_class()(), allow_unknown_field=True)
-        return Goal(task.command[0], tuple(_list_pages(task)))
+        return Goal(task.command[0], tuple(_list_pages(task, text)))
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise ConfigError(f"{path} cannot be read as a task file: {error}") from error
     except (LookupError, ValueError, SyntaxError, re.error) as error:
         raise ConfigError(f"{path} is no task of WikiHow: {error}") from error
 
 
-def _list_pages(task: Any) -> list[TargetPage]:
+def _list_pages(task: Any, text: str) -> list[TargetPage]:
+    if unread := _UNREAD.search(text):
+        raise ValueError(f"pages count once, any of a slot's, in any order: {unread[1]} cannot be followed")
     listeners = task.event_slots
     patterns = {each.id: each.log_event.pattern for each in task.event_sources if each.HasField("log_event")}
     instructions = {}
