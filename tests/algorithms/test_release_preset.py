@@ -97,7 +97,7 @@ def test_row_8_every_step_has_an_entry_under_the_final_state() -> None:
     policy = ScriptedPolicy(lambda _: "")
     (written,) = parse_tips(
         policy, [played([0.0, 0.0, 1.0], "the end")], [Completion((), (), (), "go left")],
-        Config(memory={"entries": "final"}), step=0,
+        Config(memory={"entries": "final", "duplicates": "exact"}), step=0,
     )  # fmt: skip
     assert [tip.action for tip in written.tips] == ["a0", "a1", "a2"]
     assert {tip.key for tip in written.tips} == {"Win.\nthe end"}
@@ -108,9 +108,8 @@ def note(text: str, score: float, action: str = "a") -> Tip:
 
 
 def test_rows_8_and_9_only_an_equal_action_and_score_make_a_repeat() -> None:
-    memory = open_memory(
-        None, MemoryConfig(threshold=-1, duplicates="exact", entries="final", order=["score", "oldest"])
-    )
+    settings = {"duplicates": "exact", "entries": "final", "order": ["score", "oldest"], "repeat_shown": True}
+    memory = open_memory(None, MemoryConfig(threshold=-1, **settings))
     added = [note("left", 1.0), note("left", 1.0), note("left", 1.0, "b"), note("left", 2.0)]
     assert memory.add(added) == 3
     assert [(tip.score, tip.action, tip.support) for tip in memory.search("task", "here", 10)] == [

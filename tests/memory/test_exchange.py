@@ -27,7 +27,7 @@ ANY = MemoryConfig(threshold=-1)
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[TipMemory]:
     with open_memory(tmp_path / "memory.db", ANY, clock=lambda: "") as memory:
-        memory.add([Tip("cellar", f"tip {n}", f"a damp room {n}", float(n)) for n in range(3)])
+        memory.add([Tip("cellar", f"tip {n}", f"a damp room {n}", float(n), 2.0) for n in range(3)])
         memory.add([Tip("attic", "mind the lamp", "a dusty room", 5.0, model="m", run="r")])
         yield memory
 

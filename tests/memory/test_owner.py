@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -75,6 +76,8 @@ def test_a_batch_without_tips_is_forgotten(memory: TipMemory, tmp_path: Path) ->
     assert memory.add(own("..."), once="batch") == 0
     assert back(memory, tmp_path) == []
     assert memory.add(own("late"), once="batch") == 1
+    with patch.object(memory, "embed", side_effect=AssertionError("a batch known by its name is not embedded again")):
+        assert memory.add(own("later"), once="batch") == 0
 
 
 # --- the owner's --------------------------------------------------------------------------------------------------

@@ -91,6 +91,15 @@ def test_beyond_the_task_similarity_decides_unless_it_has_a_place() -> None:
             assert search_texts(memory, "a") == texts
 
 
+@pytest.mark.parametrize(("repeated", "texts"), [(False, ["push", "pull", "turn"]), (True, ["push", "pull", "pull"])])
+def test_equal_texts_are_found_once_and_scores_count_as_shares(repeated: bool, texts: list[str]) -> None:
+    with memory_of("all", order=("score", "similarity"), repeat_shown=repeated) as memory:
+        memory.register_tasks([task(name) for name in "abcde"])
+        memory.add([Tip(name, "pull", "red door", 2.0, 10.0) for name in "abc"])
+        memory.add([Tip("d", "push", "red door", 1.0, 1.0), Tip("e", "turn", "red door", 1.0, 10.0)])
+        assert [tip.text for tip in memory.search("a", "red door", 3)] == texts
+
+
 def test_a_game_of_training_that_is_also_held_back_is_alone_with_its_own() -> None:
     games = [task("a", seed=1), task("b", seed=2), task("same as b", "test", seed=2), task("c", seed=3)]
     with memory_of("all", [*games, task("c", "validation", seed=3)]) as memory:

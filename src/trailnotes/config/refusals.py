@@ -60,6 +60,12 @@ def refuse_combinations(c: Any) -> Refusals:
            'algorithm.intrinsic = "none"'))  # fmt: skip
     yield (c.train.split == c.train.validation_split and c.train.eval_every,
            "train.validation_split must differ from train.split, or training games choose the best")  # fmt: skip
+    yield (c.memory.entries == "final" and c.memory.duplicates == "count",
+           ('memory.entries = "final" would count one tip as often as its episode has steps: set '
+           'memory.duplicates = "exact" (release) or "reject"'))  # fmt: skip
+    yield (c.eval.meet_split not in {"", c.memory.shared_split, c.eval.split},
+           (f'tips about games of eval.meet_split = "{c.eval.meet_split}" are read by that split alone: set it to '
+           f'"{c.memory.shared_split}"'))  # fmt: skip
     yield warmstart.advice + warmstart.write > 1, "warmstart.advice and warmstart.write are shares: sum up to 1 at most"
     yield (warmstart.copying and warmstart.num_layers == 1,
            "warmstart.copying takes two layers: set warmstart.num_layers to 2 or more")  # fmt: skip

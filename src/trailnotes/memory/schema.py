@@ -334,6 +334,9 @@ class MemoryFile(Closeable):
         """Return whether `name` is new, and mark it within the transaction."""
         return bool(self.write("INSERT OR IGNORE INTO meta VALUES (?, 1)", (f"once/{name}",)).rowcount)
 
+    def is_marked(self, name: str) -> bool:
+        return bool(self.query("SELECT 1 FROM meta WHERE name = ?", (f"once/{name}",)))
+
     def write(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         assert self.connection.in_transaction, "writes belong into `with store.transaction()`"
         return self.connection.execute(sql, values)

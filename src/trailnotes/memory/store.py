@@ -33,10 +33,11 @@ COLUMNS = (
 )
 SELECT_TIP = f"SELECT id, {', '.join(COLUMNS)} FROM tips"  # noqa: S608 (constants)
 SELECT_ITEM = "SELECT namespace, key, value, tip, created, updated FROM items"
-ORDERS = {"score": "score DESC", "support": "support DESC", "recency": "age DESC"}
+SCORE_SHARE = "score / CASE WHEN max_score > 0 THEN max_score ELSE 1 END"  # games differ in their highest score
+ORDERS = {"score": f"{SCORE_SHARE} DESC", "support": "support DESC", "recency": "age DESC"}
 OLDEST = {"oldest": "age ASC"}  # an order that has no column of its own
 # The worth is `mean_gain`.
-LIST_ORDERS = {"recency": "age", "score": "score", "shown": "shown", "worth": "gained / (1.0 + compared)"}
+LIST_ORDERS = {"recency": "age", "score": SCORE_SHARE, "shown": "shown", "worth": "gained / (1.0 + compared)"}
 READER_COLUMNS = ReaderStats._fields  # columns that `update` keeps: results of the tip, not the tip
 DISTILLED: Final = "distilled"  # beside the rules of `memory.retire`
 EVICTION_ORDERS: Final = {"oldest": "age", "least_used": "shown, age", "least_worth": f"{schema.WORTH_SQL}, age"}
@@ -400,7 +401,7 @@ def build_addition(tip: Tip) -> OwnerChange:
 
 
 def _build_page_query(condition: str, order: Sequence[str]) -> str:
-    columns = ", ".join(("id", "vector", "score", "support", "age", *READER_COLUMNS))
+    columns = ", ".join(("id", "vector", SCORE_SHARE, "support", "age", *READER_COLUMNS))
     by = ", ".join([*((ORDERS | OLDEST)[name] for name in order), "age DESC"])
     return f"SELECT {columns} FROM tips WHERE {condition} ORDER BY {by}"  # noqa: S608 (constants)
 

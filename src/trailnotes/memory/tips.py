@@ -203,6 +203,8 @@ class TipMemory(StoreBackedMemory):
         support, so that the row becomes the newest, takes the new key and action, and keeps its best score and its
         first author. An evicted tip that is written again comes back, with its readers; a distilled one does not.
         """
+        if once and self.store.is_marked(once):  # before an embedder is paid for it
+            return 0
         usable = [clean for tip in tips if (clean := normalize_tip(tip, self._clock))]
         vectors = self.embed([tip.key for tip in usable])
         with self.store.transaction():
@@ -391,7 +393,19 @@ class TipMemory(StoreBackedMemory):
             columns = {**columns, "oldest": -columns["recency"]}
             keys = [computed[name] if name in computed else columns[name][rows] for name in (*order, "recency")]
             rows = rows[np.lexsort([-key for key in reversed(keys)])]
-        return self.store.fetch(page, rows[:top_k].tolist())
+        return self._fetch_distinct(page, rows.tolist(), top_k)
+
+    def _fetch_distinct(self, page: TipPage, rows: Sequence[int], top_k: int) -> list[Tip]:
+        """Fetch the first `top_k` tips, of equal texts (of several tasks or keys) the first alone."""
+        if self.config.repeat_shown:
+            return self.store.fetch(page, rows[:top_k])
+        distinct = dict[str, Tip]()
+        for start in range(0, len(rows), top_k):
+            for tip in self.store.fetch(page, rows[start : start + top_k]):
+                distinct.setdefault(tip.text, tip)
+            if len(distinct) >= top_k:
+                break
+        return [*distinct.values()][:top_k]
 
     def _select_unharmful(self, page: TipPage, rows: Ints, bounds: Numbers) -> npt.NDArray[np.bool_]:
         """Select rows (n,) whose `bounds` (n,) are not below 0; another is tried again now and then."""
