@@ -157,10 +157,16 @@ def test_load_refuses_other_weights_than_the_learner_has(own: StandIn, opened: O
 
 def test_repeated_requests_of_an_episode_are_kept_apart(own: StandIn, opened: Opened, tmp_path: Path) -> None:
     same = [Sampling(1.0, max_tokens=6, seed=3)] * 2 + [Sampling(1.0, max_tokens=6, seed=4)]
-    first = ask(opened(tmp_path), *same)
-    keys = [line.split('"')[3] for line in (tmp_path / "completions" / "000000.jsonl").read_text().splitlines()]
+    first, file = ask(opened(tmp_path), *same), tmp_path / "completions" / "000000.jsonl"
+    keys = [line.split('"')[3] for line in file.read_text().splitlines()]
     assert [key[-2:] for key in keys] == [".0", ".1", ".0"]
     assert len({*keys}) == 3
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-5])  # a line that was cut short is asked for again
+    resumed = opened(tmp_path)
+    assert ask(resumed, *same) == first
+    assert resumed.report()["reused"] == 2
+    assert Counter(file.read_bytes()) == Counter(whole)
     before, second = count_asked(own), opened(tmp_path)
     assert ask(second, *same) == first
     assert count_asked(own) == before
@@ -168,6 +174,13 @@ def test_repeated_requests_of_an_episode_are_kept_apart(own: StandIn, opened: Op
     assert ask(second, *same) == first  # by the same seeds, at the server
     assert count_asked(own) == before + 3
     assert second.report() == {"completions": 3.0, "reused": 0.0}
+    for sections, reused in [  # what other weights may come of is asked for anew
+        ({"empo2": {"old_logprobs": "acting"}}, 0), ({"train": {"iterations": 7}}, 0),
+        ({"train": {"save_every": 7}, "learner": {"max_tokens_total": 10**6}}, 3),
+    ]:  # fmt: skip
+        changed = opened(tmp_path, **sections)
+        ask(changed, *same)
+        assert changed.report()["reused"] == reused, sections
 
 
 def test_a_completion_whose_episode_is_cancelled_is_counted_and_kept(
@@ -188,18 +201,6 @@ def test_a_completion_whose_episode_is_cancelled_is_counted_and_kept(
     before, second = count_asked(own), opened(tmp_path)
     ask(second, sampling)
     assert (count_asked(own), second.report()["reused"]) == (before, 1.0)
-
-
-def test_a_line_that_was_cut_short_is_asked_for_again(own: StandIn, opened: Opened, tmp_path: Path) -> None:
-    samplings = [Sampling(1.0, max_tokens=6, seed=seed) for seed in range(3)]
-    first = ask(opened(tmp_path), *samplings)
-    file = tmp_path / "completions" / "000000.jsonl"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-5])
-    second = opened(tmp_path)
-    assert ask(second, *samplings) == first
-    assert second.report()["reused"] == 2
-    assert Counter(file.read_bytes()) == Counter(whole)
 
 
 def test_completions_before_the_oldest_checkpoint_go(own: StandIn, opened: Opened, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import tinker
 
 from trailnotes.config.schema import Config
+from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
 from trailnotes.errors import ConfigError, PolicyError, ServerError
 from trailnotes.policies.base import TrainedPolicy, make_probes, shield_until_done
 from trailnotes.policies.chat import ChatFormat, encode_replies
@@ -30,7 +31,12 @@ from trailnotes.web.tinker import WEIGHTS_TTL, TinkerServer
 logger = logging.getLogger(__name__)
 MAX_STOP_IDS: Final = 32  # sent with a request; what a stop text looks like besides is cut off here
 LEARNER_FILE: Final = "learner.json"  # beside the model of a checkpoint; what the learner wrote there
-_FIELDS: Final = ("model", "rollout", "memory", "algorithm", "rehearsal", "loss", "optim")  # that make the weights
+_UNHASHED_KEYS: Final = (
+    *RUNTIME_KEYS, "run.name", "run.trackers", "train.save_every", "train.keep_last", "train.eval_every",
+    "train.validation_split", "eval", "warmstart",
+)  # fmt: skip
+"""Settings on which the weights of a version do not depend. All others count: those of a method, and new ones."""
+
 _STATE = re.compile(r"tinker://[\w:.-]+/weights/[\w.-]+")
 
 
@@ -230,9 +236,9 @@ class CompletionCache:
         self._directory = directory
         self._completions: dict[str, SampledTokens] = {}
         self.requests = self.reused = 0
-        settings = {name: getattr(config, name).model_dump(mode="json") for name in _FIELDS}
-        rest = config.run.seed, config.learner.anchor_by, "auto"
-        self._settings = json.dumps([settings, rest], sort_keys=True)
+        values = flatten_config(config)
+        settings = {name: values[name] for name in values if not is_within(name, _UNHASHED_KEYS)}
+        self._settings = json.dumps(settings, sort_keys=True)
         if directory is not None:
             (directory / "completions").mkdir(parents=True, exist_ok=True)
             for path in sorted((directory / "completions").glob("*.jsonl")):
