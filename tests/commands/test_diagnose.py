@@ -50,6 +50,8 @@ EPISODES = played(10, ("plain", 0.25), ("off_policy", 0.75))
 def test_a_healthy_run_passes_every_check() -> None:
     checks = verdicts([line(i) for i in range(5)], EPISODES)
     assert all(check.holds for check in checks.values())
+    rounded = verdicts([line(i, engine__difference=0.02) for i in range(5)], EPISODES, learner={"name": "tinker"})
+    assert rounded["engine"].holds
     assert (checks["written"].first, checks["written"].last) == (0.9, 0.9)
     assert (checks["gain"].first, checks["gain"].last) == (0.5, 0.5)
     assert (checks["advantage"].last, checks["mask"].last) == (0.5, 0.9)

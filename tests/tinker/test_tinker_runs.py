@@ -26,6 +26,7 @@ from trailnotes.config.toml import load_config, to_toml
 from trailnotes.errors import ConfigError
 from trailnotes.learner.samples import anchor_sample
 from trailnotes.learner.tinker import TinkerLearner
+from trailnotes.policies.tinker import SampledTokens
 from trailnotes.runs import iteration as iterations
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.preflight import run_preflight
@@ -245,6 +246,16 @@ def test_a_run_outlives_its_server(
 
 
 # -- refusals
+
+
+def test_a_server_that_samples_otherwise_than_it_trains_stops_the_run(
+    own: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    name = "trailnotes.policies.tinker.SampledTokens"
+    monkeypatch.setattr(name, lambda ids, values, reason: SampledTokens(ids, [v - 0.2 for v in values], reason))
+    line = fail(write_config(own, tmp_path, train={"iterations": 1}), capsys)
+    assert "differ by 0.2 nats a sampled token, more than engine.max_logprob_mismatch = 0.05" in line
+    assert "--allow-change engine.max_logprob_mismatch" in line
 
 
 @pytest.mark.long

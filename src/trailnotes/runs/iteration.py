@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trailnotes.config.methods_schema import Empo2Config
-from trailnotes.config.model_schema import EngineConfig
+from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_validation_tasks, select_batch
 from trailnotes.errors import NonFiniteError, RunError
 from trailnotes.learner.credit.episodes import Scores, compute_valid_share, score_group
@@ -217,7 +217,7 @@ class Iteration:
         if stale:
             del metrics["difference"]  # of other weights
         else:  # the update sees no difference any more
-            _validate_engine_match(metrics["difference"], self.config.engine)
+            _validate_engine_match(metrics["difference"], self.config)
         self.add_metrics(section, metrics)
         return samples
 
@@ -279,7 +279,7 @@ class Iteration:
         # Corrected rows hold the learner's own log-probabilities, see `staleness`.
         if self.run.weights.version == self._version + 1 and "engine/difference" not in self._metrics:
             self.add_metrics("engine", fresh)
-            _validate_engine_match(fresh.get("difference", 0.0), self.config.engine)
+            _validate_engine_match(fresh.get("difference", 0.0), self.config)
         return metrics
 
     async def end(self, groups: Sequence[TrajectoryGroup], metrics: Mapping[str, float]) -> None:
@@ -369,10 +369,14 @@ class Iteration:
             self._timings[name] = self._timings.get(name, 0.0) + time.monotonic() - started
 
 
-def _validate_engine_match(difference: float, engine: EngineConfig) -> None:
-    if engine.name == "vllm" and not difference <= engine.max_logprob_mismatch:
+def _validate_engine_match(difference: float, config: Config) -> None:
+    limit = config.engine.max_logprob_mismatch
+    if config.has_other_sampler and not difference <= limit:
+        advice = 'run the same command again, or set engine.name = "hf", or raise the limit (bfloat16 rounds)'
+        if config.is_hosted:  # the same command would read the same completions
+            advice = ("raise it where the server rounds (--allow-change engine.max_logprob_mismatch); where it sampled "
+                      "from other weights, delete completions/ of the run, and run the same command again")  # fmt: skip
         raise RunError(
             f"engine and learner differ by {difference:.3g} nats a sampled token, more than "
-            f"engine.max_logprob_mismatch = {engine.max_logprob_mismatch:g}: run the same command again, or set "
-            'engine.name = "hf", or raise the limit (bfloat16 rounds)'
+            f"engine.max_logprob_mismatch = {limit:g}: {advice}"
         )
