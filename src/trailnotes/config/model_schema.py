@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from trailnotes.config.section import Section, Table, key, require_secret_free_url
+from trailnotes.config.section import Section, Table, Text, key, require_secret_free_url
 from trailnotes.errors import ConfigError
 
 OPENAI_PREFIX = "openai:"  # before a model's name, as `model.path`: the model of that name at the endpoint
@@ -40,7 +40,7 @@ class LoraConfig(Section):
     enabled: bool = key(False, "train adapters instead of all weights")
     rank: int = key(16, "rank of the adapters", ge=1)
     alpha: float = key(32.0, "scale of the adapters is alpha / rank", gt=0)
-    target_modules: tuple[str, ...] | None = key(None, "module names; none means all linear layers but the head")
+    target_modules: tuple[Text, ...] | None = key(None, "module names; none means all linear layers but the head")
 
 
 class ModelConfig(Section):
@@ -150,11 +150,11 @@ class EngineConfig(Section):
     replicas: int = key(
         1, "engines, each with all weights; an episode stays with the one it began with", ge=1, needs=VLLM
     )
-    urls: tuple[str, ...] = key(
+    urls: tuple[Text, ...] = key(
         (), "addresses of running servers (trailnotes engine serve); none = start here", needs=VLLM
     )
     python: str = key("", "the Python that it is installed in; '' = this one, or what `make vllm` built", needs=VLLM)
-    devices: tuple[str, ...] = key((), 'GPUs of each engine, such as ["1", "2,3"]; none = the first', needs=VLLM)
+    devices: tuple[Text, ...] = key((), 'GPUs of each engine, such as ["1", "2,3"]; none = the first', needs=VLLM)
     device_memory: float = key(0.0, "share of the device's memory; 0 = what the learner leaves", ge=0, le=1, needs=VLLM)
     shared_card: bool = key(False, "sleep during updates, read the learner's memory; never run on a GPU", needs=VLLM)
     max_concurrent: int = key(64, "completions that one engine decodes at a time", ge=1, needs=VLLM)

@@ -27,7 +27,7 @@ from trailnotes.config.model_schema import (
     ModelConfig,
 )
 from trailnotes.config.refusals import Refusals, refuse_by_method, refuse_combinations, refuse_places, refuse_training
-from trailnotes.config.section import PAPER, RELEASE, Section, Table, key, require_secret_free_url
+from trailnotes.config.section import PAPER, RELEASE, Section, Table, Text, key, require_secret_free_url
 from trailnotes.errors import ConfigError
 
 S = TypeVar("S", bound=Section)
@@ -76,7 +76,7 @@ class RolloutConfig(Section):
     max_action_tokens: int = key(32, "tokens of one action", PAPER, ge=1)
     max_context_tokens: int = key(4500, "tokens of a whole episode, prompt and actions together", PAPER, ge=8)
     max_observation_tokens: int = key(1024, "longer observations are cut, and marked where", ge=4)
-    stop: tuple[str, ...] = key(("\n",), "text that ends an action (besides the model's end token)")
+    stop: tuple[Text, ...] = key(("\n",), "text that ends an action (besides the model's end token)")
     action_format: ActionFormat = key(
         "line", "the first non-blank line; what <action> tags hold; or what follows Action: after a thought (ReAct, "
         "2210.03629), which takes rollout.stop = [] and more rollout.max_action_tokens")  # fmt: skip
@@ -105,7 +105,7 @@ class MemoryConfig(Section):
     distilled_readers: ClassVar[int] = 4  # successful readers that a tip needs for `distilled`
     shared_split: ClassVar[str] = "train"  # wider scopes: games of all splits may read its tips
 
-    embedder: str = key(
+    embedder: Text = key(
         "hashing", "hashing (no dependency), minilm (extra embed), a sentence-transformers name, or openai:NAME, the "
         "model NAME of the [endpoint]; openai:NAME@URL is that of another server")  # fmt: skip
     capacity: int = key(1000, "most enabled tips of a task, or of a wider scope, in each split", PAPER, ge=1)

@@ -48,6 +48,9 @@ def _make_plain(value: Any, name: str = "it") -> Any:
 Table = Annotated[dict[str, Any], AfterValidator(_make_plain)]
 """A setting that is a table of any values, which config.toml keeps: tuples become lists, and paths text."""
 
+Text = Annotated[str, Field(min_length=1)]
+"""A text that must not be empty."""
+
 
 def require_secret_free_url(setting: str, value: str, variable: str) -> None:
     """Refuse an address with a name or password before its host, since logs and run directories keep addresses.

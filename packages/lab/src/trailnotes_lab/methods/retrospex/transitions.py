@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from trailnotes.config.schema import Config
-from trailnotes.config.section import Section, key
+from trailnotes.config.section import Section, Text, key
 from trailnotes.errors import ConfigError
 from trailnotes.rollout.conversation import get_instruction
 from trailnotes.storage.files import parse_json, read_jsonl, trajectory_from_json
@@ -26,7 +26,7 @@ class RetrospexConfig(Section):
 
     candidates: ClassVar[int] = 4  # k, actions that the policy proposes (release 6d169a4)
 
-    data: tuple[str, ...] = key((), "run directories whose trajectories.jsonl train the critic")
+    data: tuple[Text, ...] = key((), "run directories whose trajectories.jsonl train the critic")
     critic: str = key("", "a critic trained before, instead of data")
     epochs: int = key(20, "passes over the transitions", "Retrospex release 6d169a4", ge=1)
     decay: float = key(0.97, "d: the policy weighs max(floor, d^t) at step t", RETROSPEX, gt=0, le=1)
