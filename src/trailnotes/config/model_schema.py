@@ -118,8 +118,12 @@ class EndpointConfig(Section):
     extra: Table = key(dict, "further fields of each request that the server takes, such as { top_k = 20 }")
     price_input: float = key(0.0, "price of a million prompt tokens, in your currency", ge=0)
     price_output: float = key(0.0, "price of a million completion tokens", ge=0)
-    max_cost: float = key(0.0, "stop cleanly before the spending of a run passes this; 0 = no limit", ge=0)
-    max_tokens_total: int = key(0, "stop cleanly before prompt and completion tokens pass this; 0 = no limit", ge=0)
+    max_cost: float = key(
+        0.0, "stop cleanly before the spending of a run, without memory.embedder, passes this; 0 = no limit", ge=0
+    )
+    max_tokens_total: int = key(
+        0, "stop cleanly before prompt and completion tokens, without memory.embedder, pass this; 0 = no limit", ge=0
+    )
 
     @model_validator(mode="after")
     def validate_extra_fields(self) -> Self:
