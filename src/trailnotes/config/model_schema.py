@@ -21,6 +21,7 @@ NO_MODEL_MESSAGE = (
 )
 VLLM = "engine.name = vllm"  # what keys need to have an effect
 TINKER = "learner.name = tinker"
+HF = "engine.name = hf and learner.name = torch"
 Attention = Literal["", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
 RUNS_PREFIX = "runs/"
 LOCAL_PREFIXES = (".", "/", "~", RUNS_PREFIX, "models/")  # a `model.path` that begins so is no name on the hub
@@ -141,16 +142,16 @@ class EngineConfig(Section):
     name: Literal["hf", "vllm"] = key("hf", "hf: embedded, any model of transformers; vllm: the extra of that name")
     shared_prompts: bool = key(
         True, "hf: what the prompts of a group begin with goes through the model once, which changes last bits of "
-        "log-probabilities", needs="engine.name = hf")  # fmt: skip
+        "log-probabilities", needs=HF)  # fmt: skip
     burst: int = key(
-        0, "hf: tokens that are sampled before the host reads them; 0 = 8 on a GPU, 1 on a CPU", ge=0,
-        needs="engine.name = hf")  # fmt: skip
+        0, "hf: tokens that are sampled before the host reads them; 0 = 8 on a GPU, 1 on a CPU", ge=0, needs=HF
+    )
     fold_adapters: bool = key(
         False, "hf: act with the adapters added to a copy of the weights, where that fits in memory: faster, and in "
-        "bfloat16 with more rounding", needs="engine.name = hf")  # fmt: skip
+        "bfloat16 with more rounding", needs=HF)  # fmt: skip
     graphs: bool = key(
         False, "hf, experimental, never run on a GPU: decode over tensors that stay in place, on a GPU by CUDA graphs",
-        needs="engine.name = hf")  # fmt: skip
+        needs=HF)  # fmt: skip
     replicas: int = key(
         1, "engines, each with all weights; an episode stays with the one it began with", ge=1, needs=VLLM
     )

@@ -35,6 +35,7 @@ ActionFormat = Literal["line", "tags", "react"]
 PromptName = Literal["task", "observation", "notes", "request"]
 Aggregation = Literal["token", "sequence", "constant"]
 EMBEDDER_KEY_VARIABLE = "TRAILNOTES_EMBEDDER_KEY"  # the variable for an address that `embedder` names itself
+WORDED_HERE = "env.name != gateway"  # what keys need to have an effect; agents word their own turns
 MAX_REQUESTED_WORDS = 100  # of a tip, by the paper's request
 TOKENS_PER_WORD = 1.5  # English prose takes 1.2 to 1.4 in a vocabulary of a hundred thousand; names take more
 
@@ -80,18 +81,24 @@ class RolloutConfig(Section):
     action_format: ActionFormat = key(
         "line", "the first non-blank line; what <action> tags hold; or what follows Action: after a thought (ReAct, "
         "2210.03629), which takes rollout.stop = [] and more rollout.max_action_tokens")  # fmt: skip
-    show_actions: bool = key(False, "list the admissible actions in each turn, where the environment offers them")
-    briefing: tuple[Literal["action_formats", "inventory", "focus"], ...] | None = key(
-        None, "facts of the environment's briefing that open the first prompt; none = all in full style, [] in terse"
+    show_actions: bool = key(
+        False, "list the admissible actions in each turn, where the environment offers them", needs=WORDED_HERE
     )
-    num_examples: int = key(0, "worked examples in the first prompt at most, of those in the briefing", ge=0)
+    briefing: tuple[Literal["action_formats", "inventory", "focus"], ...] | None = key(
+        None, "facts of the environment's briefing that open the first prompt; none = all in full style, [] in terse",
+        needs=WORDED_HERE)  # fmt: skip
+    num_examples: int = key(
+        0, "worked examples in the first prompt at most, of those in the briefing", ge=0, needs=WORDED_HERE
+    )
     example_turns: tuple[tuple[str, str], ...] = key(
         (), "turns of an example that every conversation begins with: what was seen, written as turns are, and the "
-        "answer to it; for models that copy a form and follow no description of it")  # fmt: skip
+        "answer to it; for models that copy a form and follow no description of it", needs=WORDED_HERE)  # fmt: skip
     prompts: dict[PromptName, str] = key(
         dict, "texts of your own instead of the package's: of the line with the task and of that with an observation, "
         "around {text}; over the notes; of the request for a note, with {score}, {max_score}, {words}")  # fmt: skip
-    system_prompt: str | None = key(None, "replaces the environment-neutral instruction; '' for none")
+    system_prompt: str | None = key(
+        None, "replaces the environment-neutral instruction; '' for none", needs=WORDED_HERE
+    )
     max_async_iterations: int = key(
         0, "iterations that may be played while earlier ones are learned from; 0 = none, and every token is of the "
         "newest weights; up to 1 repeats bit for bit, unless resumed (newer weights play the next iteration), "
@@ -347,7 +354,9 @@ class Config(Section):
     endpoint: EndpointConfig = key(
         EndpointConfig, "an OpenAI-compatible server that acts",
         needs="model.path = openai:* or memory.embedder = openai:* or algorithm.author = openai:*")  # fmt: skip
-    engine: EngineConfig = key(EngineConfig, "what samples, where the model is one of transformers")
+    engine: EngineConfig = key(
+        EngineConfig, "what samples, where the model is one of transformers", needs="model.path != openai:*|random"
+    )
     learner: LearnerConfig = key(LearnerConfig, "where the update runs")
     cluster: ClusterConfig = key(ClusterConfig, "several machines", needs="cluster.address")
     env: EnvConfig = key(EnvConfig, "the environment")

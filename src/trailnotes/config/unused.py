@@ -4,8 +4,9 @@ What a key or a section needs is written so::
 
     model.lora.enabled                 that setting is on: neither false, zero, empty nor none
     algorithm.intrinsic = tips|states  it is one of these, or holds one; * is any text, false is a switch that is off
+    env.name != gateway                it is none of these
     learner.world_size > 1             it is above
-    A or B                             either
+    A or B and C                       C, and one of A and B
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def warn_unused(config: Config, warned: Config | None = None, model: str = "") -
     What only trainings have is not named where the method trains nothing, since both may share a file.
     """
     values = flatten_config(config) | ({"model.path": model} if model else {})
-    requirements = [*list_requirements(type(config)).items(), *_list_method_requirements(config)]
+    pairs = [*list_requirements(type(config)).items(), *_list_method_requirements(config)]
+    requirements = [(key, need) for key, needs in pairs for need in needs.split(" and ")]
     trainings = {*list_methods(trains=True)}
     if not find_modules().get(config.algorithm.name, "").startswith(OUR_PACKAGES):
         requirements = [pair for pair in requirements if METHOD not in pair[1]]  # a method of others may use any key
@@ -79,6 +81,9 @@ def list_requirements(kind: type[Section], prefix: str = "") -> dict[str, str]:
 
 
 def _is_met(part: str, values: Mapping[str, Any]) -> bool:
+    name, sign, refused = part.partition(" != ")
+    if sign:
+        return not _is_met(f"{name} = {refused}", values)
     name, sign, wanted = part.partition(" = ")
     if sign:
         value = values[name]

@@ -172,7 +172,9 @@ def test_folding_in_bfloat16_keeps_changes_below_the_last_bit() -> None:
     assert torch.equal(_round_spread(base), base), "what needs no rounding stays"
 
 
-def test_adapters_that_cannot_be_added_are_refused(start_model: Path) -> None:
+def test_adapters_that_cannot_be_added_are_refused(start_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    HFPolicy(*load_model(settings(start_model)), engine=EngineConfig(fold_adapters=True))
+    assert "engine.fold_adapters (needs a model with adapters)" in caplog.text
     model, tokenizer = with_adapters(start_model)
     layer = model.get_base_model().model.layers[0].mlp.up_proj
     layer.base_layer.weight = torch.nn.Parameter(layer.base_layer.weight.to(torch.uint8), requires_grad=False)

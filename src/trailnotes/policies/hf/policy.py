@@ -59,6 +59,8 @@ class HFPolicy(TrainedPolicy):
     ) -> None:  # fmt: skip
         self.model, settings = model, engine or EngineConfig()
         self._folded = FoldedModel(model) if settings.fold_adapters and hasattr(model, "peft_config") else None
+        if settings.fold_adapters and self._folded is None:
+            logger.warning("settings without effect: engine.fold_adapters (needs a model with adapters)")
         self.tokenizer = tokenizer
         self.name = name or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
         self.version = 0
