@@ -62,7 +62,7 @@ class PanelResult:
     interval: str  # its scope and its method
     tokens_generated: int = 0  # by the training: actions and tips
     tokens_trained: int = 0  # trained positions, times passes
-    seconds: float = 0.0  # of the training
+    seconds: float = 0.0  # of the training, with its validations
     episodes_with_tips: int = 0  # with a tip in at least one prompt
     remark: str = ""  # beside the table
 

@@ -14,7 +14,7 @@ class Usage:
     tokens_read: int = 0  # prompts, each counted whole
     tokens_generated: int = 0  # actions and all that was written apart from episodes
     tokens_trained: int = 0  # trained positions, times passes
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall clock, validations of a training included
 
     def __add__(self, other: Usage) -> Usage:
         a, b = asdict(self), asdict(other)
