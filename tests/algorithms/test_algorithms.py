@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from tinyrun import (
 )
 from trailnotes.algorithms.empo2 import draw_modes
 from trailnotes.config.methods_schema import Empo2Config
-from trailnotes.config.schema import Config
+from trailnotes.errors import ConfigError
 from trailnotes.learner.learner import Learner
+from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.runs.iteration import Iteration
-from trailnotes.types import Mode, Sample, Trajectory, TrajectoryGroup
+from trailnotes.types import Mode, Trajectory
 
 # --- modes
 
@@ -62,26 +64,6 @@ def test_an_iteration_has_one_mode_for_all() -> None:
 # --- what reaches the learner
 
 
-class Watched:
-    """A run of some iterations, with all episodes and all rows that it trained on."""
-
-    def __init__(self, config: Config, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        with monkeypatch.context() as patch:
-            played, learned = record(patch, Iteration, "rollout"), record(patch, Learner, "update")
-            self.run = train_in_process(config, directory)
-        self.groups: list[list[TrajectoryGroup]] = [groups for _, groups in played]
-        self.samples: list[list[Sample]] = [[*arguments[1]] for arguments, _ in learned]
-
-    def pairs(self) -> list[tuple[Trajectory, Sample]]:
-        """Each episode with its only row."""
-        found = []
-        for groups, samples in zip(self.groups, self.samples, strict=True):
-            episodes = [t for group in groups for t in group.trajectories]
-            assert [sample.trajectory for sample in samples] == list(range(len(episodes)))
-            found += list(zip(episodes, samples, strict=True))
-        return found
-
-
 def shown(trajectory: Trajectory) -> bool:
     return any(step.tips for step in trajectory.steps)
 
@@ -94,9 +76,14 @@ def test_only_off_policy_rows_drop_the_tips_and_have_tip_free_denominators(
     config = tiny_config(
         start_model, algorithm=algorithm, rollout={"num_tasks": 5, "group_size": 6}, optim={"lr": 1e-9}
     )
-    watched = Watched(config, tmp_path, monkeypatch)
+    with monkeypatch.context() as patch:
+        played, learned = record(patch, Iteration, "rollout"), record(patch, Learner, "update")
+        run = train_in_process(config, tmp_path)
+    episodes = [[t for group in groups for t in group.trajectories] for _, groups in played]
+    samples = [[*arguments[1]] for arguments, _ in learned]
+    assert [[s.trajectory for s in rows] for rows in samples] == [list(range(len(each))) for each in episodes]
     changed, seen = set(), set()
-    for trajectory, sample in watched.pairs():
+    for trajectory, sample in zip(chain(*episodes), chain(*samples), strict=True):
         last = trajectory.steps[-1]
         acting, plain = (
             prompt + last.completion.token_ids for prompt in (last.completion.prompt_ids, last.plain_prompt_ids)
@@ -107,7 +94,7 @@ def test_only_off_policy_rows_drop_the_tips_and_have_tip_free_denominators(
         seen.add((trajectory.mode, shown(trajectory)))
         acted = [logprob for step in trajectory.steps for logprob in step.completion.logprobs]
         used = [p for p, mask in zip(sample.behavior_logprobs, sample.loss_mask, strict=True) if mask]
-        (now,) = watched.run.learner.logprobs([sample])  # the weights have hardly moved
+        (now,) = run.learner.logprobs([sample])  # the weights have hardly moved
         if sample.off_policy:
             assert used == pytest.approx([p for p, mask in zip(now, sample.loss_mask, strict=True) if mask], abs=1e-4)
             changed.add(used != pytest.approx(acted, abs=1e-4))
@@ -117,12 +104,18 @@ def test_only_off_policy_rows_drop_the_tips_and_have_tip_free_denominators(
     assert seen >= {("off_policy", True), ("on_policy_tips", True), ("plain", False)}
 
 
-def test_rows_that_still_show_tips_measure_no_tip(start_model: Path, tmp_path: Path) -> None:
+def test_rows_that_still_show_tips_measure_no_tip_and_need_prompts_that_extend_each_other(
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sections = {"empo2": {"p_memory": 1.0, "distilled_context": "release"}, "train": {"iterations": 2}}
-    train_in_process(tiny_config(start_model, optim={"rows": "step"}, **sections), tmp_path)
-    line = metrics(tmp_path)[1]
+    config = tiny_config(start_model, optim={"rows": "step"}, **sections)
+    train_in_process(config, tmp_path / "run")
+    line = metrics(tmp_path / "run")[1]
     assert line["update/tokens_off_policy"] > 0
     assert not {"tips/reliance", "tips/lead", "tips/measured"} & line.keys()
+    monkeypatch.setattr(HFPolicy, "append_only", property(lambda _: False, lambda *_: None), raising=False)
+    with pytest.raises(ConfigError, match="template rewrites earlier turns"):
+        train_in_process(config, tmp_path / "rewritten")
 
 
 # --- novelty

@@ -20,7 +20,7 @@ from trailnotes.config.methods import resolve_method
 from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_training_tasks
-from trailnotes.errors import RunError
+from trailnotes.errors import ConfigError, RunError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.learner.base import ModelLearner
 from trailnotes.learner.credit.rnd import RandomNetworkDistillation
@@ -265,6 +265,10 @@ def open_run(
             policy = opened.enter_context(closing(_make_policy(config, directory, progress, cluster)))
             initial = load_model(config.model)[0] if needs_initial else None
             learner = opened.enter_context(closing(_make_learner(config, directory, policy, initial, cluster)))
+        context = config.section(Empo2Config).distilled_context if config.algorithm.name == "empo2" else ""
+        if context == "release" and not policy.append_only:
+            raise ConfigError('empo2.distilled_context = "release" needs prompts that extend each other, and this chat '
+                              'template rewrites earlier turns: set it to "tip_free"')  # fmt: skip
         author: Policy | None = build_model_policy(config, initial) if config.has_separate_author else None
         if author is None and method.writes_tips:
             author = load_endpoint_author(config, directory.path)
