@@ -44,7 +44,7 @@ def fingerprint(directory: Path) -> dict[str, str]:
 
 
 def test_rollout_samples_as_training_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "evaluate_model", lambda config, _: ([config.eval], ""))
+    monkeypatch.setattr(evaluation, "evaluate_model", lambda config, _, progress: ([config.eval], ""))
     config = a_config(tmp_path, rollout={"temperature": 0.7})
     (panel,) = (vars(panel) for panel in evaluation.rollout(config))
     assert (panel["split"], panel["temperature"]) == ("train", 0.7)

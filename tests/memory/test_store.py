@@ -96,6 +96,14 @@ def test_damage_is_named_with_the_way_out(memory: TipMemory, path: Path) -> None
         assert mended.stats()["tips"] == 300
 
 
+def test_a_missing_folder_and_a_closed_memory_name_their_own_fix(memory: TipMemory, path: Path) -> None:
+    with pytest.raises(MemoryStoreError, match="make it, or name another"):
+        open_memory(path.parent / "gone" / "tips.db")
+    memory.close()
+    with pytest.raises(MemoryStoreError, match="open it again"):
+        memory.search("a", "b", 1)
+
+
 def test_sessions_leave_cached_tips_alone(memory: TipMemory) -> None:
     memory.add(tips(3))
     page = memory.store.load_page("task", ["score"])

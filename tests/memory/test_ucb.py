@@ -316,6 +316,10 @@ def test_an_author_of_ones_choice_writes_from_the_transcript() -> None:
         assert (tip.text, tip.score, tip.key) == ("the door wants both keys", 0.5, "a door")
         memory.session("door", "a door", author=author).report(0.5)
         assert len(requests) == 1, "nothing happened that could be told"
+        memory.session("door", "a door", author=lambda _: None).report(0.5, transcript="you push the door")
+        assert memory.store.load_tips("door")[-1] == tip, "an API may give no text"
+        with pytest.raises(TypeError, match="named by a text, not by 3"):
+            memory.session(3, "a door")  # type: ignore[arg-type]
 
 
 def test_attempts_travel_with_snapshots_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

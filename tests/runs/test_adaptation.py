@@ -128,6 +128,8 @@ def test_failed_episodes_are_not_replayed(tmp_path: Path, monkeypatch: pytest.Mo
     failed = [record for record in lines(tmp_path / "trajectories.jsonl") if record["outcome"] == "error"]
     assert [record["task"]["id"] for record in failed] == ["gate/test-1"] * 2
     assert lines(tmp_path / "metrics.jsonl")[0]["rollout/errors"] == 2
+    lost = "Not counted: 1 of 4 games, which failed every time (gate/test-1)."
+    assert lost in (tmp_path / "table.md").read_text()
     Gate.played.clear()
     adapt_by(Guesser(), "empo2-tips", tmp_path, **options, eval={"trials": 0})
     assert not Gate.played

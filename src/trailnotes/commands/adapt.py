@@ -26,7 +26,7 @@ def _run(args: Namespace) -> None:
             progress=bar,
         )  # fmt: skip
     if before and episodes.stat().st_size == before:
-        print("this adaptation had ended already: nothing was played again\n")
+        print("this adaptation had ended already: nothing was played again (a new --out plays it anew)\n")
     rows, figures = read_table(args.out)
     print_table("", build_panel_table(rows, figures))
     print_text(describe_intervals(rows))

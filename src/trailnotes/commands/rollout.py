@@ -11,10 +11,13 @@ from trailnotes.commands.command import Command, argument
 
 def _run(args: Namespace) -> None:
     from trailnotes.reporting.episodes import render_episode
+    from trailnotes.reporting.terminal import ProgressBar
     from trailnotes.runs.evaluate import rollout
 
     config = load_command_config(args.model, args.config, args.settings)
-    for episode in rollout(config, args.model, out=args.out):
+    with ProgressBar(1.0, "rollout") as bar:
+        episodes = rollout(config, args.model, out=args.out, progress=bar)
+    for episode in episodes:
         print(render_episode(episode))
     if args.out:
         print(f"written to {args.out}")

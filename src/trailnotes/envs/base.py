@@ -53,7 +53,10 @@ class Env(Protocol):
     def close(self) -> None: ...
 
 
-_CALLERS: Final = tuple(str(Path(__file__).with_name(name)) for name in ("base.py", "check.py", "workers"))
+_CALLERS: Final = (
+    *(str(Path(__file__).with_name(name)) for name in ("base.py", "check.py", "workers")),
+    str(Path(__file__).parents[1] / "gateway/pool.py"),
+)
 _MAX_FRAMES, _MAX_TRACEBACK = 20, 8000  # frames, and characters
 
 
@@ -96,6 +99,7 @@ ENVS: dict[str, str] = {
     "waymarks": "trailnotes.envs.waymarks.env:WaymarksEnv",
     "waymarks-simulator": "trailnotes.envs.waymarks.env:WaymarksSimulator",
 }
+SPLITS = ("train", "validation", "test")  # of most environments
 ENTRY_POINTS = "trailnotes.envs"  # the group by which other packages offer environments
 
 
@@ -130,7 +134,8 @@ def list_env_tasks(name: str, split: str, options: Mapping[str, Any] | None = No
     tasks = getattr(cls, "tasks", None)
     if not callable(tasks):
         raise ConfigError(f"env.name = {name!r} lists no tasks: give {cls.__name__} a static method tasks(split)")
-    with wrap_env_errors(f"tasks({split!r}) of {name}"), _translate_import_error(name):
+    usual = "" if split in SPLITS else f" (splits are usually {', '.join(SPLITS)})"
+    with wrap_env_errors(f"tasks({split!r}) of {name}{usual}"), _translate_import_error(name):
         listed = list(tasks(split, **select_accepted(tasks, options)))
     if not all(isinstance(task, Task) for task in listed):
         raise ConfigError(f"env.name = {name!r}: tasks({split!r}) must list Task values")
@@ -208,6 +213,8 @@ def _import_class(name: str, target: str) -> Callable[..., Any]:
     except Exception as error:
         is_absent = isinstance(error, ModuleNotFoundError) and error.name == module_name
         hint = ": run the command in the folder of its file" if is_absent else ""
+        if is_absent and (stem := module_name.removesuffix(".py")) != module_name:
+            hint = f": write {stem}:{class_name}"
         raise ConfigError(f"env.name = {name!r}: importing {module_name} raised {format_error(error)}{hint}") from error
     if not callable(cls := getattr(module, class_name, None)):
         raise ConfigError(f"env.name = {name!r}: {module_name} has no {class_name!r}")

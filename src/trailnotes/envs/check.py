@@ -14,12 +14,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from trailnotes.envs.base import Env, describe_env_error, select_accepted
+from trailnotes.envs.base import SPLITS, Env, describe_env_error, select_accepted
 from trailnotes.envs.tasks import find_shared_tasks
 from trailnotes.errors import ConfigError, EnvError, sanitize_text
 from trailnotes.types import Observation, Task
 
-SPLITS: Final = ("train", "validation", "test")
 MAX_STEPS: Final = 200  # an episode is followed this far in search of its end
 NUM_TASKS: Final = 3  # of the given ones, the first
 MAX_REPEATED_STEPS = 10  # of an episode that is played again, to be the same

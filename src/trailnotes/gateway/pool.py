@@ -22,8 +22,9 @@ from subprocess import Popen
 from typing import TYPE_CHECKING, Any, Final
 
 from trailnotes.client import AgentSession
+from trailnotes.envs.base import describe_env_error
 from trailnotes.envs.workers.pool import EnvPool, Host
-from trailnotes.errors import ConfigError, SessionOver, format_error, sanitize_text
+from trailnotes.errors import ConfigError, SessionOver, sanitize_text
 from trailnotes.gateway.requests import MODEL, RequestRefused
 from trailnotes.gateway.session import Score, Session
 from trailnotes.gateway.tasks import GatewayEnv
@@ -122,7 +123,7 @@ def play_function(play: Callable[[AgentSession], Any], session: Session, url: st
     except SessionOver:  # raised by `report` alone
         pass
     except BaseException as error:  # noqa: BLE001 (foreign code, `sys.exit` included)
-        failure = f"the agent raised {format_error(error)}"
+        failure = f"the agent raised {describe_env_error(error)[0]}"
     _report_end(session, failure)
 
 

@@ -193,6 +193,8 @@ def translate_errors(path: Path | None) -> Iterator[None]:
         fix = "check the folder's rights and the room on the disk; everything written before is kept"
         if "locked" in str(error) or "busy" in str(error):
             fix = "another process holds the memory file; end it or wait"
+        elif "closed database" in str(error):
+            fix = "it has been closed: open it again"
         elif any(sign in str(error) for sign in ("malformed", "not a database", "no such table")):
             fix = f"it is damaged: {REPAIR_HINT}"
         raise MemoryStoreError(f"{path or 'the memory'}: {error}: {fix}") from error
@@ -230,6 +232,8 @@ def _create(path: Path, identity: EmbedderIdentity | None) -> None:
     """Make the complete file under another name, then link it: none sees it empty, and the first process wins."""
     if identity is None:
         raise MemoryStoreError(f"there is no memory file {path}: name a run directory or file that has one")
+    if not path.parent.is_dir():
+        raise MemoryStoreError(f"there is no folder {path.parent} for {path.name}: make it, or name another")
     log = path.with_name(f"{path.name}-wal")
     if log.exists() and not path.exists():
         raise MemoryStoreError(f"{path} is missing but {log.name} is there: put the file back, or move both away")

@@ -59,7 +59,7 @@ AUTHOR_REQUEST = (
     "next attempt at this task: what was tried, what was learned, and what to do instead. One line, under 60 words; "
     "name places, objects and actions, so that the note can be used from a fresh start."
 )
-Author = Callable[[str], str]
+Author = Callable[[str], str | None]
 """Answers a request for one tip: for instance a call of any model."""
 LEADING_MARKS = re.compile(r"^(?:[-*#>]+ |[-*#>]+$)+")  # bullets, headings, quotations
 QUOTE_KINDS = ('"', "\u201c\u201d", "`", "'")
@@ -115,13 +115,14 @@ class TipSession:
 
         Raises:
             MemoryStoreError: it has been reported before.
+            Exception: of the author, without whose tip the outcome is kept.
             ValueError: a score is not finite, or the highest is not above 0.
         """
         self.memory.report_attempt(self.id, score, max_score=max_score, success=success)
         if self.author is not None and transcript:
             end = transcript[-MAX_TRANSCRIPT_CHARS:]
             text = self.author(AUTHOR_REQUEST.format(transcript=end, score=score, max_score=max_score))
-            if text.strip():
+            if text and text.strip():
                 self.written = Tip(self.task, text, self.query, score, max_score, model="author of a session")
                 self.memory.add([self.written])
 
@@ -252,6 +253,8 @@ class TipMemory(StoreBackedMemory):
             show_tips: False for an attempt without tips, which the others are compared with.
             author: writes a tip from the transcript of the report.
         """
+        if not isinstance(task, str):
+            raise TypeError(f"a task is named by a text, not by {task!r}: write session(str(...), ...)")
         task = replace_surrogates(task)
         self.register_unknown_task(Task(task, "session"))
         limit = self.config.top_k if top_k is None else top_k

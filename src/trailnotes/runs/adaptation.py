@@ -35,6 +35,7 @@ from trailnotes.runs.panels import (
     PanelResult,
     build_eval_config,
     build_panel_result,
+    describe_lost_games,
     write_evaluation,
     write_table,
 )
@@ -249,6 +250,9 @@ class AdaptationRun:
         if not episodes:
             return None
         result = build_panel_result(episodes, self.config, self._build_evaluated_model(episodes), memory=memory)
+        if trial is not None:  # of the whole panel
+            lost = describe_lost_games(episodes, self.tasks)
+            result = replace(result, remark=". ".join(filter(None, (lost, result.remark))))
         self.figures.append(ResultRow(name, result, trial))
         return result
 

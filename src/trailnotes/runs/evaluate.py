@@ -35,6 +35,7 @@ from trailnotes.runs.panels import (
     JOURNAL_FILE,
     PanelResult,
     build_panel_result,
+    describe_lost_games,
     play_panel,
     write_episodes,
     write_evaluation,
@@ -88,13 +89,17 @@ def evaluate(
             logger.warning("%s", warning)
         episodes, remark = evaluate_model(config, subject, use_memory=memory, directory=directory, progress=progress)
     result = build_panel_result(episodes, config, subject, memory=memory)
-    result = replace(result, remark=". ".join(filter(None, (remark, result.remark))))
+    remarks = remark, describe_lost_games(episodes, load_panel(config)), result.remark
+    result = replace(result, remark=". ".join(filter(None, remarks)))
     if directory is not None:
         write_evaluation(directory, config, subject, episodes, result)
     return result
 
 
-def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath | None = None) -> list[Trajectory]:
+def rollout(
+    config: Config, model_or_run: StrPath | None = None, *,
+    out: StrPath | None = None, progress: ProgressBar | None = None,
+) -> list[Trajectory]:  # fmt: skip
     """Play `rollout.num_tasks` training tasks once each, at `rollout.temperature`; optionally write them as JSONL.
 
     Raises:
@@ -105,7 +110,7 @@ def rollout(config: Config, model_or_run: StrPath | None = None, *, out: StrPath
     played = {"split": config.train.split, "num_tasks": config.rollout.num_tasks, "num_samples": 1}
     panel = config.eval.model_copy(update={**played, "temperature": config.rollout.temperature})
     with open_evaluated_model(model_or_run or config.model.path) as subject:
-        episodes, _ = evaluate_model(config.model_copy(update={"eval": panel}), subject)
+        episodes, _ = evaluate_model(config.model_copy(update={"eval": panel}), subject, progress=progress)
     if out is not None:
         write_episodes(episodes, Path(out))
     return episodes

@@ -135,7 +135,7 @@ class Iteration:
         if not ended:
             run.directory.append_trajectories(self.number, self._errors)
             raise RunError(
-                f"no episode of iteration {self.number} could be played; the first one: {self._errors[0].error}"
+                f"no episode of iteration {self.number + 1} could be played; the first one: {self._errors[0].error}"
             )
         run.empty = 0 if groups else run.empty + 1
         if run.empty == MAX_EMPTY_ITERATIONS:

@@ -126,6 +126,14 @@ def build_panel_result(
     )  # fmt: skip
 
 
+def describe_lost_games(episodes: Sequence[Trajectory], tasks: Sequence[Task]) -> str:
+    """Name the games of a panel of which no episode could be played, "" for none."""
+    played = {episode.task.id for episode in episodes}
+    lost = [task.id for task in tasks if task.id not in played]
+    names = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
+    return f"Not counted: {len(lost)} of {len(tasks)} games, which failed every time ({names})" if lost else ""
+
+
 # -- playing
 
 

@@ -115,7 +115,8 @@ def _request_stop(run: TrainingRun) -> None:
     run.stop_requested = True
     with suppress(RuntimeError):  # the signal came in the middle of a line that is being printed
         activities = run.progress.describe_activities()
-        run.progress.note(f"stopping after this iteration ({activities}); a second signal stops at once")
+        now = f" ({activities})" if activities else ""
+        run.progress.note(f"stopping after this iteration{now}; a second signal stops at once")
 
 
 # -- loops

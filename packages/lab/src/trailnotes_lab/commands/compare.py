@@ -33,16 +33,18 @@ def _run_table(args: Namespace) -> None:
     from trailnotes_lab.compare.page import print_summary
     from trailnotes_lab.compare.published.page import print_comparison
 
-    if len(args.runs) == 1 and compare.is_comparison(args.runs[0]):
+    is_whole = len(args.runs) == 1 and compare.is_comparison(args.runs[0])
+    out = args.out or Path(args.runs[0] if is_whole else "runs/compare")
+    if is_whole:
         if args.panel or args.baseline:
             raise ConfigError(f"{args.runs[0]} is a whole comparison, which has its own panel and baseline: leave out "
                               f"--panel and --baseline, or name its runs, {args.runs[0]}/runs/*")  # fmt: skip
-        print_summary(compare.recompute(args.runs[0], args.out))
+        print_summary(compare.recompute(args.runs[0], out))
     elif panel := args.panel or compare.find_published_panel(args.runs):
-        print_comparison(compare.compare_table(args.runs, panel=panel, out=args.out))
+        print_comparison(compare.compare_table(args.runs, panel=panel, out=out))
     else:
-        print_summary(compare.compare_evaluations(args.runs, out=args.out, baseline=args.baseline))
-    print(f"written to {args.out}")
+        print_summary(compare.compare_evaluations(args.runs, out=out, baseline=args.baseline))
+    print(f"written to {out}")
 
 
 RUN = Command(
@@ -82,8 +84,8 @@ TABLE = Command(
                  help="a run, or what `trailnotes eval --out` wrote, or DIR=LABEL; or one comparison"),
         argument("--panel", metavar="NAME", help="published rows; by default those of the runs' environment, if any"),
         argument("--baseline", metavar="LABEL", default="", help="differences are taken to it; without published rows"),
-        argument("--out", type=Path, metavar="DIR", default=Path("runs/compare"),
-                 help="where table.json, table.md and curves.png go (runs/compare)"),
+        argument("--out", type=Path, metavar="DIR",
+                 help="where table.json, table.md and curves.png go (default: the comparison; of runs: runs/compare)"),
     ),
 )  # fmt: skip
 
