@@ -112,6 +112,7 @@ def test_what_is_added_is_marked_and_found(memory: TipMemory) -> None:
         ("add_tip", {"task": "", "text": "up"}, "task.*at least 1"),
         ("add_tip", {"task": "new", "text": "up", "score": 1e31}, "score.*less than or equal to 10{30}"),
         ("memory_report", {"session": "one", "score": -1e308}, "score.*greater than or equal to -10{30}"),
+        ("memory_report", {"session": "one", "score": 5}, "5 is above the highest, 1"),
         ("memory_report", {"session": "one", "score": "nan"}, "score.*less than or equal to 10{30}"),
         ("memory_report", {"session": "one", "score": 1, "max_score": 1e308}, "max_score.*than or equal to 10{30}"),
         ("add_tip", {"task": "[INST]", "text": "up"}, "a new task needs an id"),

@@ -198,6 +198,8 @@ class Toolbox:
             self.memory.report_attempt(session, score, max_score=max_score, success=success, task=only)
         except MemoryStoreError as error:
             raise ToolError(f"{error}: memory_open begins one, and each is reported once") from None
+        except ValueError as error:
+            raise ToolError(str(error)) from None
         return {"reported": session}
 
     def _require_room(self, task: str) -> None:

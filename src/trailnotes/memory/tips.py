@@ -116,7 +116,7 @@ class TipSession:
         Raises:
             MemoryStoreError: it has been reported before.
             Exception: of the author, without whose tip the outcome is kept.
-            ValueError: a score is not finite, or the highest is not above 0.
+            ValueError: a score is not finite or above the highest, or that is not above 0.
         """
         self.memory.report_attempt(self.id, score, max_score=max_score, success=success)
         if self.author is not None and transcript:
@@ -296,6 +296,8 @@ class TipMemory(StoreBackedMemory):
         score, max_score = to_finite_float("score", score), to_finite_float("max_score", max_score)
         if max_score <= 0:
             raise ValueError(f"max_score must be above 0, is {max_score}")
+        if score > max_score:
+            raise ValueError(f"the score {score:g} is above the highest, {max_score:g}: give that as max_score")
         store, earned = self.store, tip_stats.compute_credit(score, max_score, success=bool(success))
         with store.transaction():
             if finished := store.finish_attempt(attempt, earned, task):
