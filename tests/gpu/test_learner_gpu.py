@@ -22,10 +22,10 @@ def rows() -> list[Sample]:
     return with_logprobs(build_samples([group(*episodes)], [[(-1.0) ** i for i in range(6)]]), 1)
 
 
-def learner(device: str, dtype: torch.dtype = torch.float32) -> Learner:
+def learner(device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Learner:
     optim = OptimConfig(lr=1e-4, epochs=2, minibatch=3, microbatch_tokens=30, logprob_chunk=4)
     loss = LossConfig(kl=0.1, mask_logprob=-4.0)
-    return Learner(tiny_model(0, dtype).to(device), optim, loss, reference=tiny_model(1, dtype).to(device))
+    return Learner(tiny_model(seed, dtype).to(device), optim, loss, reference=tiny_model(1, dtype).to(device))
 
 
 def test_the_update_is_the_cpus() -> None:
@@ -47,14 +47,11 @@ def test_a_state_moves_between_devices(tmp_path: Path) -> None:
 
 
 def test_bfloat16_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    alone, first = learner("cuda", torch.bfloat16), learner("cuda", torch.bfloat16)
-    for subject in (alone, first):
-        subject.update(rows(), seed=1)
-    resumed = learner("cuda", torch.bfloat16)
-    first.save(tmp_path)
+    alone, resumed = learner("cuda", torch.bfloat16), learner("cuda", torch.bfloat16, seed=7)
+    alone.update(rows(), seed=1)
+    alone.save(tmp_path)
     resumed.load(tmp_path)
     for subject in (alone, resumed):
-        metrics = subject.update(rows(), seed=2)
-        assert metrics["grad_norm"] > 0
-    for mine, theirs in zip(resumed.model.parameters(), alone.model.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-2)
+        assert subject.update(rows(), seed=2)["grad_norm"] > 0
+    mine, theirs = (subject._optimizer.state_dict() for subject in (resumed, alone))
+    assert all(torch.equal(mine[name], tensor) for name, tensor in theirs.items())
