@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from children import alive, wait_for
@@ -193,23 +192,6 @@ def test_a_rank_that_hangs_is_named(start_model: Path) -> None:
     os.kill(process_of(learner).process.pid, signal.SIGSTOP)
     with pytest.raises(LearnerError, match=r"rank 1 of the learner hangs: nothing from it for learner\.timeout = 20 s"):
         learner.update(ROWS)
-
-
-@pytest.mark.long
-def test_adapters_of_two_processes(start_model: Path, tmp_path: Path) -> None:
-    sections = {"loss": {"kl": 0.1}}
-    config = config_of(start_model, sections=sections)
-    lora = config.model.model_copy(update={"lora": config.model.lora.model_copy(update={"enabled": True, "rank": 2})})
-    config = config.model_copy(update={"model": lora})
-    torch.manual_seed(0)
-    learner = ShardedLearner(config)
-    learner.update(ROWS)
-    weights = learner.weights()
-    assert all(".lora_" in name and ".default" not in name for name in weights)
-    learner.export(tmp_path / "adapters")
-    with safe_open(tmp_path / "adapters/adapter_model.safetensors", framework="pt") as file:
-        assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in weights.items())
-    learner.close()
 
 
 @pytest.mark.long

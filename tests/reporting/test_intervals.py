@@ -27,13 +27,6 @@ def test_wilson_holds_its_rate_to_the_last_bit(won: int, number: int, quantile: 
     assert 0 <= low <= rate <= high <= 1
 
 
-def test_wilson_leaves_room_where_all_or_nothing_was_won() -> None:
-    """None of n: from 0 to q^2 / (n + q^2)."""
-    low, high = compute_wilson_limits(np.array([0.0, 1.0]), np.array([8.0, 8.0]), 2.0)
-    assert low.tolist() == pytest.approx([0.0, 1 - 4 / 12])
-    assert high.tolist() == pytest.approx([4 / 12, 1.0])
-
-
 def test_quantiles_of_the_tables() -> None:
     assert t_quantile(1, 0.95) == pytest.approx(12.706, abs=1e-3)
     assert t_quantile(np.array([2.0, 7.0]), 0.95) == pytest.approx([4.303, 2.365], abs=1e-3)
