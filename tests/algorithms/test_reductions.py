@@ -28,16 +28,6 @@ def test_empo2_without_memory_mode_is_grpo(start_model: Path, tmp_path: Path, un
     assert len(metrics(empo2)) == 3
 
 
-@pytest.mark.long
-def test_anchors_without_share_are_empo2(start_model: Path, tmp_path: Path) -> None:
-    plain = trained(start_model, tmp_path / "plain", train={"iterations": 2})
-    nothing = {"anchor_tips": 0.0, "anchor_reading": 0.0}
-    held = trained(start_model, tmp_path / "held", train={"iterations": 2}, algorithm=nothing)
-    anchored = trained(start_model, tmp_path / "anchored", train={"iterations": 2}, algorithm={"anchor_tips": 1.0})
-    assert equal_weights(plain, held)
-    assert not equal_weights(plain, anchored)
-
-
 @pytest.mark.parametrize("mode", ["off_policy", pytest.param("on_policy_tips", marks=pytest.mark.long)])
 def test_tips_modes_on_an_empty_memory_are_plain(start_model: Path, tmp_path: Path, mode: str) -> None:
     algorithm = {"p_memory": 1.0, "q_off_policy": float(mode == "off_policy"), "mode_unit": "iteration"}

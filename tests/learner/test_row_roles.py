@@ -239,3 +239,4 @@ def test_anchor_rows_keep_the_sampling_context() -> None:
         assert row.token_ids == last.prompt_ids + last.token_ids, "the context with the tips"
         assert not row.off_policy
     assert Counter(row.role for row in anchors(3 / 7, 0.5)) == {"tip": 3, "reading": 2}
+    assert not anchors(0, 0)
