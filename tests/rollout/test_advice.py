@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trailnotes.rollout.advice import Example, Situation, ValuedAction, build_advice_messages, parse_advice
@@ -67,8 +67,10 @@ def test_answers_are_read(text: str, values: dict[str, float]) -> None:
     assert parse_advice(text) == [ValuedAction(*each) for each in values.items()]
 
 
-@settings(max_examples=30)
-@given(st.text(max_size=60))
+PIECES = st.sampled_from(["go", " -> ", "nan", "-1", "\n", "not :"])
+
+
+@given(st.lists(PIECES, max_size=9).map("".join) | st.text(max_size=60))
 def test_no_answer_breaks_the_reader(text: str) -> None:
     for valued in parse_advice(text):
         assert valued.action
