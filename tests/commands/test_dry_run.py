@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import Qwen2Config
 
 from tinyrun import tiny_config
@@ -64,9 +65,10 @@ def test_memory_and_what_follows_are_shown_before_the_iteration(
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The directory has the config of 7 billion weights, and no weights."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     shape = Qwen2Config(
         vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
         num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=False,
