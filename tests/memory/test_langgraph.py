@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,18 @@ NAMES = st.sampled_from([("a",), ("a", "b"), ("a", "c"), ("b", "c")])
 KEYS = st.sampled_from(["x", "y", "z"])
 VALUES = st.fixed_dictionaries({"n": st.integers(0, 3)}, optional={"text": st.sampled_from(["one door", "two", "?"])})
 FILTERS = st.sampled_from([None, {"n": 1}, {"n": {"$gte": 2}}, {"text": "two"}])
-CONDITIONS = st.sampled_from(
-    [(), (MatchCondition("prefix", ("a", "*")),), (MatchCondition("suffix", ("c",)), MatchCondition("prefix", ("a",)))]
-)
+CONDITIONS: Any = [
+    (), (MatchCondition("prefix", ("a", "*")),), (MatchCondition("suffix", ("c",)), MatchCondition("prefix", ("a",)))
+]  # fmt: skip
 NONE = st.none()
 OPS = st.one_of(
     st.builds(PutOp, NAMES, KEYS, st.one_of(VALUES, st.none()), NONE, NONE),
     st.builds(PutOp, NAMES, KEYS, VALUES, NONE, NONE),
     st.builds(GetOp, NAMES, KEYS, st.just(True)),
     st.builds(SearchOp, st.sampled_from([(), ("a",), ("a", "b")]), FILTERS, st.integers(1, 3), st.integers(0, 1), NONE),
-    st.builds(ListNamespacesOp, CONDITIONS, st.sampled_from([None, 1]), st.integers(1, 3), st.integers(0, 1)),
+    st.builds(
+        ListNamespacesOp, st.sampled_from(CONDITIONS), st.sampled_from([None, 1]), st.integers(1, 3), st.integers(0, 1)
+    ),
 )
 
 
@@ -43,6 +46,13 @@ def plain(result: Any) -> Any:
     return (result.namespace, result.key, result.value) if hasattr(result, "key") else result
 
 
+def listing(store: InMemoryStore, op: ListNamespacesOp) -> list[tuple[str, ...]]:
+    """A page of the namespaces that have values: this store lists emptied ones, too."""
+    (names,) = store.batch([op._replace(max_depth=None, limit=99, offset=0)])
+    filled = {name[: op.max_depth] for name in names if any(item.namespace == name for item in store.search(name))}
+    return sorted(filled)[op.offset : op.offset + op.limit]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(OPS, max_size=4), max_size=6))
 def test_it_answers_as_the_store_in_memory(batches: list[list[Any]]) -> None:
@@ -50,17 +60,20 @@ def test_it_answers_as_the_store_in_memory(batches: list[list[Any]]) -> None:
     with open_memory(None) as memory:
         ours = TipStore(memory)
         for ops in batches:
-            for op, own, other in zip(ops, ours.batch(ops), theirs.batch(ops), strict=True):
-                if isinstance(op, GetOp):
-                    assert plain(own) == plain(other)
-                elif isinstance(op, PutOp | SearchOp):  # pages of an order that a store may choose
-                    assert len(own or ()) == len(other or ())
+            listings = [listing(theirs, op) if isinstance(op, ListNamespacesOp) else None for op in ops]
+            for op, own, other, names in zip(ops, ours.batch(ops), theirs.batch(ops), listings, strict=True):
+                if isinstance(op, SearchOp):  # pages of an order that a store may choose
+                    assert len(own) == len(other)
+                else:
+                    assert plain(own) == plain(other if names is None else names)
         for op in (SearchOp((), None, 99), SearchOp(("a",), {"n": {"$gte": 2}}, 99)):
-            assert plain(ours.batch([op])[0]) == plain(theirs.batch([op])[0])
-        for condition in ((), (MatchCondition("prefix", ("a", "*")),), (MatchCondition("suffix", ("c",)),)):
-            (names,) = theirs.batch([ListNamespacesOp(condition, None, 99)])
-            filled = [name for name in names if any(item.namespace == name for item in theirs.search(name))]
-            assert sorted(ours.batch([ListNamespacesOp(condition, None, 99)])[0]) == sorted(filled), "no emptied ones"
+            (whole,) = ours.batch([op])
+            assert plain(whole) == plain(theirs.batch([op])[0])
+            pages = [ours.batch([op._replace(limit=2, offset=start)])[0] for start in range(0, 12, 2)]
+            assert [item for page in pages for item in page] == whole
+        for condition, depth, offset in itertools.product(CONDITIONS, (None, 1), (0, 1)):
+            asked = ListNamespacesOp(condition, depth, 2, offset)
+            assert ours.batch([asked])[0] == listing(theirs, asked)
 
 
 def test_values_outlive_the_process_and_are_found_by_what_they_say(tmp_path: Path) -> None:
