@@ -121,6 +121,10 @@ def test_lost_engine_is_replaced_and_asked_again(policy_of, learner, engine_faul
     assert ask(policy, *seeded(3)) == before  # with the weights of the last load
     assert policy.replicas[0].num_rebuilds == 1
     wait_for(lambda: not alive(pid))
+    for name in ("die-once", "ignore-load"):
+        (engine_faults / name).touch()
+    with pytest.raises(PolicyError, match="has other weights"):
+        ask(policy, *seeded(3))
 
 
 def test_engine_that_dies_each_time_is_given_up(policy_of, engine_faults: Path) -> None:
