@@ -95,7 +95,7 @@ def render_metrics_page() -> str:
         parts += [f"## {section['title']}", section["text"], *_render_table(section.get("rows", ()))]
     for method in load_methods().values():
         if method.metrics:
-            parts += [f"## {method.label}: `{method.name}/`", *_render_table(method.metrics)]
+            parts += [f"## {method.label}", *_render_table(method.metrics)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -15,14 +15,18 @@ from typing import Any, get_args
 import pytest
 
 import trailnotes
+from adaptrun import Guesser, adapt_by
 from tinker_servers import Forks, StandIn
+from tiny import group, step, trajectory
 from trailnotes.commands import TABLE
 from trailnotes.config.builtin import BUILTIN
 from trailnotes.config.former import REMOVED_KEYS
-from trailnotes.config.schema import full_config_type
+from trailnotes.config.schema import EndpointConfig, full_config_type
 from trailnotes.config.toml import collect_fields, load_config
+from trailnotes.policies.openai import AnswerCache
 from trailnotes.policies.vllm import server
 from trailnotes.types import MODES, Observation, RowRole, Task
+from trailnotes_lab.methods.retrospex import decision_metrics
 
 ROOT = Path(__file__).parents[1]
 PAGE_MAKERS = runpy.run_path(str(ROOT / "docs/pages.py"))
@@ -163,6 +167,15 @@ def explained() -> set[str]:
     return set(re.findall(r"^\| `([\w/]+)` \|", words(ROOT / "docs/metrics.md"), re.MULTILINE))
 
 
+def generalize(name: str) -> str:
+    """A metric as the page names it: once for all modes, roles and trials."""
+    forms = {rf"/(?:{'|'.join(MODES)})$": "/MODE", r"^lamer/success/\d$": "lamer/success/EPISODE"}
+    forms |= {r"/trial_\d+$": "/trial_K", rf"_(?:{'|'.join(get_args(RowRole))})$": "_ROLE"}
+    for pattern, form in forms.items():
+        name = re.sub(pattern, form, name)
+    return name
+
+
 @pytest.fixture
 def tinker_server(tmp_path: Path) -> Iterator[StandIn]:
     forks = Forks()
@@ -203,10 +216,12 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         directory = tmp_path / f"runs/metrics-{name}"
         trailnotes.train(config, directory)
         lines += [json.loads(line) for line in words(directory / "metrics.jsonl").splitlines()]
-    any_of = {rf"/(?:{'|'.join(MODES)})$": "/MODE", r"^lamer/success/\d$": "lamer/success/EPISODE"}
-    any_of |= {r"/trial_\d+$": "/trial_K", rf"_(?:{'|'.join(get_args(RowRole))})$": "_ROLE"}
-    written = {name for line in lines for name in line}
-    for pattern, named_so in any_of.items():
-        written = {re.sub(pattern, named_so, name) for name in written}
-    assert written == explained()
-    assert any(line["update/optimizer_steps"] for line in lines)  # the tables speak of updates that happened
+    learns_nothing = {"rememberer": {"epochs": 0}}
+    for name, sections in (("reflexion", {}), ("clin", {}), ("rememberer", learns_nothing)):
+        adapt_by(Guesser(), name, tmp_path / name, **sections)
+        lines += [json.loads(line) for line in words(tmp_path / name / "metrics.jsonl").splitlines()]
+    decision = {"task": "task", "member": 0, "step": 0, "actions": ["go"], "sampled": [1], "chosen": 0, "favourite": 0}
+    lines.append(decision_metrics([decision], [group(trajectory([step([1], [2])]))]))
+    lines.append(AnswerCache(None, EndpointConfig()).metrics())
+    assert {generalize(name) for line in lines for name in line} == explained()
+    assert any(line.get("update/optimizer_steps") for line in lines)  # the tables speak of updates that happened

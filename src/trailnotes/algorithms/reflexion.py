@@ -249,4 +249,9 @@ def validate_reflexion(config: Config) -> None:
 METHOD = Method(
     "reflexion", "Reflexion", reflexion, trains=False, repeats=True, colour="#56b4e9",
     sections={"reflexion": ReflexionConfig}, validate=validate_reflexion,
+    metrics=(
+        ("attempted", "tasks", "played in this trial", "falls as tasks are solved"),
+        ("solved", "tasks", "solved so far", "rises"),
+        ("solved_share", "share", "`solved` over the tasks of the panel: the cumulative figure", "rises"),
+    ),
 )  # fmt: skip

@@ -188,4 +188,14 @@ def table_metrics(table: ExperienceTable, groups: Sequence[TrajectoryGroup]) -> 
 METHOD = Method(
     "rememberer", "REMEMBERER", rememberer, trains=False, colour="#e69f00", learned_from=load_training_tasks,
     sections={"rememberer": RemembererConfig}, validate=require_own_tips,
+    metrics=(  # of the table as it was read
+        ("known", "share", "steps whose exact situation has a record",
+         "rises in training; low on a panel of new situations"),
+        ("table/records", "situations", "kept", "levels off, or at capacity"),
+        ("table/actions", "entries", "actions of all situations", "a few for each situation"),
+        ("table/updates", "updates", "of the entries that are left",
+         "far above `table/actions`; else each value is a single return"),
+        ("table/q_max", "reward", "highest Q", "inside the range of returns"),
+        ("table/q_min", "reward", "lowest Q", "inside the range of returns"),
+    ),
 )  # fmt: skip

@@ -207,4 +207,10 @@ METHOD = Method(
     "retrospex", "Retrospex", retrospex, trains=False, data="retrospex.data",
     colour="#a08a00", learned_from=load_critic_games,
     sections={"retrospex": RetrospexConfig}, validate=require_own_tips,
+    metrics=(
+        ("changed", "share", "decisions other than the policy's favourite among the candidates",
+         "above 0; else the critic changes nothing"),
+        ("candidates", "actions", "mean number of different ones of a decision", "above 1"),
+        ("not_sampled", "share", "chosen actions that the policy had not proposed", ""),
+    ),
 )  # fmt: skip
