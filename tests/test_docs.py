@@ -8,7 +8,7 @@ import re
 import runpy
 import sys
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -163,6 +163,7 @@ KEPT = (  # a row of each role, and each of its terms
 ENGINE = "--loss.mismatch truncate --loss.observations 0.1"
 
 
+@cache
 def explained() -> set[str]:
     return set(re.findall(r"^\| `([\w/]+)` \|", words(ROOT / "docs/metrics.md"), re.MULTILINE))
 
@@ -174,6 +175,14 @@ def generalize(name: str) -> str:
     for pattern, form in forms.items():
         name = re.sub(pattern, form, name)
     return name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_metrics_named_in_pages_are_explained(page: Path) -> None:
+    known = explained()
+    groups = "|".join({name.partition("/")[0] for name in known if "/" in name})
+    written = {generalize(name) for name in re.findall(rf"`((?:{groups})/\w[\w/]*)`", words(page))}
+    assert written <= known, f"{named(page)} names {sorted(written - known)}"
 
 
 @pytest.fixture
