@@ -184,9 +184,19 @@ def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
     assert folder.name in " ".join(person.look("/").texts)
 
 
-@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "trajectories.jsonl", "memory.db", "run.json"])
-@pytest.mark.parametrize("content", [None, b"\xff\xfe{"])
-def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "where", "missing", "broken"),
+    [
+        ("config.toml", "", "there is no run of this name", "own settings cannot be used"),
+        ("metrics.jsonl", "", "", "1 lines of metrics.jsonl are damaged"),
+        ("trajectories.jsonl", "/episodes", "0 episodes", "damaged line"),
+        ("memory.db", "/tips", "there is no memory.db", "memory.db is damaged"), ("run.json", "", "", ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("content", [None, b"\xff\xfe{\n"])
+def test_a_damaged_run_gives_pages_that_say_so(
+    root: Path, name: str, where: str, missing: str, broken: str, content: bytes | None
+) -> None:
     file = root / "first" / name
     for beside in root.glob(f"first/{name}-*"):
         beside.unlink()
@@ -196,6 +206,7 @@ def test_a_damaged_run_gives_pages_that_say_so(root: Path, name: str, content: b
         answer = person.client.get(page)
         assert answer.status_code in {200, 404, 409}, (page, answer.text)
         assert "<h1>" in answer.text
+    assert (missing if content is None else broken) in person.client.get(f"/run/first{where}").text
 
 
 @pytest.mark.parametrize(
