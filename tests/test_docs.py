@@ -158,8 +158,6 @@ KEPT = (  # a row of each role, and each of its terms
     "--algorithm.anchor_tips 1 --algorithm.anchor_reading 1 --rehearsal.imitate 0.1 --empo2.author_credit 1 "
     "--memory.distilled 0.5"
 )
-
-
 ENGINE = "--loss.mismatch truncate --loss.observations 0.1"
 
 
@@ -170,11 +168,10 @@ def explained() -> set[str]:
 
 def generalize(name: str) -> str:
     """A metric as the page names it: once for all modes, roles and trials."""
-    forms = {rf"/(?:{'|'.join(MODES)})$": "/MODE", r"^lamer/success/\d$": "lamer/success/EPISODE"}
-    forms |= {r"/trial_\d+$": "/trial_K", rf"_(?:{'|'.join(get_args(RowRole))})$": "_ROLE"}
-    for pattern, form in forms.items():
-        name = re.sub(pattern, form, name)
-    return name
+    name = re.sub(r"/trial_\d+$", "/trial_K", re.sub(rf"/(?:{'|'.join(MODES)})$", "/MODE", name))
+    return re.sub(
+        rf"_(?:{'|'.join(get_args(RowRole))})$", "_ROLE", re.sub(r"^(lamer/success)/\d$", r"\1/EPISODE", name)
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -210,7 +207,6 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
     )
     rehearsed = tmp_path / "rehearsed.jsonl"
     rehearsed.write_text('{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "go"}]}\n')
-    lines = []
     for name, more in (
         ("empo2", f"--algorithm.intrinsic states {KEPT} --rehearsal.path {rehearsed}"),
         ("gigpo", "--algorithm.dynamic_sampling 1"),
@@ -222,13 +218,10 @@ def test_every_metric_that_is_written_is_explained_and_the_other_way_round(
         ("rloo", f"--learner.name tinker --learner.url {tinker_server.url} --model.path {tinker_server.model}"),
     ):
         config = load_config(None, f"{settings} --algorithm.name {name} {more}".split())
-        directory = tmp_path / f"runs/metrics-{name}"
-        trailnotes.train(config, directory)
-        lines += [json.loads(line) for line in words(directory / "metrics.jsonl").splitlines()]
-    learns_nothing = {"rememberer": {"epochs": 0}}
-    for name, sections in (("reflexion", {}), ("clin", {}), ("rememberer", learns_nothing)):
-        adapt_by(Guesser(), name, tmp_path / name, **sections)
-        lines += [json.loads(line) for line in words(tmp_path / name / "metrics.jsonl").splitlines()]
+        trailnotes.train(config, tmp_path / "runs" / name)
+    for name, sections in (("reflexion", {}), ("clin", {}), ("rememberer", {"rememberer": {"epochs": 0}})):
+        adapt_by(Guesser(), name, tmp_path / "runs" / name, **sections)
+    lines = [json.loads(line) for file in tmp_path.glob("runs/*/metrics.jsonl") for line in words(file).splitlines()]
     decision = {"task": "task", "member": 0, "step": 0, "actions": ["go"], "sampled": [1], "chosen": 0, "favourite": 0}
     lines.append(decision_metrics([decision], [group(trajectory([step([1], [2])]))]))
     lines.append(AnswerCache(None, EndpointConfig()).metrics())

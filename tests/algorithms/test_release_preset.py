@@ -141,23 +141,16 @@ def test_row_16_prompts_of_ones_own() -> None:
     assert request.content == "SEEN here\n\n0.5 of 1?"
 
 
-@pytest.mark.parametrize(("env", "minibatch", "discount"), [("scienceworld", 128, 1.0), ("webshop", 512, 0.95)])
-def test_the_presets_of_the_release_set_their_rows_and_can_train(env: str, minibatch: int, discount: float) -> None:
-    preset = PRESETS[f"release-{env}"]
-    config = Config(**{**preset, "model": {"path": "x"}}).validate_training()
-    assert preset["empo2"] == {
-        "distilled_context": "release", "p_memory": 0.25, "q_off_policy": 0.17 / 0.25, "mode_unit": "iteration",
-        "old_logprobs": "acting",
-    }  # fmt: skip
-    assert (config.optim.minibatch, config.optim.minibatch_unit) == (minibatch, "row")
-    assert (config.optim.rows, config.optim.weight_decay) == ("step", 0.01)
-    assert (config.loss.aggregation, config.loss.mask_unit, config.loss.kl) == ("sequence", "response", 0.0)
-    assert (config.eval.num_samples, config.rollout.num_examples) == (4, 2)
-    assert (config.memory.entries, config.memory.duplicates, config.memory.top_k) == ("final", "exact", 10)
-    assert (config.memory.order, config.memory.repeat_shown) == (("score", "oldest"), True)
-    assert (config.algorithm.intrinsic, config.algorithm.discount) == ("none", discount)
-
-
-def test_the_runs_of_the_paper_take_200_steps() -> None:
-    for name in ("scienceworld", "release", "webshop"):
-        assert load_config(find_config(f"paper/{name}")).train.iterations == 200
+def test_the_presets_of_the_release_set_their_rows_and_can_train() -> None:
+    for env, minibatch, discount, run in (("scienceworld", 128, 1.0, "release"), ("webshop", 512, 0.95, "webshop")):
+        config = Config(**{**PRESETS[f"release-{env}"], "model": {"path": "x"}}).validate_training()
+        assert (config.optim.minibatch, config.optim.minibatch_unit) == (minibatch, "row")
+        assert (config.optim.rows, config.optim.weight_decay) == ("step", 0.01)
+        assert (config.loss.aggregation, config.loss.mask_unit, config.loss.kl) == ("sequence", "response", 0.0)
+        assert (config.eval.num_samples, config.rollout.num_examples) == (4, 2)
+        assert (config.memory.entries, config.memory.duplicates, config.memory.top_k) == ("final", "exact", 10)
+        assert (config.memory.order, config.memory.repeat_shown) == (("score", "oldest"), True)
+        assert (config.algorithm.intrinsic, config.algorithm.discount) == ("none", discount)
+        own = PRESETS[f"release-{env}"]["empo2"]
+        assert (own["distilled_context"], own["p_memory"], own["q_off_policy"]) == ("release", 0.25, 0.17 / 0.25)
+        assert load_config(find_config(f"paper/{run}")).train.iterations == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,16 @@ NAMES = st.sampled_from([("a",), ("a", "b"), ("a", "c"), ("b", "c")])
 KEYS = st.sampled_from(["x", "y", "z"])
 VALUES = st.fixed_dictionaries({"n": st.integers(0, 3)}, optional={"text": st.sampled_from(["one door", "two", "?"])})
 FILTERS = st.sampled_from([None, {"n": 1}, {"n": {"$gte": 2}}, {"text": "two"}])
-CONDITIONS: Any = [
-    (), (MatchCondition("prefix", ("a", "*")),), (MatchCondition("suffix", ("c",)), MatchCondition("prefix", ("a",)))
-]  # fmt: skip
+CONDITIONS = st.sampled_from(
+    [(), (MatchCondition("prefix", ("a", "*")),), (MatchCondition("suffix", ("c",)), MatchCondition("prefix", ("a",)))]
+)
 NONE = st.none()
 OPS = st.one_of(
     st.builds(PutOp, NAMES, KEYS, st.one_of(VALUES, st.none()), NONE, NONE),
     st.builds(PutOp, NAMES, KEYS, VALUES, NONE, NONE),
     st.builds(GetOp, NAMES, KEYS, st.just(True)),
     st.builds(SearchOp, st.sampled_from([(), ("a",), ("a", "b")]), FILTERS, st.integers(1, 3), st.integers(0, 1), NONE),
-    st.builds(
-        ListNamespacesOp, st.sampled_from(CONDITIONS), st.sampled_from([None, 1]), st.integers(1, 3), st.integers(0, 1)
-    ),
+    st.builds(ListNamespacesOp, CONDITIONS, st.sampled_from([None, 1]), st.integers(1, 3), st.integers(0, 1)),
 )
 
 
@@ -71,8 +68,8 @@ def test_it_answers_as_the_store_in_memory(batches: list[list[Any]]) -> None:
             assert plain(whole) == plain(theirs.batch([op])[0])
             pages = [ours.batch([op._replace(limit=2, offset=start)])[0] for start in range(0, 12, 2)]
             assert [item for page in pages for item in page] == whole
-        for condition, depth, offset in itertools.product(CONDITIONS, (None, 1), (0, 1)):
-            asked = ListNamespacesOp(condition, depth, 2, offset)
+        for limits in ((None, 99, 1), (1, 99, 0), (None, 2, 0)):  # depth, limit, offset
+            asked = ListNamespacesOp(None, *limits)
             assert ours.batch([asked])[0] == listing(theirs, asked)
 
 

@@ -5,11 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.reporting.intervals import (
-    compute_percentile_interval,
-    compute_wilson_limits,
-    t_quantile,
-)
+from trailnotes.reporting.intervals import compute_percentile_interval, compute_wilson_limits, t_quantile
 
 
 def test_wilson_by_hand() -> None:
