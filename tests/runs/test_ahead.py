@@ -183,7 +183,7 @@ def test_dropped_iteration_leaves_nothing_in_the_checkpoint(
 
 def test_a_failure_while_ahead_ends_the_run(start_model: Path, tmp_path: Path) -> None:
     config = tiny_config(start_model, env={"name": "tinyrun:Broken"}, rollout=AHEAD | {"max_async_iterations": 2})
-    with pytest.raises(RunError, match="no episode of iteration 0 could be played; the first one: broken"):
+    with pytest.raises(RunError, match="no episode of iteration 1 could be played; the first one: broken"):
         train(config, tmp_path)
 
 

@@ -41,7 +41,7 @@ def test_environment_that_always_fails_stops_the_run_and_is_located(
 ) -> None:  # fmt: skip
     monkeypatch.setattr("trailnotes.reporting.episodes._logged", set())
     config = tiny_config(start_model, env={"name": f"paying:{env}", "num_workers": workers})
-    with pytest.raises(RunError, match=r"no episode of iteration 0 .*\(paying\.py:\d+\)"):
+    with pytest.raises(RunError, match=r"no episode of iteration 1 .*\(paying\.py:\d+\)"):
         train(config, tmp_path)
     assert diagnose(tmp_path).startswith("all ")
     assert "paying.py:" in diagnose(tmp_path).splitlines()[0]
