@@ -100,7 +100,7 @@ def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path, caplog: p
         opened = await asyncio.to_thread(session, "tea", gateway=url)
         for call in calls:
             await gateway.find(opened.url.rpartition("/")[2]).ask(call)
-        await asyncio.to_thread(opened.report, 1.0)
+        await asyncio.to_thread(opened.report, 5.0)  # of 1, as it says no more
 
     async def run() -> None:
         with open_memory(None, config.memory) as memory:

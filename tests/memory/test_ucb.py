@@ -294,7 +294,7 @@ def test_a_report_may_come_from_another_process_and_comes_once(tmp_path: Path) -
         session.memory = memory
         with pytest.raises(ValueError, match="5 is above the highest, 1: give that as max_score"):
             session.report(5.0)
-        session.report(1.0, success=False)
+        session.report(sum([0.05] * 20), success=False)
         page = memory.store.load_page("door", ())
         with pytest.raises(MemoryStoreError, match="waits for its report"):
             session.report(1.0)

@@ -175,8 +175,8 @@ def test_repeated_requests_of_an_episode_are_kept_apart(own: StandIn, opened: Op
     assert count_asked(own) == before + 3
     assert second.report() == {"completions": 3.0, "reused": 0.0}
     for sections, reused in [  # what other weights may come of is asked for anew
-        ({"empo2": {"old_logprobs": "acting"}}, 0), ({"train": {"iterations": 7}}, 0),
-        ({"train": {"save_every": 7}, "learner": {"max_tokens_total": 10**6}}, 3),
+        ({"empo2": {"old_logprobs": "acting"}}, 0), ({"optim": {"lr_decay": 0.5}, "train": {"iterations": 7}}, 0),
+        ({"train": {"save_every": 7, "iterations": 7}, "learner": {"max_tokens_total": 10**6}}, 3),
     ]:  # fmt: skip
         changed = opened(tmp_path, **sections)
         ask(changed, *same)

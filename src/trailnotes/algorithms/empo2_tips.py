@@ -9,6 +9,7 @@ from __future__ import annotations
 from trailnotes.config.methods import Method
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_tasks, panel
+from trailnotes.errors import ConfigError
 from trailnotes.memory import make_config_embedder, open_memory
 from trailnotes.memory.controls import make_prompt_memory
 from trailnotes.rollout.tips import (
@@ -51,8 +52,12 @@ async def empo2_tips(run: AdaptationRun) -> None:
 
 
 def load_preliminary_tasks(config: Config) -> list[Task]:
-    """Return the games that get tips before the panel is played."""
-    return panel(load_tasks(config, config.eval.meet_split), config.eval.meet_tasks) if config.eval.meet_split else []
+    """Return the games that get tips before the panel is played; raises `ConfigError` where nobody would read these."""
+    met, readers = config.eval.meet_split, {config.memory.shared_split, config.eval.split}
+    if met and met not in readers:
+        raise ConfigError(f'tips about games of eval.meet_split = "{met}" are read by that split alone: set it to '
+                          f'"{config.memory.shared_split}"')  # fmt: skip
+    return panel(load_tasks(config, met), config.eval.meet_tasks) if met else []
 
 
 METHOD = Method(

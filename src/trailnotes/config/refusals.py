@@ -60,12 +60,6 @@ def refuse_combinations(c: Any) -> Refusals:
            'algorithm.intrinsic = "none"'))  # fmt: skip
     yield (c.train.split == c.train.validation_split and c.train.eval_every,
            "train.validation_split must differ from train.split, or training games choose the best")  # fmt: skip
-    yield (c.memory.entries == "final" and c.memory.duplicates == "count",
-           ('memory.entries = "final" would count one tip as often as its episode has steps: set '
-           'memory.duplicates = "exact" (release) or "reject"'))  # fmt: skip
-    yield (c.eval.meet_split not in {"", c.memory.shared_split, c.eval.split},
-           (f'tips about games of eval.meet_split = "{c.eval.meet_split}" are read by that split alone: set it to '
-           f'"{c.memory.shared_split}"'))  # fmt: skip
     yield warmstart.advice + warmstart.write > 1, "warmstart.advice and warmstart.write are shares: sum up to 1 at most"
     yield (warmstart.copying and warmstart.num_layers == 1,
            "warmstart.copying takes two layers: set warmstart.num_layers to 2 or more")  # fmt: skip
@@ -115,6 +109,9 @@ def refuse_training(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
     yield (method.shows_tips and empo2.author_credit and c.memory.scope != "task",
            'empo2.author_credit pays for tips about the same task: set memory.scope = "task", or it to 0')  # fmt: skip
     yield c.engine.urls and c.engine.replicas > 1, "engine.urls names all engines: leave out engine.replicas"
+    yield (method.writes_tips and c.memory.entries == "final" and c.memory.duplicates == "count",
+           ('memory.entries = "final" would count one tip as often as its episode has steps: set '
+           'memory.duplicates = "exact" (release) or "reject"'))  # fmt: skip
     yield (c.memory.distilled and not (name == "empo2" and empo2.p_memory and empo2.q_off_policy),
            ("memory.distilled is measured where empo2 trains without the tips that it acted on: set it to 0, or "
            "algorithm.name = empo2 with p_memory and q_off_policy above 0"))  # fmt: skip

@@ -63,7 +63,7 @@ class ControlMemory(TipMemory):
         if other is None:
             return []
         page = self._load_page(other)
-        return self.store.fetch(page, range(min(len(own), len(page.ids))))
+        return self._fetch_distinct(page, range(len(page.ids)), len(own))
 
 
 def blank_tips(tips: Sequence[Tip]) -> list[Tip]:

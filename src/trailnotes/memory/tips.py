@@ -296,7 +296,7 @@ class TipMemory(StoreBackedMemory):
         score, max_score = to_finite_float("score", score), to_finite_float("max_score", max_score)
         if max_score <= 0:
             raise ValueError(f"max_score must be above 0, is {max_score}")
-        if score > max_score:
+        if round(score, 9) > max_score:  # ten times 0.1 is 1
             raise ValueError(f"the score {score:g} is above the highest, {max_score:g}: give that as max_score")
         store, earned = self.store, tip_stats.compute_credit(score, max_score, success=bool(success))
         with store.transaction():

@@ -237,7 +237,9 @@ class CompletionCache:
         self._completions: dict[str, SampledTokens] = {}
         self.requests = self.reused = 0
         values = flatten_config(config)
-        settings = {name: values[name] for name in values if not is_within(name, _UNHASHED_KEYS)}
+        # Without a decay of the learning rate more iterations change no earlier one.
+        limits = () if config.optim.lr_decay else ("train.iterations", "train.max_env_steps", "train.max_tokens")
+        settings = {name: values[name] for name in values if not is_within(name, (*_UNHASHED_KEYS, *limits))}
         self._settings = json.dumps(settings, sort_keys=True)
         if directory is not None:
             (directory / "completions").mkdir(parents=True, exist_ok=True)

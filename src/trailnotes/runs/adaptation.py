@@ -251,8 +251,7 @@ class AdaptationRun:
             return None
         result = build_panel_result(episodes, self.config, self._build_evaluated_model(episodes), memory=memory)
         if trial is not None:  # of the whole panel
-            lost = describe_lost_games(episodes, self.tasks)
-            result = replace(result, remark=". ".join(filter(None, (lost, result.remark))))
+            result = self._remark_lost_games(result, episodes)
         self.figures.append(ResultRow(name, result, trial))
         return result
 
@@ -264,6 +263,7 @@ class AdaptationRun:
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
         subject = self._build_evaluated_model(episodes)
         result = build_panel_result(episodes, self.config, subject, memory=memory)
+        result = self._remark_lost_games(result, episodes)
         write_evaluation(self.directory.path / name, self.config, subject, episodes, result)
         return result
 
@@ -276,6 +276,10 @@ class AdaptationRun:
         write_table([row.result for row in self.figures], self.directory.path, [row.name for row in self.figures])
 
     # -- details
+
+    def _remark_lost_games(self, result: PanelResult, episodes: Sequence[Trajectory]) -> PanelResult:
+        lost = describe_lost_games(episodes, self.tasks)
+        return replace(result, remark=". ".join(filter(None, (lost, result.remark))))
 
     def _build_evaluated_model(self, episodes: Sequence[Trajectory]) -> EvaluatedModel:
         spent = asdict(self.spent)

@@ -265,8 +265,9 @@ def open_run(
             policy = opened.enter_context(closing(_make_policy(config, directory, progress, cluster)))
             initial = load_model(config.model)[0] if needs_initial else None
             learner = opened.enter_context(closing(_make_learner(config, directory, policy, initial, cluster)))
-        context = config.section(Empo2Config).distilled_context if config.algorithm.name == "empo2" else ""
-        if context == "release" and not policy.append_only:
+        empo2 = config.section(Empo2Config)
+        distils = config.algorithm.name == "empo2" and empo2.p_memory and empo2.q_off_policy
+        if distils and empo2.distilled_context == "release" and not policy.append_only:
             raise ConfigError('empo2.distilled_context = "release" needs prompts that extend each other, and this chat '
                               'template rewrites earlier turns: set it to "tip_free"')  # fmt: skip
         author: Policy | None = build_model_policy(config, initial) if config.has_separate_author else None

@@ -11,7 +11,14 @@ from typing import Any, Final
 
 from trailnotes.errors import MemoryStoreError
 from trailnotes.memory.schema import open_snapshot
-from trailnotes.memory.store import READER_COLUMNS, RETIREMENT_COLUMNS, SELECT_TIP, Retirement, parse_tip_row
+from trailnotes.memory.store import (
+    READER_COLUMNS,
+    RETIREMENT_COLUMNS,
+    SCORE_SHARE,
+    SELECT_TIP,
+    Retirement,
+    parse_tip_row,
+)
 from trailnotes.memory.tip_stats import ReaderStats
 from trailnotes.types import Tip
 
@@ -19,7 +26,7 @@ PAGE_SIZE: Final = 50  # tips on a page
 MAX_TASKS: Final = 500  # names that the list offers to choose from
 SORT_ORDERS: Final = {
     "newest": "age DESC",
-    "score": "score DESC, age DESC",
+    "score": f"{SCORE_SHARE} DESC, age DESC",
     "read most": "shown DESC, age DESC",
     "earned": "(0.5 + earned) / (1 + shown) DESC, age DESC",
     "repeated": "support DESC, age DESC",

@@ -133,8 +133,9 @@ class GymnasiumEnv:
             else the drawing if there is one, else the value.
         action_names: of a discrete space, in its order; toy texts have them.
         instruction: the goal in words; toy texts have it.
-        success_return: least sum of rewards of a success, for an episode that ends by its own rules. Default: the
-            registered ``reward_threshold``, unless it is a toy text.
+        success_return: least sum of rewards of a success, for an episode that ends by its own rules or, without
+            ``success_reward``, at the game's own limit. Default: the registered ``reward_threshold``, unless it is a
+            toy text.
         success_reward: least last reward of a success; toy texts have it.
         max_return: the score is the sum of rewards, up to this; without it a success is 1 and everything else 0.
 
@@ -171,7 +172,7 @@ class GymnasiumEnv:
             success_return = None if toy or self._env.spec is None else self._env.spec.reward_threshold
         self._success = SuccessRule(success_return, success_reward, max_return)
         # The limit that belongs to a game is its own end, which who survives reaches; `max_steps` breaks a game off.
-        self._survivable = not max_steps and success_reward is None
+        self._survivable = not max_steps and "max_episode_steps" not in kwargs and success_reward is None
         if not self._success.is_defined:
             raise ConfigError(f"env.options.success_return is missing: {id} does not define success")
         self._total, self._steps = 0.0, 0

