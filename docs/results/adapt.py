@@ -128,12 +128,12 @@ def main(folders: list[Path]) -> None:
         last = ends | last
         rows += [build_row(spec, method, places, last) for method, places in runs.items()]
         links += [[spec.labels()[method], *iter_links(places)] for method, places in runs.items()]
-    ends_of_row = ["by task", "success", "less no memory", "written, k", "read, k", "minutes"]
+    last_columns = ["by task", "success", "less no memory", "written, k", "read, k", "minutes"]
     longest = max((len(row) for row in rows), default=0)
-    trials = [f"trial {trial}" for trial in range(longest - len(ends_of_row) - 2)]
+    trials = [f"trial {trial}" for trial in range(longest - len(last_columns) - 2)]
     for row in rows:  # of a method with fewer trials
-        row[-len(ends_of_row) : -len(ends_of_row)] = [""] * (longest - len(row))
-    print_table(["", "seeds", *trials, *ends_of_row], rows)
+        row[-len(last_columns) : -len(last_columns)] = [""] * (longest - len(row))
+    print_table(["", "seeds", *trials, *last_columns], rows)
     print_table(
         ["", "usable answers", "lost after trial 0", "by the same action again", "by one that it has read"], links
     )

@@ -35,7 +35,6 @@ from trailnotes.runs.panels import (
     PanelResult,
     build_eval_config,
     build_panel_result,
-    describe_lost_games,
     write_evaluation,
     write_table,
 )
@@ -249,9 +248,8 @@ class AdaptationRun:
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
         if not episodes:
             return None
-        result = build_panel_result(episodes, self.config, self._build_evaluated_model(episodes), memory=memory)
-        if trial is not None:  # of the whole panel
-            result = self._remark_lost_games(result, episodes)
+        subject, planned = self._build_evaluated_model(episodes), self.tasks if trial is not None else ()
+        result = build_panel_result(episodes, self.config, subject, memory=memory, planned=planned)
         self.figures.append(ResultRow(name, result, trial))
         return result
 
@@ -262,8 +260,7 @@ class AdaptationRun:
         """
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
         subject = self._build_evaluated_model(episodes)
-        result = build_panel_result(episodes, self.config, subject, memory=memory)
-        result = self._remark_lost_games(result, episodes)
+        result = build_panel_result(episodes, self.config, subject, memory=memory, planned=self.tasks)
         write_evaluation(self.directory.path / name, self.config, subject, episodes, result)
         return result
 
@@ -276,10 +273,6 @@ class AdaptationRun:
         write_table([row.result for row in self.figures], self.directory.path, [row.name for row in self.figures])
 
     # -- details
-
-    def _remark_lost_games(self, result: PanelResult, episodes: Sequence[Trajectory]) -> PanelResult:
-        lost = describe_lost_games(episodes, self.tasks)
-        return replace(result, remark=". ".join(filter(None, (lost, result.remark))))
 
     def _build_evaluated_model(self, episodes: Sequence[Trajectory]) -> EvaluatedModel:
         spent = asdict(self.spent)

@@ -35,7 +35,6 @@ from trailnotes.runs.panels import (
     JOURNAL_FILE,
     PanelResult,
     build_panel_result,
-    describe_lost_games,
     play_panel,
     write_episodes,
     write_evaluation,
@@ -88,9 +87,8 @@ def evaluate(
         if warning := describe_training_overlap(subject.trained, config):
             logger.warning("%s", warning)
         episodes, remark = evaluate_model(config, subject, use_memory=memory, directory=directory, progress=progress)
-    result = build_panel_result(episodes, config, subject, memory=memory)
-    remarks = remark, describe_lost_games(episodes, load_panel(config)), result.remark
-    result = replace(result, remark=". ".join(filter(None, remarks)))
+    result = build_panel_result(episodes, config, subject, memory=memory, planned=load_panel(config))
+    result = replace(result, remark=". ".join(filter(None, (remark, result.remark))))
     if directory is not None:
         write_evaluation(directory, config, subject, episodes, result)
     return result

@@ -108,8 +108,10 @@ def estimate_interval(episodes: Sequence[Trajectory], config: Config) -> tuple[f
 
 
 def build_panel_result(
-    episodes: Sequence[Trajectory], config: Config, subject: EvaluatedModel, *, memory: bool
-) -> PanelResult:
+    episodes: Sequence[Trajectory], config: Config, subject: EvaluatedModel, *,
+    memory: bool, planned: Sequence[Task] = (),
+) -> PanelResult:  # fmt: skip
+    """Build the row of a panel, whose remark names the `planned` games of which no episode could be played."""
     if not episodes:
         raise ConfigError(f"no episode of split {config.eval.split!r} could be played")
     mean, interval, method = estimate_interval(episodes, config)
@@ -121,13 +123,12 @@ def build_panel_result(
         ci_low=interval.low if interval else None, ci_high=interval.high if interval else None, seeds=1,
         num_tasks=len({t.task.id for t in episodes}), num_episodes=len(episodes), interval=method,
         episodes_with_tips=sum(any(step.tips for step in t.steps) for t in episodes),
-        remark=NO_SUCCESS if no_success else "",
+        remark=". ".join(filter(None, (_describe_lost_games(episodes, planned), NO_SUCCESS if no_success else ""))),
         **usage,
     )  # fmt: skip
 
 
-def describe_lost_games(episodes: Sequence[Trajectory], tasks: Sequence[Task]) -> str:
-    """Name the games of a panel of which no episode could be played, "" for none."""
+def _describe_lost_games(episodes: Sequence[Trajectory], tasks: Sequence[Task]) -> str:
     played = {episode.task.id for episode in episodes}
     lost = [task.id for task in tasks if task.id not in played]
     names = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")

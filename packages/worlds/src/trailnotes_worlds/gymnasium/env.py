@@ -171,7 +171,7 @@ class GymnasiumEnv:
             success_reward = toy.success_reward if toy else None
             success_return = None if toy or self._env.spec is None else self._env.spec.reward_threshold
         self._success = SuccessRule(success_return, success_reward, max_return)
-        # The limit that belongs to a game is its own end, which who survives reaches; `max_steps` breaks a game off.
+        # A game's own step limit is one of its ends, for a player that survives; `max_steps` only breaks a game off.
         self._survivable = not max_steps and "max_episode_steps" not in kwargs and success_reward is None
         if not self._success.is_defined:
             raise ConfigError(f"env.options.success_return is missing: {id} does not define success")

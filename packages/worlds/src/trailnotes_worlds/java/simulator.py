@@ -111,7 +111,8 @@ _INHERITED_JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPT
 T = TypeVar("T")
 
 _started_before: set[str] = set()  # programs that have worked in this process
-_PASSING = re.compile("SIGKILL|memory|temporarily unavailable")  # of the machine: the first start of a replaced worker
+# Faults of the machine, not of the program: a worker that replaces a killed one starts Java for the first time, too.
+_PASSING = re.compile("SIGKILL|memory|temporarily unavailable")
 
 
 @dataclass(frozen=True, slots=True)
