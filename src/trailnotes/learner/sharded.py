@@ -31,7 +31,7 @@ from trailnotes.learner.learner import Learner
 from trailnotes.learner.logprobs import choose_packing
 from trailnotes.learner.samples import PackingMode, Ranks
 from trailnotes.learner.sharding import ShardedRank
-from trailnotes.policies.hf.policy import load_model
+from trailnotes.policies.hf.policy import choose_dtype, load_model
 from trailnotes.types import Sample, derive_seed
 
 
@@ -211,9 +211,9 @@ def build_rank(group: ranks.LearnerGroup, config: Config, dump_dir: Path | None)
 
     Every rank loads the whole model into its host's memory, and moves a block at a time to its device.
     """
-    on_host = config.model.model_copy(update={"device": "cpu", "attn_implementation": ""})
+    without_kernel = config.model.model_copy(update={"attn_implementation": ""})
     torch.manual_seed(derive_seed(config.run.seed, "weights"))  # adapters start at random
-    model = load_model(on_host)[0]
+    model = load_model(without_kernel, "cpu")[0]
     # While it is gathered once, a head cannot be needed with its adapters and without them.
     head = model.get_output_embeddings() if config.model.lora.enabled and config.has_anchor_rows else None
     if head is not None and any(parameter.requires_grad for parameter in head.parameters()):
@@ -221,10 +221,11 @@ def build_rank(group: ranks.LearnerGroup, config: Config, dump_dir: Path | None)
                           "of model.lora.target_modules, or set learner.world_size = 1")  # fmt: skip
     packing = choose_packing(config, model)
     whole = not config.model.lora.enabled
-    dtype = getattr(torch, config.model.dtype) if whole and config.model.dtype != "float32" else None
-    shares = ShardedRank(group.mesh, group.object_group, dtype, offload=config.learner.offload)
+    dtype = choose_dtype(config.model) if whole else torch.float32
+    lower = None if dtype == torch.float32 else dtype
+    shares = ShardedRank(group.mesh, group.object_group, lower, offload=config.learner.offload)
     shares.require_same_files(model, dump_dir and dump_dir.parent)
-    reference = load_model(on_host)[0] if config.has_reference_model and whole else None
+    reference = load_model(without_kernel, "cpu")[0] if config.has_reference_model and whole else None
     return _build_learner(config, model, reference, dump_dir, packing, shares)
 
 

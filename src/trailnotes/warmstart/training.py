@@ -26,7 +26,13 @@ from trailnotes.learner.samples import make_microbatches
 from trailnotes.learner.states import MasterAdamW, export_model
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.cache import trim_heap
-from trailnotes.policies.hf.policy import load_model, require_context_length, require_trainable, resolve_device
+from trailnotes.policies.hf.policy import (
+    choose_dtype,
+    load_model,
+    require_context_length,
+    require_trainable,
+    resolve_device,
+)
 from trailnotes.runs.directory import RunDir, has_begun
 from trailnotes.runs.signals import request_stop_on_signals
 from trailnotes.storage import checkpoint
@@ -130,7 +136,7 @@ def _load_initial_model(config: Config) -> tuple[Any, Any]:
         return load_model(config.model)
     tokenizer = train_tokenizer(_iter_texts(config), config.warmstart.vocab_size, exact=config.warmstart.lossless_vocab)
     model = build_model(tokenizer, config.warmstart, config.rollout.max_context_tokens)
-    return model.to(resolve_device(config.model.device), getattr(torch, config.model.dtype)), tokenizer
+    return model.to(resolve_device(config.model.device), choose_dtype(config.model)), tokenizer
 
 
 def _iter_demonstrations(config: Config, count_tokens: Callable[[str], int], seed: int) -> Iterator[Demonstration]:

@@ -18,6 +18,7 @@ from trailnotes.config.model_schema import LoraConfig, ModelConfig
 from trailnotes.config.schema import LossConfig, OptimConfig
 from trailnotes.learner.learner import Learner
 from trailnotes.learner.samples import build_samples, replace_behavior_logprobs
+from trailnotes.policies.hf import policy
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.attention import ATTENTION_NAME, attend
 from trailnotes.policies.hf.decoder import SlotDecoder, make_decoder
@@ -26,6 +27,11 @@ from trailnotes.types import Sample, TrajectoryGroup
 
 HALF = torch.bfloat16
 NATS = 0.01  # by which a log-probability may differ on average, and the mean ratio from 1
+
+
+@pytest.fixture(autouse=True)
+def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "multiplies_bfloat16", lambda: True)
 
 
 def make_adapted_model(dtype: torch.dtype = HALF, size: float = 0.1) -> Any:
@@ -166,3 +172,18 @@ def test_adapters_stay_in_float32_and_compute_in_bfloat16() -> None:
     assert seen == {HALF}
     grads = [p.grad for name, p in model.named_parameters() if "lora_" in name]
     assert all(grad is not None and grad.dtype == torch.float32 for grad in grads)
+
+
+# --- processors without instructions for it
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_cpu_without_them_computes_in_float32(start_model: Path, lora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below adapters lie the rounded weights, which other machines have, too; a whole model learns on its own."""
+    monkeypatch.setattr(policy, "multiplies_bfloat16", lambda: False)
+    settings = {"path": str(start_model), "device": "cpu", "lora": LoraConfig(enabled=lora, rank=4)}
+    exact, ours = (load_model(ModelConfig(dtype=dtype, **settings))[0] for dtype in ("float32", "bfloat16"))
+    assert {p.dtype for p in ours.parameters()} == {torch.float32}
+    for (name, weight), mine in zip(exact.named_parameters(), ours.parameters(), strict=True):
+        if "lora_" not in name:
+            assert mine.equal(weight.bfloat16().float() if lora else weight)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from small import small_config
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError
+from trailnotes.policies.hf import policy
 from trailnotes.runs.estimate import footprint
 from trailnotes.runs.estimate.footprint import (
     GIB,
@@ -35,6 +36,11 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
+@pytest.fixture(autouse=True)
+def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "multiplies_bfloat16", lambda: True)
+
+
 def settings(path: str = SEVEN, **sections: dict[str, Any]) -> Config:
     model = {"path": path, "dtype": "bfloat16", "device": "auto"} | sections.pop("model", {})
     return Config(**{"model": model, **sections})
@@ -53,6 +59,12 @@ def seven() -> ModelShape:
 @pytest.mark.parametrize(("path", "billions"), [(HALF, 0.494), (SEVEN, 7.616)])
 def test_parameter_counts_by_config(path: str, billions: float) -> None:
     assert alone(settings(path)).static["weights, bfloat16"] / 2e9 == pytest.approx(billions, abs=0.001)
+
+
+def test_a_cpu_that_is_slow_in_bfloat16_holds_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "multiplies_bfloat16", lambda: False)
+    on_cpu = alone(settings(HALF, model={"device": "cpu"})).static
+    assert on_cpu["weights, float32"] == 2 * alone(settings(HALF)).static["weights, bfloat16"], "auto plans for a GPU"
 
 
 def test_no_shape_is_guessed_from_a_name() -> None:

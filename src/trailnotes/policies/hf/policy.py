@@ -151,28 +151,35 @@ def _report_damage(what: str) -> Iterator[None]:
         raise PolicyError(f"{what} does not load: {' '.join(str(error).split())}") from error
 
 
-def load_model(config: ModelConfig) -> tuple[Any, Any]:
+def load_model(config: ModelConfig, device: str = "") -> tuple[Any, Any]:
     """Load model and tokenizer from a directory or hub name, with adapters if these are to be trained.
+
+    The model lies on `device`, by default that of the config, on which it computes in any case.
 
     Where `model.path` holds adapters, they sit on their base; with `model.lora.enabled` they are trained further. A
     directory never causes network traffic, and no code that a model brings along is run. Raises `ConfigError` for
     settings that cannot be used, and `PolicyError` for files that do not load.
     """
     path, _ = _resolve_path(config.path)
-    device = resolve_device(config.device)
+    computing, place = choose_dtype(config), resolve_device(device or config.device)
     if config.tf32:
         torch.backends.cuda.matmul.allow_tf32 = True
     transformers.utils.logging.disable_progress_bar()  # two bars on one terminal garble each other; ours is of the run
     with _report_damage(f"model.path = {config.path!r}"):
         base, is_local, adapters = resolve_base_model(config)
         tokenizer = load_tokenizer(config)
+        # Weights below adapters are rounded to model.dtype on every machine: a merge then finds those that they had.
+        frozen = (adapters is not None or config.lora.enabled) and not config.load_in_4bit
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            base, local_files_only=is_local, trust_remote_code=False, **_make_load_options(config, device)
-        )
+            base, local_files_only=is_local, trust_remote_code=False,
+            **_make_load_options(config, place, getattr(torch, config.dtype) if frozen else computing),
+        )  # fmt: skip
+        if frozen and computing == torch.float32:
+            model = model.float()
         for layer in model.modules() if config.load_in_4bit else ():
             layer.support_avx512bf16_for_cpu = False  # it rounds what acts further, in place, and learns no more
         base = str(Path(base).resolve()) if is_local else base
-        if config.liger and device.type == "cuda":  # logits are computed at few positions, so its loss is left out
+        if config.liger and place.type == "cuda":  # logits are computed at few positions, so its loss is left out
             from transformers.integrations.liger import apply_liger_kernel
 
             apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
@@ -183,11 +190,10 @@ def load_model(config: ModelConfig) -> tuple[Any, Any]:
             model = load_adapters(model, path, adapters, config.lora, base)
     if config.lora.enabled and not adapters:
         model = add_adapters(model, config.lora, base)
-    return model.to(device).eval(), tokenizer
+    return model.to(place).eval(), tokenizer
 
 
-def _make_load_options(config: ModelConfig, device: torch.device) -> dict[str, Any]:
-    dtype = getattr(torch, config.dtype)
+def _make_load_options(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     options: dict[str, Any] = {"dtype": dtype}
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
@@ -289,6 +295,18 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"model.device = {name!r}, but torch finds no GPU: write auto or cpu")
     return device
+
+
+def choose_dtype(config: ModelConfig) -> torch.dtype:
+    """Choose the type to compute in: `model.dtype`, but float32 on a CPU that has no instructions for bfloat16."""
+    slow = config.dtype == "bfloat16" and resolve_device(config.device).type == "cpu" and not multiplies_bfloat16()
+    return torch.float32 if slow else getattr(torch, config.dtype)
+
+
+def multiplies_bfloat16() -> bool:
+    """Tell whether torch has fast kernels for bfloat16 on this CPU."""
+    is_built = torch._C._has_mkldnn  # noqa: SLF001 - the operator has no public name
+    return is_built and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
 
 
 def require_context_length(config: ModelConfig, wanted: int) -> None:

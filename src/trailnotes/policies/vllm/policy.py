@@ -79,7 +79,7 @@ def make_vllm_policy(
 
 def _load_initial_weights(config: Config, policy: VLLMPolicy, *, is_elsewhere: bool) -> None:
     if is_elsewhere:
-        model, _ = hf.load_model(config.model.model_copy(update={"device": "cpu", "attn_implementation": ""}))
+        model, _ = hf.load_model(config.model.model_copy(update={"attn_implementation": ""}), "cpu")
         has_adapters, network = hasattr(model, "peft_config"), Network(model)
         weights = {name: p for name, p in model.named_parameters() if not has_adapters or ".lora_" in name}
         logprobs = [network.score_replies(each.prompt_ids, [each.token_ids])[0] for each in policy.probes]

@@ -23,7 +23,7 @@ from trailnotes.envs import load_env_class
 from trailnotes.errors import ConfigError
 from trailnotes.policies.hf.cache import SlotCache
 from trailnotes.policies.hf.decoder import MAX_TOKENS
-from trailnotes.policies.hf.policy import resolve_device
+from trailnotes.policies.hf.policy import choose_dtype, resolve_device
 from trailnotes.policies.vllm.server import DEDICATED_GPU_FRACTION, SHARED_GPU_FRACTION, compute_cache_bytes
 from trailnotes.runs.estimate.model_shape import ModelShape, infer_model_shape
 
@@ -254,8 +254,13 @@ def _read_free_memory() -> float:
 # -- learning
 
 
+def get_dtype(config: Config) -> torch.dtype:
+    planned: torch.dtype = getattr(torch, config.model.dtype)
+    return choose_dtype(config.model) if is_on_cpu(config) else planned
+
+
 def get_dtype_size(config: Config) -> int:
-    return FLOAT32 if config.model.dtype == "float32" else 2
+    return get_dtype(config).itemsize
 
 
 def estimate_frozen_weights(config: Config, shape: ModelShape) -> float:
@@ -270,7 +275,8 @@ def is_on_cpu(config: Config) -> bool:
 
 def estimate_static_parts(config: Config, shape: ModelShape) -> MemoryParts:
     """Estimate the bytes that a learner's rank holds all the time."""
-    world, number, dtype = config.learner.world_size, get_dtype_size(config), config.model.dtype
+    world, number = config.learner.world_size, get_dtype_size(config)
+    dtype = str(get_dtype(config)).removeprefix("torch.")
     each = "" if world == 1 else f", 1/{world}"
     if world > 1 and config.learner.offload and not is_on_cpu(config):
         return {}
@@ -327,7 +333,7 @@ def _estimate_gathered(config: Config, shape: ModelShape) -> tuple[MemoryParts, 
     if world == 1:
         if number == FLOAT32 or not whole:
             return {}, {}, {"gradients of the embeddings": 2 * shape.head * number * whole}
-        return {}, {}, {f"gradients, {config.model.dtype}": shape.whole * number + shape.head * FLOAT32}
+        return {}, {}, {"gradients, bfloat16": shape.whole * number + shape.head * FLOAT32}
     gathered = {"weights gathered for a pass": (shape.around + GATHERED_LAYERS * shape.block) * number}
     if config.has_reference_model and whole:
         gathered["the reference's gathered"] = shape.around * number
