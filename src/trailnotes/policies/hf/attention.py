@@ -1,8 +1,8 @@
 """Attention for what torch's own does not know: few new tokens over a long cache, and rows that begin alike.
 
 On a CPU torch's kernel packs keys and values anew in each call, which pays for a prompt and not for one token: in
-bfloat16 two matrix products over keys without gaps take less than half of its time. With the softmax in float32 they
-are as exact.
+bfloat16 two matrix products over keys without gaps take less than half of its time, and in float32 transformers would
+copy the keys for every head that shares them. With the softmax in float32 they are as exact.
 
 Where rows begin alike, all but attention is computed once for each token of their tree (`SharedRows`). Attention takes
 queries, keys and values of each row out of the tree, so that it needs no mask of tree x tree.
@@ -128,9 +128,8 @@ def use_own_attention(model: Any) -> bool:
 
 
 def use_cached_attention(model: Any) -> bool:
-    """Let a bfloat16 model on a CPU use `attend` over its cache; return whether it does."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return bool(inner.device.type == "cpu" and inner.dtype == torch.bfloat16 and use_own_attention(inner))
+    """Let a model on a CPU use `attend` over its cache; return whether it does."""
+    return model.device.type == "cpu" and use_own_attention(model)
 
 
 def attend(
@@ -153,8 +152,7 @@ def attend(
         return _attend_shared(shared, query, key, value, dropout, scaling), None
     special = any(given.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache"))
     added = attention_mask is not None and attention_mask.is_floating_point() and attention_mask.shape[1] == 1
-    rounds = query.device.type == "cpu" and query.dtype == torch.bfloat16
-    if special or not added or not rounds or key.shape[2] == query.shape[2]:
+    if special or not added or query.device.type != "cpu" or key.shape[2] == query.shape[2]:
         options = {"dropout": dropout, "scaling": scaling, **given}
         output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output
