@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -169,7 +169,8 @@ class Proxy:
             task.cancel()
         await asyncio.gather(gone, answer, return_exceptions=True)
         if not answer.cancelled():
-            await _send(writer, answer.result())
+            reply = answer.result()  # unannounced, the end of the connection might meet the client's next request
+            await _send(writer, replace(reply, headers={**reply.headers, "Connection": "close"}))
         return False
 
 
