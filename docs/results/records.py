@@ -3,9 +3,10 @@
     python docs/results/records.py runs/compare/scope docs/results/records/scope.tar.xz
     python docs/results/records.py runs/compare/qwen-adapt docs/results/records/qwen-adapt.tar.xz steps
 
-Settings, costs, curves and the score of every episode stay; weights, tips, prompts and steps go. With `steps` the
-actions stay, those of trainings too, with the tips that were shown and their scores. Unpacked, ``trailnotes compare
-table DIR/runs/*`` computes the table again, and ``DIR/runs/*/panels/NAME`` that of a further panel.
+A folder of comparisons is packed as one. Settings, costs, curves and the score of every episode stay; weights, tips,
+prompts and steps go. With `steps` the actions stay, those of trainings too, with the tips that were shown and their
+scores. Unpacked, ``trailnotes compare table DIR/runs/*`` computes the table again, and ``DIR/runs/*/panels/NAME`` that
+of a further panel; unpacked into ``runs/compare``, ``trailnotes compare run`` plays what is left.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ KEPT = {"episodes.jsonl": EPISODE, "trajectories.jsonl": EPISODE, "metrics.jsonl
 
 def main(source: Path, target: Path, *, steps: bool = False) -> None:
     """Write the record of the comparison or run at `source` to `target`, the same bytes for the same runs."""
-    if not any((source / name).is_file() for name in ("compare.toml", "config.toml")):
+    if not any(found for name in ("compare.toml", "*/compare.toml", "config.toml") for found in source.glob(name)):
         sys.exit(f"{source} holds no comparison and no run: {target} stays as it is")
     files = sorted(_files(source, steps))  # all read before an earlier record is replaced
     with tarfile.open(target, "w:xz", preset=9) as archive:
