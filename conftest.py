@@ -21,6 +21,7 @@ from served import serving
 from small import save_start_model
 from trailnotes.commands import relax_gc
 from trailnotes.config import methods
+from trailnotes.policies.hf import policy
 
 relax_gc()
 
@@ -63,6 +64,12 @@ def heeds_hangup() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU with instructions for bfloat16, whatever this one has."""
+    monkeypatch.setattr(policy, "multiplies_bfloat16", lambda: True)
 
 
 @pytest.fixture(scope="session")

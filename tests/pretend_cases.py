@@ -27,7 +27,7 @@ from trailnotes.config.model_schema import EngineConfig, ModelConfig
 from trailnotes.config.schema import Config, LossConfig, OptimConfig
 from trailnotes.errors import Interrupted
 from trailnotes.learner.learner import Learner
-from trailnotes.policies.hf import decoder
+from trailnotes.policies.hf import attention, decoder
 from trailnotes.policies.hf.decoder import RecomputeDecoder, SlotDecoder
 from trailnotes.policies.hf.graphs import StaticDecoder
 from trailnotes.policies.hf.policy import HFPolicy, load_model
@@ -36,13 +36,21 @@ from trailnotes.types import Completion, Message, Sampling
 from trailnotes.warmstart import training
 from trailnotes.warmstart.training import warmstart
 
+pytestmark = pytest.mark.usefixtures("fast_bfloat16")  # both devices have it
+
 # -- updates
 
 
 @pytest.fixture(autouse=True)
 def _same_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch and this package have attention of their own for CPUs; both devices compute by plain products instead."""
+    ours = attention.attend
+
+    def attend(*args: Any, **given: Any) -> Any:
+        return (ours if given.get("shared_rows") else attention.sdpa_attention_forward)(*args, **given)
+
     monkeypatch.setattr(decoder, "use_cached_attention", lambda model: False)
+    monkeypatch.setattr(attention, "attend", attend)  # which the learner has the model use
     with sdpa_kernel(SDPBackend.MATH):
         yield
 

@@ -84,7 +84,7 @@ try:
 except openai.APIStatusError:
     time.sleep(600)
 """
-    (episode,) = play(command(tmp_path, lines, timeout=3.0), lambda _: None)
+    (episode,) = play(command(tmp_path, lines, timeout=8.0), lambda _: None)
     assert (episode.outcome, len(episode.steps)) == ("truncated", 6)
     wait_for(lambda: not alive(int((tmp_path / "child").read_text())))
 

@@ -25,13 +25,9 @@ from trailnotes.policies.hf.decoder import SlotDecoder, make_decoder
 from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.types import Sample, TrajectoryGroup
 
+pytestmark = pytest.mark.usefixtures("fast_bfloat16")
 HALF = torch.bfloat16
 NATS = 0.01  # by which a log-probability may differ on average, and the mean ratio from 1
-
-
-@pytest.fixture(autouse=True)
-def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "multiplies_bfloat16", lambda: True)
 
 
 def make_adapted_model(dtype: torch.dtype = HALF, size: float = 0.1) -> Any:

@@ -20,6 +20,7 @@ from trailnotes.runs.estimate.footprint import estimate_footprint, estimate_weig
 from trailnotes.runs.estimate.model_shape import infer_model_shape
 from trailnotes.types import Sample
 
+pytestmark = pytest.mark.usefixtures("fast_bfloat16")
 LORA, AGAIN, HALF = {"lora": {"enabled": True, "rank": 2}}, {"gradient_checkpointing": True}, {"dtype": "bfloat16"}
 TOKENS = 256
 WIDE = Qwen2Config(

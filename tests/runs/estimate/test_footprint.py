@@ -26,6 +26,7 @@ from trailnotes.runs.estimate.footprint import (
 )
 from trailnotes.runs.estimate.model_shape import ModelShape, infer_model_shape
 
+pytestmark = pytest.mark.usefixtures("fast_bfloat16")
 SHAPES = Path(__file__).parents[2] / "data"  # each with the config.json of a model alone
 SEVEN, HALF = str(SHAPES / "qwen2.5-7b"), str(SHAPES / "qwen2.5-0.5b")
 FULL = {"dtype": "bfloat16", "gradient_checkpointing": True}
@@ -34,11 +35,6 @@ FULL = {"dtype": "bfloat16", "gradient_checkpointing": True}
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-@pytest.fixture(autouse=True)
-def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "multiplies_bfloat16", lambda: True)
 
 
 def settings(path: str = SEVEN, **sections: dict[str, Any]) -> Config:
