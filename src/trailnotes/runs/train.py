@@ -141,7 +141,7 @@ async def run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
     """Start iteration i as soon as i - 1 has been played and i - 1 - `ahead` has ended.
 
     So at most `ahead` updates lie between the weights that play an iteration and those that learn from it. Iterations
-    beyond the last one are dropped before they change anything: a resumed run plays them again.
+    that a limit of steps or tokens, or a stop, leaves beyond the last one are dropped: a resumed run plays them again.
     """
     from trailnotes.runs.iteration import Iteration
 
@@ -160,7 +160,7 @@ async def run_overlapped(method: Method, run: TrainingRun, ahead: int) -> None:
         under_way: deque[Iteration] = deque()
         newest, number = None, run.count.iteration
         while not run.is_finished:
-            if len(under_way) > ahead:
+            if len(under_way) > ahead or number == run.config.train.iterations:
                 await under_way.popleft().ended.wait()
                 continue
             newest = Iteration(run, number, before=newest)
