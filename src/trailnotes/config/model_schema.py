@@ -53,7 +53,7 @@ class ModelConfig(Section):
     base: str = key("", "base model of the adapters in model.path, if it is not where they name it")
     device: str = key("auto", "cpu, cuda, cuda:0, ...; auto takes a GPU where there is one")
     dtype: Literal["float32", "bfloat16"] = key(
-        "float32", "type of weights and activations; a CPU without instructions for bfloat16 computes in float32 anyway"
+        "float32", "type of weights and activations; a CPU without instructions for bfloat16 computes in float32"
     )
     attn_implementation: Attention = key(
         "", "how it attends; '' = as transformers chooses. flash and flex need a GPU, flash the dtype bfloat16 as well"

@@ -221,8 +221,8 @@ def build_rank(group: ranks.LearnerGroup, config: Config, dump_dir: Path | None)
                           "of model.lora.target_modules, or set learner.world_size = 1")  # fmt: skip
     packing = choose_packing(config, model)
     whole = not config.model.lora.enabled
-    dtype = choose_dtype(config.model) if whole else torch.float32
-    lower = None if dtype == torch.float32 else dtype
+    dtype = choose_dtype(config.model)
+    lower = dtype if whole and dtype != torch.float32 else None
     shares = ShardedRank(group.mesh, group.object_group, lower, offload=config.learner.offload)
     shares.require_same_files(model, dump_dir and dump_dir.parent)
     reference = load_model(without_kernel, "cpu")[0] if config.has_reference_model and whole else None

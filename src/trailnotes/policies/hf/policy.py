@@ -154,8 +154,7 @@ def _report_damage(what: str) -> Iterator[None]:
 def load_model(config: ModelConfig, device: str = "") -> tuple[Any, Any]:
     """Load model and tokenizer from a directory or hub name, with adapters if these are to be trained.
 
-    The model lies on `device`, by default that of the config, on which it computes in any case.
-
+    The model is put on `device`, by default on that of the config; its dtype is for the latter, where it will compute.
     Where `model.path` holds adapters, they sit on their base; with `model.lora.enabled` they are trained further. A
     directory never causes network traffic, and no code that a model brings along is run. Raises `ConfigError` for
     settings that cannot be used, and `PolicyError` for files that do not load.

@@ -254,13 +254,9 @@ def _read_free_memory() -> float:
 # -- learning
 
 
-def get_dtype(config: Config) -> torch.dtype:
-    planned: torch.dtype = getattr(torch, config.model.dtype)
-    return choose_dtype(config.model) if is_on_cpu(config) else planned
-
-
 def get_dtype_size(config: Config) -> int:
-    return get_dtype(config).itemsize
+    dtype: torch.dtype = choose_dtype(config.model) if is_on_cpu(config) else getattr(torch, config.model.dtype)
+    return dtype.itemsize
 
 
 def estimate_frozen_weights(config: Config, shape: ModelShape) -> float:
@@ -276,7 +272,7 @@ def is_on_cpu(config: Config) -> bool:
 def estimate_static_parts(config: Config, shape: ModelShape) -> MemoryParts:
     """Estimate the bytes that a learner's rank holds all the time."""
     world, number = config.learner.world_size, get_dtype_size(config)
-    dtype = str(get_dtype(config)).removeprefix("torch.")
+    dtype = "float32" if number == FLOAT32 else config.model.dtype
     each = "" if world == 1 else f", 1/{world}"
     if world > 1 and config.learner.offload and not is_on_cpu(config):
         return {}
@@ -333,7 +329,7 @@ def _estimate_gathered(config: Config, shape: ModelShape) -> tuple[MemoryParts, 
     if world == 1:
         if number == FLOAT32 or not whole:
             return {}, {}, {"gradients of the embeddings": 2 * shape.head * number * whole}
-        return {}, {}, {"gradients, bfloat16": shape.whole * number + shape.head * FLOAT32}
+        return {}, {}, {f"gradients, {config.model.dtype}": shape.whole * number + shape.head * FLOAT32}
     gathered = {"weights gathered for a pass": (shape.around + GATHERED_LAYERS * shape.block) * number}
     if config.has_reference_model and whole:
         gathered["the reference's gathered"] = shape.around * number
