@@ -272,6 +272,11 @@ class Step:
         """Tell whether the action is trained: an agent may except some of its calls."""
         return bool((self.observation.request or {}).get("trained", True))
 
+    @property
+    def num_tokens(self) -> int:
+        """All tokens that were sampled for this decision."""
+        return self.completion.num_tokens + self.other_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
@@ -301,7 +306,7 @@ class Trajectory:
 
     @property
     def num_tokens(self) -> int:
-        return sum(step.completion.num_tokens + step.other_tokens for step in self.steps)
+        return sum(step.num_tokens for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)

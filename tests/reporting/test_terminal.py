@@ -103,10 +103,11 @@ def test_heartbeat_names_the_activity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "HEARTBEAT", 0.02)
     stream = io.StringIO()
     with ProgressBar(1, "train", stream=stream) as bar, bar.activity("iteration 1: rollout", 4, "episodes") as activity:
-        activity.step(tokens=100)
-        while stream.getvalue().count("\n") < 2:
+        activity.count_step(tokens=100)
+        activity.end_unit()
+        while (printed := stream.getvalue()).count("\n") < 2:
             time.sleep(0.01)
-    assert re.match(r"train  iteration 1: rollout  1/4 episodes  \d+ tokens/s  0:\d\d left\n", stream.getvalue())
+    assert re.match(r"train  iteration 1: rollout  1/4 episodes  1 steps  \d+ tokens/s  0:\d\d left\n", printed)
     assert not bar.describe_activities()
 
 

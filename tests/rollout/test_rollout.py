@@ -302,13 +302,16 @@ def shuffled_pauses() -> Callable[[], Corridor]:
 
 def test_groups_come_back_in_task_and_member_order() -> None:
     ended: list[tuple[str, int]] = []
+    tokens: list[int] = []  # of each step, as it is taken
     pool = FakePool(shuffled_pauses())
     modes = [["plain", "on_policy_tips", "off_policy"], ["off_policy", "plain", "plain"]]
     policy = ScriptedPolicy(right)
-    groups = play_groups(policy, pool, modes=modes, progress=lambda t: ended.append((t.task.id, t.member)))
+    record = {"progress": lambda t: ended.append((t.task.id, t.member)), "on_step": tokens.append}
+    groups = play_groups(policy, pool, modes=modes, **record)
     members = [(t.task.id, t.member) for group in groups for t in group.trajectories]
     assert members == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1), ("b", 2)] == sorted(ended) != ended
     assert [[t.mode for t in group.trajectories] for group in groups] == modes
+    assert sorted(tokens) == sorted(s.num_tokens for group in groups for t in group.trajectories for s in t.steps)
     assert pool.out == 0
 
 

@@ -115,7 +115,7 @@ class Learner:
             for chosen in batches:
                 self._step([rows[i] for i in chosen], [reference.get(i) for i in chosen], metrics)
                 if self.activity is not None:
-                    self.activity.step()
+                    self.activity.end_unit()
         for model in self.models:
             self.ranks.reshard(model)
         figures = metrics.result(self.ranks)

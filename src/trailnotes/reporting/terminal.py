@@ -76,20 +76,26 @@ HEARTBEAT = 30.0  # seconds without a line after which one says what a command d
 
 
 class Activity:
-    """A part of a task that takes long, of `total` units (0: unknown)."""
+    """A part of a task that takes long, of `total` units (0: unknown), such as episodes with their steps."""
 
     def __init__(self, name: str, total: int, unit: str) -> None:
         self.name, self.total, self.unit = name, total, unit
-        self.done = self.tokens = 0
+        self.done = self.steps = self.tokens = 0
         self._started = time.monotonic()
 
-    def step(self, tokens: int = 0) -> None:
-        self.done, self.tokens = self.done + 1, self.tokens + tokens
+    def end_unit(self) -> None:
+        self.done += 1
+
+    def count_step(self, tokens: int) -> None:
+        """Count a step within a unit: many units may be under way for long before the first ends."""
+        self.steps, self.tokens = self.steps + 1, self.tokens + tokens
 
     def __str__(self) -> str:
         seconds, parts = time.monotonic() - self._started, [self.name]
         if self.total:
             parts.append(f"{self.done:,}/{self.total:,} {self.unit}")
+        if self.steps:
+            parts.append(f"{self.steps:,} steps")
         if self.tokens and seconds:
             parts.append(f"{self.tokens / seconds:.0f} tokens/s")
         if 0 < self.done <= self.total:

@@ -108,16 +108,19 @@ class Actor(Protocol):
 
 
 MakeActor = Callable[[EpisodeContext], Actor]
+OnStep = Callable[[int], object]  # gets the number of tokens that were sampled for the step
 
 
 async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is made of)
     policy: Policy, env: AsyncEnv, task: Task, mode: Mode, memory: Memory | None, config: Config, *,
     member: int, seed: int, episode: str = "", make_actor: MakeActor | None = None,
+    on_step: OnStep = lambda _: None,
 ) -> Trajectory:  # fmt: skip
     """Play one episode; a failing environment ends it with outcome "error" and the steps so far.
 
     The caller announces `episode` (default "task/member") to the policy before, and closes it after. `seed` with task,
     member and step gives the seed of each completion. `make_actor` replaces `TipsActor`, and then uses the memory.
+    `on_step` is called after each step.
     """
     context = EpisodeContext(policy, task, mode, member, seed, episode or f"{task.id}/{member}", config)
     actor: Actor = make_actor(context) if make_actor else TipsActor(context, memory)
@@ -146,6 +149,7 @@ async def run_episode(  # noqa: PLR0913 (what meets here is what an episode is m
                 )
             )  # fmt: skip
             observation, attempted = after, None
+            on_step(steps[-1].num_tokens)
         if agent and not observation.done:
             observation = await agent.cut(observation)
             if steps:

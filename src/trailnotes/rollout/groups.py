@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from trailnotes.config.schema import Config
 from trailnotes.memory.base import FeedbackMemory, Memory
 from trailnotes.policies.base import Policy
-from trailnotes.rollout.episode import MakeActor, Pool, run_episode
+from trailnotes.rollout.episode import MakeActor, OnStep, Pool, run_episode
 from trailnotes.types import MODES, NO_OP, Mode, Task, Trajectory, TrajectoryGroup, derive_seed
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class GroupRunner:
     seed: int  # a repeated task gets new seeds
     progress: OnTrajectory | None = None
     on_error: OnTrajectory | None = None
+    on_step: OnStep = lambda _: None
     make_actor: MakeActor | None = None
     memory_of: SelectMemory | None = None  # gives each member a memory of its own, instead of `memory`
     once: str = ""  # batch id; a memory ignores a second report with the same id
@@ -132,6 +133,7 @@ class GroupRunner:
                 trajectory = await run_episode(
                     self.policy, env, slot.task, slot.mode, slot.memory, self.config,
                     member=slot.member, seed=slot.seed, episode=live.episode, make_actor=self.make_actor,
+                    on_step=self.on_step,
                 )  # fmt: skip
             slot.record(trajectory)
             if slot.played is None and self.on_error is not None:

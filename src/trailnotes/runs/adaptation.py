@@ -153,14 +153,15 @@ class AdaptationRun:
             nonlocal ended
             append_jsonl(journal, [trajectory_to_json(trajectory)], sync=True)
             ended += trajectory.outcome != "error"
-            activity.step(trajectory.num_tokens)
+            activity.end_unit()
             log_traceback(trajectory)
             self._update_progress(phase, ended, len(tasks) * num_samples, "episodes")
 
         with begin_activity(self._progress, phase, len(tasks) * num_samples - ended, "episodes") as activity:
             runner = GroupRunner(
                 policy or self.policy, self.pool, memory, build_eval_config(self.config), seed=self.seed(phase),
-                progress=keep, on_error=keep, make_actor=make_actor, once=phase, min_members=1,
+                progress=keep, on_error=keep, on_step=activity.count_step, make_actor=make_actor, once=phase,
+                min_members=1,
             )  # fmt: skip
             groups = await runner.play(tasks, [[mode] * num_samples for _ in tasks], done)
         records = _read_episodes(journal, tasks)

@@ -148,7 +148,7 @@ def evaluate_model(
                 return await play_panel(
                     policy, pool, tasks, config, memory=view, seed=config.run.seed,
                     done=tuple(journal.episodes), progress=journal.append_episode,
-                    on_error=journal.record_error,
+                    on_error=journal.record_error, on_step=journal.activity.count_step,
                 )  # fmt: skip
 
         episodes = run_to_end(play())
@@ -180,7 +180,7 @@ class EpisodeJournal:
         self.path = directory and directory / JOURNAL_FILE
         self.first_error = ""
         self._total, self._progress = total, progress
-        self._activity = Activity("playing", total, "episodes")
+        self.activity = Activity("playing", total, "episodes")
 
     @contextmanager
     def resume(self, about: dict[str, Any]) -> Iterator[None]:
@@ -190,8 +190,8 @@ class EpisodeJournal:
                 self._read(self.path, json.loads(encode_line(about)))
             self._update_progress()
             try:
-                with begin_activity(self._progress, "playing", self._total, "episodes") as self._activity:
-                    self._activity.done = len(self.episodes)
+                left = self._total - len(self.episodes)
+                with begin_activity(self._progress, "playing", left, "episodes") as self.activity:
                     yield
             except BaseException as stop:
                 begun = self.episodes or (self.path and not isinstance(stop, ConfigError))
@@ -205,7 +205,7 @@ class EpisodeJournal:
         if self.path:
             append_jsonl(self.path, [trajectory_to_json(episode)], sync=True)
         self.episodes.append(episode)
-        self._activity.step(episode.num_tokens)
+        self.activity.end_unit()
         self._update_progress()
 
     def record_error(self, episode: Trajectory) -> None:

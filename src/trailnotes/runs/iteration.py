@@ -25,6 +25,7 @@ from trailnotes.learner.credit.episodes import Scores, compute_valid_share, scor
 from trailnotes.learner.samples import build_anchor_samples, build_observation_samples, build_samples
 from trailnotes.reporting.episodes import log_traceback
 from trailnotes.reporting.terminal import Activity
+from trailnotes.rollout.episode import OnStep
 from trailnotes.rollout.groups import (
     GroupRunner,
     OnTrajectory,
@@ -116,15 +117,15 @@ class Iteration:
         async def play_further(number: int, num: int) -> list[TrajectoryGroup]:
             further = sample_further_tasks(run.tasks, ids, num, self.rng(f"further-{number}"))
             ids.extend(task.id for task in further)
-            return await self._play(further, rows, f"{purpose}-{number}", memory_of, record)
+            return await self._play(further, rows, f"{purpose}-{number}", memory_of, record, activity.count_step)
 
         with self._time_section("rollout", total, "episodes") as activity:
 
             def record(trajectory: Trajectory) -> None:
                 ended.append(trajectory)
-                activity.step(trajectory.num_tokens)
+                activity.end_unit()
 
-            groups = await self._play(tasks, rows, purpose, memory_of, record)
+            groups = await self._play(tasks, rows, purpose, memory_of, record, activity.count_step)
             if rounds := self.config.algorithm.dynamic_sampling:
                 discount = self.config.algorithm.discount
                 groups, replaced = await replace_equal_groups(groups, rounds, play_further, discount)
@@ -146,11 +147,12 @@ class Iteration:
 
     async def _play(
         self, tasks: Sequence[Task], rows: Sequence[Sequence[Mode]], phase: str, memory_of: SelectMemory | None,
-        record: OnTrajectory,
+        record: OnTrajectory, on_step: OnStep,
     ) -> list[TrajectoryGroup]:  # fmt: skip
         runner = GroupRunner(
             self.policy, self.run.pool, self.prompt_memory, self.config, seed=self.seed(phase),
-            progress=record, on_error=self._record_error, memory_of=memory_of, once=f"{self.number}/{phase}",
+            progress=record, on_error=self._record_error, on_step=on_step, memory_of=memory_of,
+            once=f"{self.number}/{phase}",
         )  # fmt: skip
         return await runner.play(tasks, rows[: len(tasks)])
 
@@ -337,11 +339,12 @@ class Iteration:
         run, config, count = self.run, self.config, self.run.count
         await run.weights.acquire()
         try:
-            with self._time_section("validate"):
-                tasks = load_validation_tasks(config)
+            tasks = load_validation_tasks(config)
+            with self._time_section("validate", len(tasks) * config.eval.num_samples, "episodes") as activity:
                 episodes = await play_panel(
-                    self.policy, run.pool, tasks, config, seed=config.run.seed, on_error=log_traceback
-                )
+                    self.policy, run.pool, tasks, config, seed=config.run.seed, on_error=log_traceback,
+                    progress=lambda _: activity.end_unit(), on_step=activity.count_step,
+                )  # fmt: skip
         finally:
             run.weights.release()
         failed = len(tasks) * config.eval.num_samples - len(episodes)

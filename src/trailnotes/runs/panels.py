@@ -27,7 +27,7 @@ from trailnotes.reporting.intervals import (
     estimate,
 )
 from trailnotes.reporting.tables import Table
-from trailnotes.rollout.episode import Pool
+from trailnotes.rollout.episode import OnStep, Pool
 from trailnotes.rollout.groups import GroupRunner, OnTrajectory
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.usage import TABLE_FIELDS
@@ -154,15 +154,16 @@ async def play_panel(  # noqa: PLR0913 (see `run_episode`)
     done: Iterable[Trajectory] = (),
     progress: OnTrajectory | None = None,
     on_error: OnTrajectory | None = None,
+    on_step: OnStep = lambda _: None,
 ) -> list[Trajectory]:
     """Play each task `eval.num_samples` times at the evaluation temperature, with or without memory.
 
-    Returns the episodes in task order without failed ones. `done`, `progress` and `on_error` are as for `GroupRunner`.
+    Returns the episodes in task order without failed ones. The callbacks and `done` are as for `GroupRunner`.
     """
     mode: Mode = "plain" if memory is None else "on_policy_tips"
     runner = GroupRunner(
         policy, pool, memory, build_eval_config(config), seed=derive_seed(seed, "panel"), progress=progress,
-        on_error=on_error, min_members=1,
+        on_error=on_error, on_step=on_step, min_members=1,
     )  # fmt: skip
     groups = await runner.play(tasks, [[mode] * config.eval.num_samples for _ in tasks], done)
     return [trajectory for group in groups for trajectory in group.trajectories]
