@@ -43,14 +43,15 @@ def test_precedence_default_preset_file_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "steps", "tokens", "minibatch", "kl"),
-    [("paper-scienceworld", 30, 32, 16, 0.0), ("paper-webshop", 15, 512, 64, 0.01)],
+    ("preset", "turns", "minibatch", "kl"),
+    [("paper-scienceworld", (30, 32, 4500), 16, 0.0), ("paper-webshop", (15, 512, 16384), 64, 0.01)],
 )
-def test_presets_hold_the_published_settings(preset: str, steps: int, tokens: int, minibatch: int, kl: float) -> None:
+def test_presets_hold_the_published_settings(preset: str, turns: tuple[int, ...], minibatch: int, kl: float) -> None:
     config = load_config(None, ["--preset", preset])
-    assert (config.rollout.max_steps, config.rollout.max_action_tokens) == (steps, tokens)
+    rollout = config.rollout
+    assert (rollout.max_steps, rollout.max_action_tokens, rollout.max_context_tokens) == turns
     assert (config.optim.minibatch, config.loss.kl, config.optim.lr) == (minibatch, kl, 1e-6)
-    assert (config.rollout.group_size, config.rollout.max_context_tokens) == (8, 4500)
+    assert rollout.group_size == 8
     assert (config.empo2.mode_unit, config.empo2.p_memory) == ("iteration", 0.25)
     assert config.empo2.q_off_policy == pytest.approx(0.6667, abs=1e-4)
     memory = config.memory
@@ -133,6 +134,8 @@ REFUSED = {  # words of a command line -> what the line names: the key, and what
     "--rehearsal.path a.jsonl --rehearsal.split spare": ["rehearsal.path"],
     "--warmstart.advice 0.6 --warmstart.write 0.6": ["warmstart.advice", "warmstart.write"],
     "--rehearsal.split spare --rehearsal.hold 0": ["rehearsal.imitate"],
+    "--algorithm.name opsd --algorithm.dynamic_sampling 2": ["teach opsd", "algorithm.dynamic_sampling = 0"],
+    "--algorithm.name ucob --empo2.mode_unit iteration": ['empo2.mode_unit = "trajectory"'],
     "--empo2.author_credit 1 --empo2.p_memory 1": ["empo2.p_memory"],
     "--empo2.author_credit 1 --empo2.p_memory 0.95": ["rounds to no member without tips", "rollout.group_size"],
     "--empo2.author_credit 1 --algorithm.show_tips other": ['algorithm.show_tips = "own"'],
@@ -162,6 +165,7 @@ def test_bad_settings_get_one_line_that_names_the_key_and_repeats_no_secret(word
     ("words", "fix"),
     [
         ("--empo2.author_credit 1 --memory.scope family", 'memory.scope = "task"'),
+        ("--algorithm.name opsd --memory.retire least_used", "memory.retire = least_used goes by readers"),
         ("--engine.name vllm --engine.urls ['http://host:7465'] --engine.replicas 2", "leave out engine.replicas"),
     ],
 )

@@ -45,6 +45,9 @@ from trailnotes.config.unused import list_requirements, warn_unused
         ("--preset paper-webshop --algorithm.name grpo", ""),  # its own values
         ("--loss.shaping luffy --loss.drop_negative_off_policy true --algorithm.name grpo",
          "loss.shaping, loss.drop_negative_off_policy (needs algorithm.name = empo2)"),
+        ("--algorithm.anchor_reading 0.2 --empo2.q_off_policy 0",
+         "algorithm.anchor_reading (needs empo2.q_off_policy)"),
+        ("--loss.dual_clip 3 --loss.objective cispo", "loss.dual_clip (needs loss.objective = ppo or gspo or dppo)"),
         ("--loss.shaping luffy --loss.mask_kl false", "loss.mask_kl (needs loss.kl)"),
         ("--memory.threshold 0.3 --memory.retrieval sparse",
          "memory.threshold (needs memory.retrieval = dense or hybrid)"),

@@ -60,8 +60,9 @@ async def rebuild_with_own_tips(
     settings = iteration.config.memory.model_copy(update={"retrieval": "dense"})  # by its key alone
     if settings.entries != "step":  # it is about the end, and must match from the beginning
         settings = settings.model_copy(update={"threshold": -1.0})
-    else:  # that of a state has its very key
-        settings = settings.model_copy(update={"threshold": 0.999, "top_k": min(1, settings.top_k)})
+    else:  # that of a state has its very key; a model writes one text about all of them
+        top_k = min(1, settings.top_k)
+        settings = settings.model_copy(update={"threshold": 0.999, "top_k": top_k, "repeat_shown": True})
     config = iteration.config.model_copy(update={"memory": settings})
     own = {id(each.trajectory): each.tips for each in written}
     with ExitStack() as opened:

@@ -26,7 +26,7 @@ COMPLETION = Command(
     name="completion", summary="print a script by which your shell completes commands, options and settings",
     about="Print a script that completes commands, options, files and --section.key settings. For bash, add this line "
     "to ~/.bashrc: source <(trailnotes completion bash). For zsh, write the script to a file _trailnotes in a folder "
-    "of $fpath. Commands and settings of packages that you install later need the script anew.",
+    "of $fpath. Print the script again after you install a package with commands or settings.",
     example="trailnotes completion bash", run=_run,
     arguments=(argument("shell", choices=("bash", "zsh", "tcsh"), help="bash, zsh or tcsh"),),
 )  # fmt: skip

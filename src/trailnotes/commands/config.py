@@ -76,7 +76,7 @@ COMMANDS = (
         "COMPARISON (`trailnotes train demo`; `builtin:demo`, where a file is called demo). --paths prints their "
         "files, to copy one and edit it.",
         example="trailnotes config list", run=_list,
-        arguments=(argument("--paths", action="store_true", help="print their files instead of what they are"),),
+        arguments=(argument("--paths", action="store_true", help="print their paths instead of their descriptions"),),
     ),
     Command(
         name="config show", summary="print all settings with their values and meaning",

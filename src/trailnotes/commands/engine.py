@@ -25,8 +25,8 @@ def _serve(args: Namespace) -> None:
 COMMANDS = (
     Command(
         name="engine serve", summary="serve a vLLM engine to a run on another machine",
-        about="Run vllm serve with the model of the config and with what a run needs of it: name its address in "
-        "engine.urls there. One run at a time may use it. The run hands over its weights as files in its run "
+        about="Run vllm serve with the model and options that a run of the config needs. Put the server's address into "
+        "engine.urls of that run. One run at a time may use it. The run hands over its weights as files in its run "
         "directory, which this machine must see under the same path. The server listens on this machine only. Beyond "
         "it (--host 0.0.0.0) anyone who reaches the port can load weights and stop the engine without a key: use a "
         "separate network. Ctrl-C ends the command.",

@@ -92,8 +92,8 @@ COMMANDS = (
     ),
     Command(
         name="envs check", summary="check that an environment meets the contract",
-        about="Play an environment as an author's test would: same seed, same text; endings; odd actions; what comes "
-        "after the end. Lists all faults, the likeliest first, with what to change; a call beyond env.timeout ends it.",
+        about="Test an environment: same seed, same text; endings; odd actions; calls after the end. List all faults, "
+        "the likeliest first, with what to change. A call beyond env.timeout ends the check.",
         example="trailnotes envs check waymarks-simulator", run=_check,
         arguments=(
             argument("name", metavar="NAME", help="built-in name, entry point, or module:Class"),

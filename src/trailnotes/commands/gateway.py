@@ -75,10 +75,10 @@ def _refuse_settings(config: Config) -> None:
 
 
 GATEWAY = Command(
-    name="gateway", summary="serve the model to agents of any make",
-    about="Serve /v1/chat/completions and /v1/responses in front of the model. An agent begins a session by its task "
-    "(trailnotes.session in Python, or the headers x-trailnotes-session and x-trailnotes-task), reads tips without "
-    "knowing it, and reports its score. The memory learns from the reports. To train the agent instead, see "
+    name="gateway", summary="serve the model to agents of any framework",
+    about="Serve /v1/chat/completions and /v1/responses in front of the model. An agent begins a session for a task "
+    "(trailnotes.session in Python, or the headers x-trailnotes-session and x-trailnotes-task) and reports its score; "
+    "the gateway adds tips to its prompts. The memory learns from the reports. To train the agent instead, see "
     "`trailnotes train` with --env.name gateway, and docs/guides/train-your-agent.md.",
     example="trailnotes gateway demo --out runs/gateway", run=_run,
     arguments=(

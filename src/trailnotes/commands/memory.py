@@ -304,7 +304,7 @@ COMMANDS = (
         example="trailnotes memory export runs/smoke tips.jsonl", run=_export,
         arguments=(
             _PLACE,
-            argument("file", type=Path, metavar="FILE", help="the file to write or replace; no memory file"),
+            argument("file", type=Path, metavar="FILE", help="the file to write or replace; must not be a memory file"),
             _NAMESPACE,
         ),
     ),
@@ -348,7 +348,7 @@ COMMANDS = (
         arguments=(
             _PLACE,
             _ID, argument("text", metavar="TEXT", nargs="?", help="the new text"),
-            argument("--score", type=float, metavar="X", help="the new score; above the highest, that as well"),
+            argument("--score", type=float, metavar="X", help="the new score; raises the highest score if above it"),
         ),
     ),
     Command(

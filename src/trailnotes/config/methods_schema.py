@@ -44,11 +44,11 @@ class AlgorithmConfig(Section):
     )
     invalid_penalty: float = key(0.0, "penalty for each unreadable action", ge=0)
     anchor_tips: float = key(
-        0.0, "share of an iteration's tips that are anchored to the start model",
+        0.0, "share of an iteration's tips that are anchored to the reference model",
         ge=0, le=1, needs="algorithm.author = policy|start")  # fmt: skip
     anchor_reading: float = key(
         0.0, "share of off-policy episodes that are also anchored, with their tips",
-        ge=0, le=1, needs=OFF_POLICY)  # fmt: skip
+        ge=0, le=1, needs=f"{OFF_POLICY} and empo2.p_memory and empo2.q_off_policy")  # fmt: skip
     author: str = key(
         "policy", "writer of the tips: policy, start (the initial weights), extract (no model: quotes the actions up "
         "to the last that raised the score), or openai:NAME, the model NAME of the [endpoint]")  # fmt: skip
@@ -106,7 +106,7 @@ class Empo2Config(Section):
 class RehearsalConfig(Section):
     """Conversations of games outside all panels that each update of a method with tips holds on to."""
 
-    split: str = key("", "games outside all panels that the start model plays and writes about first; '' = none")
+    split: str = key("", "games outside all panels that the initial model plays and writes about first; '' = none")
     options: Table = key(
         dict, "env.options of these games, where they differ from those that are trained", needs="rehearsal.split"
     )
@@ -114,7 +114,7 @@ class RehearsalConfig(Section):
     path: str = key("", "JSONL of conversations instead, of `trailnotes rehearsal record` or `script`; '' = none")
     rows: int = key(24, "conversations in each update", ge=1, needs=REHEARSED)
     hold: float = key(
-        0.4, "weight of KL(start model || model) on them, as on anchored tips; 0 = none", ge=0, needs=REHEARSED
+        0.4, "weight of KL(reference model || model) on them, as on anchored tips; 0 = none", ge=0, needs=REHEARSED
     )
     imitate: float = key(
         0.0, "weight of the likelihood of conversations that helped (won, or followed by a better trial), or of all "

@@ -188,8 +188,8 @@ class LearnerConfig(Section):
         "", f"address of the server; '' = the hosted service. {TINKER_KEY_VARIABLE} holds the key", needs=TINKER
     )
     anchor_by: Literal["distribution", "samples"] = key(
-        "distribution", "samples anchors rows by the likelihood of what the start model says there, since the "
-        "API gives no whole distributions", needs=TINKER)  # fmt: skip
+        "distribution", "samples anchors rows by the likelihood of what the reference model samples there, since "
+        "the API gives no whole distributions", needs=TINKER)  # fmt: skip
     price_prefill: float = key(
         0.0, "price of a million tokens that are only read, in your currency", ge=0, needs=TINKER
     )

@@ -78,6 +78,11 @@ def refuse_by_method(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
     yield (mixed and algorithm.intrinsic == "tips",
            ('algorithm.intrinsic = "tips" pays only members that act with tips, which biases mixed groups: set '
            'algorithm.intrinsic = "states", or empo2.mode_unit = "iteration"'))  # fmt: skip
+    yield (algorithm.dynamic_sampling and algorithm.name in ("opid", "opsd", "ucob"),
+           f"groups of equal returns teach {algorithm.name} something: set algorithm.dynamic_sampling = 0"
+           )  # fmt: skip
+    yield (algorithm.name == "ucob" and empo2.mode_unit == "iteration",
+           'ucob compares members of one group with tips and without: set empo2.mode_unit = "trajectory"')  # fmt: skip
     yield (method.shows_tips and empo2.author_credit and (algorithm.author, algorithm.show_tips) != ("policy", "own"),
            ("empo2.author_credit trains the policy as the author of the tips that it reads: set algorithm.author = "
            '"policy" and algorithm.show_tips = "own", or empo2.author_credit = 0'))  # fmt: skip
@@ -96,11 +101,13 @@ def refuse_by_method(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
 
 def refuse_training(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
     """Yield settings that are fine for acting but wrong for training."""
-    name, readers = c.algorithm.name, {"ucb", "worth"} & {*c.memory.order}
+    name, retire = c.algorithm.name, c.memory.retire
+    by_readers = [f"memory.order = {order}" for order in ("ucb", "worth") if order in c.memory.order]
+    by_readers += [f"memory.retire = {retire}"] if retire != "oldest" else []
     yield not method.trains, f"{name} changes no weights: use `trailnotes adapt --method {name}`"
-    yield (method.plain and readers,
-           (f"{name} lets no member read tips, and memory.order = {' and '.join(readers)} goes by readers: leave it "
-           "out, and name it where tips are read (trailnotes adapt, [panels.NAME])"))  # fmt: skip
+    yield (method.plain and by_readers,
+           (f"{name} lets no member read tips, and {' and '.join(by_readers)} goes by readers: leave it out, and name "
+           "it where tips are read (trailnotes adapt, [panels.NAME])"))  # fmt: skip
     yield (empo2.distilled_context == "release" and c.optim.rows != "step",
            'empo2.distilled_context = "release" gives each turn its own context: set optim.rows = "step"')  # fmt: skip
     yield (empo2.distilled_context == "release" and c.memory.distilled,
@@ -112,7 +119,7 @@ def refuse_training(c: Any, method: Method, empo2: Empo2Config) -> Refusals:
     yield (method.writes_tips and c.memory.entries == "final" and c.memory.duplicates == "count",
            ('memory.entries = "final" would count one tip as often as its episode has steps: set '
            'memory.duplicates = "exact" (release) or "reject"'))  # fmt: skip
-    yield (c.memory.distilled and not (name == "empo2" and empo2.p_memory and empo2.q_off_policy),
+    yield (c.memory.distilled and not c.distils_tips,
            ("memory.distilled is measured where empo2 trains without the tips that it acted on: set it to 0, or "
            "algorithm.name = empo2 with p_memory and q_off_policy above 0"))  # fmt: skip
     yield (c.model.path == "random" or c.model.path.startswith(OPENAI_PREFIX),

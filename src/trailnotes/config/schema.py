@@ -192,14 +192,18 @@ class LossConfig(Section):
 
     clip_low: float = key(0.2, "ratio is clipped below 1 - this", PAPER, gt=0, le=1)
     clip_high: float = key(0.3, "ratio is clipped above 1 + this", PAPER, gt=0)
-    dual_clip: float = key(10.0, "c, bound of the loss for negative advantages; 0 = off", PAPER, ge=0)
-    kl: float = key(0.0, "coefficient of the k3 KL to the start model, under the row's own context", PAPER, ge=0)
-    mask_logprob: float | None = key(-5.0, "off-policy tokens with a log-probability below this are masked; none = off")
+    dual_clip: float = key(
+        10.0, "c, bound of the loss for negative advantages; 0 = off", PAPER, ge=0,
+        needs="loss.objective = ppo|gspo|dppo")  # fmt: skip
+    kl: float = key(0.0, "coefficient of the k3 KL to the reference model, under the row's own context", PAPER, ge=0)
+    mask_logprob: float | None = key(
+        -5.0, "off-policy tokens with a log-probability below this are masked; none = off", needs=OFF_POLICY
+    )
     mask_unit: Literal["token", "response"] = key(
         "token", "mask the token (ours), or its whole response (release)", needs="loss.mask_logprob"
     )
     mask_kl: bool = key(
-        True, "leave masked tokens out of the KL, which would pull them back to the start model", needs="loss.kl"
+        True, "leave masked tokens out of the KL, which would pull them back to the reference model", needs="loss.kl"
     )
     aggregation: Aggregation = key(
         "token", "average losses over tokens, over rows of row means, or over rows of sums over constant_length (Dr. "
@@ -444,10 +448,17 @@ class Config(Section):
         return self.has_frozen_author and self.engine.name == "hf" and not (self.model.lora.enabled or self.is_hosted)
 
     @property
+    def distils_tips(self) -> bool:
+        """Tell whether members that acted with tips are trained without them."""
+        empo2 = self.section(Empo2Config)
+        return bool(self.algorithm.name == "empo2" and empo2.p_memory and empo2.q_off_policy)
+
+    @property
     def has_anchor_rows(self) -> bool:
         """Tell whether rows besides episodes are anchored to the start model, by whole distributions."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
-        anchored = (algorithm.anchor_tips and algorithm.author in ("policy", "start")) or algorithm.anchor_reading
+        anchored = algorithm.anchor_tips and algorithm.author in ("policy", "start")
+        anchored = anchored or (algorithm.anchor_reading and self.distils_tips)
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
         method = resolve_method(algorithm.name)
         if method.anchors_rows and method.anchors_rows(self):

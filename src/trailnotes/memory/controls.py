@@ -26,7 +26,7 @@ class ControlMemory(TipMemory):
 
     "other" retrieves the best tips of another task, of another family where one has any, always the same; with a scope
     beyond the task, those of another family's tasks. "empty" retrieves the tips of `memory` with their scores, without
-    words and action: a turn shows a text once, so that is one line.
+    words and action: a turn shows a text once, so that is one line (without `memory.repeat_shown`).
     """
 
     def __init__(self, memory: TipMemory, show: ControlKind) -> None:

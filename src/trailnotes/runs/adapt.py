@@ -116,7 +116,7 @@ async def _adapt(
     config: Config, directory: RunDir, subject: EvaluatedModel, progress: ProgressBar | None
 ) -> list[ResultRow]:
     with open_pool(config.env) as pool, ExitStack() as opened:
-        with begin_activity(progress, "loading the model"):
+        with begin_activity(progress, "opening the model"):
             policy: Any = opened.enter_context(open_policy(config, subject, directory.path))
         author: Any = policy
         if config.algorithm.name == TIPS_ONLY_METHOD:

@@ -136,7 +136,7 @@ def evaluate_model(
     journal = EpisodeJournal(directory, len(tasks) * config.eval.num_samples, progress)
     with ExitStack() as opened:
         opened.enter_context(journal.resume(_build_fingerprint(config, subject, use_memory)))
-        with begin_activity(progress, "loading the model"):
+        with begin_activity(progress, "opening the model"):
             policy = opened.enter_context(open_policy(config, subject, directory))
         memory = opened.enter_context(_open_memory(config, subject)) if use_memory else None
         view = make_prompt_memory(memory, config.eval.show_tips) if memory else None

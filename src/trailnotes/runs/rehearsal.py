@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 
 from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
@@ -62,11 +63,10 @@ class Rehearsal:
             raise ConfigError(f"{path}: {which} fits rollout.max_context_tokens = {config.rollout.max_context_tokens}")
 
     def sample_rows(self, rng: random.Random) -> list[Sample]:
-        """Sample `rehearsal.rows` rows for one update, evenly over the kinds."""
-        share, left = divmod(self._num_rows, len(self._kinds))
-        more = set(rng.sample(sorted(self._kinds), left))
-        wanted = {kind: share + (kind in more) for kind in self._kinds}
-        return [row for kind, own in self._kinds.items() for row in rng.sample(own, min(wanted[kind], len(own)))]
+        """Sample `rehearsal.rows` rows for one update, evenly over the kinds while they last."""
+        kinds = rng.sample([*self._kinds.values()], len(self._kinds))
+        rounds = zip_longest(*(rng.sample(kind, len(kind)) for kind in kinds))
+        return [row for each in rounds for row in each if row is not None][: self._num_rows]
 
 
 def find_rehearsal(config: Config, run_dir: Path) -> Path | None:

@@ -261,13 +261,12 @@ def open_run(
         embedder = cache(partial(make_config_embedder, config))
         novelty = make_novelty(config, derive_seed(config.run.seed, "novelty"), embedder)
         needs_initial = _needs_reference(config) or config.has_separate_author
-        with progress.activity("loading the model"):
+        with progress.activity("opening the model"):
             policy = opened.enter_context(closing(_make_policy(config, directory, progress, cluster)))
             initial = load_model(config.model)[0] if needs_initial else None
             learner = opened.enter_context(closing(_make_learner(config, directory, policy, initial, cluster)))
         empo2 = config.section(Empo2Config)
-        distils = config.algorithm.name == "empo2" and empo2.p_memory and empo2.q_off_policy
-        if distils and empo2.distilled_context == "release" and not policy.append_only:
+        if config.distils_tips and empo2.distilled_context == "release" and not policy.append_only:
             raise ConfigError('empo2.distilled_context = "release" needs prompts that extend each other, and this chat '
                               'template rewrites earlier turns: set it to "tip_free"')  # fmt: skip
         author: Policy | None = build_model_policy(config, initial) if config.has_separate_author else None

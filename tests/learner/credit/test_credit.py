@@ -123,7 +123,10 @@ def test_a_mean_divides_in_the_place_of_the_deviation() -> None:
     nothing = tuple(np.zeros(1) for _ in range(4))
     four = Scores(np.array([1.0, 0.0, 0.0, 0.0]), nothing, ((0,),) * 4, nothing)
     assert [row.tolist() for row in group_advantages(four, by_mean)] == [[3.0], [-1.0], [-1.0], [-1.0]]
-    assert not any(row.any() for row in group_advantages(replace(four, returns=np.zeros(4)), by_mean))
+    failed = replace(four, penalties=(np.array([0.25]), *nothing[1:]))
+    for equal in (np.zeros(4), np.full(4, 2.0)):  # nothing is divided: a penalty counts as it is
+        rows = group_advantages(replace(failed, returns=equal), by_mean)
+        assert [row.tolist() for row in rows] == [[-0.25], [0.0], [0.0], [0.0]]
     with pytest.raises(ValueError, match="one is negative"):
         group_advantages(replace(four, returns=np.array([1.0, 0.0, 0.0, -1.0])), by_mean)
 

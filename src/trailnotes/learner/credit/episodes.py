@@ -98,7 +98,8 @@ def group_advantages(scores: Scores, algorithm: AlgorithmConfig) -> list[Array]:
     """Compute `group_relative` of each step's score, its episode's return less its penalty: N times (T_i,).
 
     `algorithm.normalize_std` divides by the group's deviation. `algorithm.normalize_mean` divides by its mean return
-    instead (MaxRL, arXiv 2602.02710), gives exact zeros where that is 0 but for rounding, and refuses negative ones.
+    instead (MaxRL, arXiv 2602.02710), and refuses negative ones. Where all returns are equal, or 0 but for rounding,
+    nothing is divided, and the penalties alone count.
     """
     scale, by_std = 1.0, algorithm.normalize_std
     if algorithm.normalize_mean:
@@ -106,7 +107,9 @@ def group_advantages(scores: Scores, algorithm: AlgorithmConfig) -> list[Array]:
         if (scores.returns < -tolerance).any():
             raise ValueError("algorithm.normalize_mean = true divides by the mean return, and one is negative")
         mean = float(scores.returns.mean())
-        scale, by_std = mean if mean > tolerance else math.inf, False
+        if mean <= tolerance:
+            return [0.0 - penalties for penalties in scores.penalties]
+        scale, by_std = mean if np.ptp(scores.returns) > tolerance else 1.0, False
     rows = zip(scores.returns, scores.penalties, strict=True)
     return [group_relative(R - penalties, by_std, group=scores.returns) / scale for R, penalties in rows]
 

@@ -74,9 +74,9 @@ TABLE = Command(
     "directory under that name. The directory of one `compare run`, or its unpacked record, gives the whole table of "
     "that comparison again, further panels included. For a panel with published rows there is a row for each task and "
     "a column for each method, its seeds pooled, with interval and counts, and the published rows in columns of their "
-    "own; a mean of fewer tasks than the panel has is never called its average, and remarks say where a run left "
-    "the published protocol. For any other panel it is the table of `compare run`: a line for each method. Methods "
-    "are told apart by algorithm.name, empo2.mode_unit and whether tips were shown.",
+    "own; the average appears only if all tasks are there, and remarks name departures from the published protocol. "
+    "For any other panel it is the table of `compare run`: a line for each method. algorithm.name, empo2.mode_unit and "
+    "whether tips were shown distinguish methods.",
     example='trailnotes compare table --panel scienceworld-18 runs/grpo-0 runs/grpo-1 "runs/tuned=GRPO, tuned"',
     run=_run_table,
     arguments=(
