@@ -103,6 +103,23 @@ session.report(1.0)
     wait_for(lambda: not any(map(alive, pids)))
 
 
+def test_a_trainer_that_ends_at_once_leaves_no_child_behind(tmp_path: Path) -> None:
+    trainer = f"""
+import asyncio, pathlib, time, types
+from trailnotes.gateway import pool
+from trailnotes.types import Task
+loop, child, pool.GRACE_S = asyncio.new_event_loop(), pathlib.Path({str(tmp_path)!r}, "child"), 0.1
+loop.close()
+session = types.SimpleNamespace(task=Task("one", "gateway"), loop=loop)
+agent = pool.AgentProcess(["/bin/sh", "-c", f"sleep 600 & echo $! > {{child}}; wait"], session, "http://127.0.0.1:1/one")
+while not (child.exists() and child.read_text()):
+    time.sleep(0.01)
+agent.stop()
+"""
+    subprocess.run([sys.executable, "-c", trainer], check=True, timeout=60)
+    assert not alive(int((tmp_path / "child").read_text()))
+
+
 def test_a_missing_program_or_function_is_named_before_anything_starts(tmp_path: Path) -> None:
     for options, message in (
         ({"agent": "", "command": ["no-such-agent"]}, "no program 'no-such-agent'"),

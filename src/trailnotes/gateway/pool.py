@@ -82,11 +82,12 @@ class AgentProcess:
 
     def stop(self) -> None:
         """Give it `GRACE_S` to end, and then kill it with its children."""
-        threading.Thread(target=self._end, daemon=True).start()
+        threading.Thread(target=self._end).start()  # this process ends after it, or the children would live on
 
     def _end(self) -> None:
         self._waiter.join(GRACE_S)
         kill_group(self._process)
+        self._waiter.join(GRACE_S)  # it kills those that left the group
 
     def _read(self) -> None:
         """Read what it prints, and keep the end."""
