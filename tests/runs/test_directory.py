@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tinyrun import tiny_config, train_in_process
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import load_config
-from trailnotes.errors import RunError
+from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.directory import RunDir, RunLock, find_lock_holder, is_trained, load_run_config
 
 HOLDER = """
@@ -86,6 +87,17 @@ def test_whatever_a_start_has_ended_binds_the_next(tmp_path: Path, left: str) ->
     (tmp_path / left).write_text('{"iteration": 0}\n')
     with pytest.raises(RunError, match=r"holds a run with another optim\.lr"):
         RunDir.open(tmp_path, load_config(None, ["--optim.lr", "1e-3"]))
+
+
+def test_what_cannot_be_opened_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"optim\.lrr names no setting"):
+        RunDir.open(tmp_path, Config(), allow_change=["optim", "optim.lrr"])
+    (tmp_path / "run.json").write_text("")
+    with pytest.raises(RunError, match=r"run\.json is damaged .* remove it"):
+        RunDir.open(tmp_path, Config())
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(38, "not here")))
+    with pytest.raises(RunError, match=r"cannot be locked \(not here\): choose a directory"):
+        RunDir.open(tmp_path, Config())
 
 
 def test_lock_refuses_a_second_process(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from trailnotes.config.toml import load_config
-from trailnotes.errors import MissingExtraError, TrailnotesError
+from trailnotes.errors import ConfigError, MissingExtraError, TrailnotesError
 from trailnotes.runs.preflight import require_dependencies, run_preflight
 
 EMBEDS = ["--memory.embedder", "minilm", "--algorithm.name"]
@@ -47,6 +47,14 @@ def test_what_no_setting_asks_for_may_be_missing(monkeypatch: pytest.MonkeyPatch
     require_dependencies(load_config(None, [*GRPO, "--run.trackers", '["tensorboard", "my:Own"]']))
     without(monkeypatch, "torch")
     require_dependencies(load_config(None, GRPO), model="random")
+
+
+def test_a_missing_key_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    config = load_config(None, [*GRPO, "--algorithm.name", "empo2", "--algorithm.author", "openai:m"])
+    with pytest.raises(ConfigError, match=r"export OPENAI_API_KEY"):
+        require_dependencies(config)
+    require_dependencies(config, plays_only=True)  # which writes no tips
 
 
 def test_a_panel_without_games_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -122,6 +122,6 @@ class Playbook:
 
 
 METHOD = Method(
-    "ace", "ACE", ace, trains=False, repeats=True, colour="#ff6361",
+    "ace", "ACE", ace, trains=False, colour="#ff6361",
     sections={"notebook": notebook.NotebookConfig}, validate=require_own_tips,
 )  # fmt: skip

@@ -62,6 +62,6 @@ class CausalStatements:
 
 
 METHOD = Method(
-    "clin", "CLIN", clin, trains=False, repeats=True, colour="#003f5c",
+    "clin", "CLIN", clin, trains=False, colour="#003f5c",
     sections={"notebook": notebook.NotebookConfig}, validate=require_own_tips,
 )  # fmt: skip

@@ -61,6 +61,6 @@ def load_preliminary_tasks(config: Config) -> list[Task]:
 
 
 METHOD = Method(
-    "empo2-tips", "EMPO², tips only", empo2_tips, trains=False, repeats=True, colour="#5fbf9f",
+    "empo2-tips", "EMPO², tips only", empo2_tips, trains=False, colour="#5fbf9f",
     learned_from=load_preliminary_tasks,
 )  # fmt: skip

@@ -112,6 +112,6 @@ def parse_items(answer: str, *, free_form: bool = False) -> tuple[str, ...]:
 
 
 METHOD = Method(
-    "reasoningbank", "ReasoningBank", reasoningbank, trains=False, repeats=True, colour="#bc5090",
+    "reasoningbank", "ReasoningBank", reasoningbank, trains=False, colour="#bc5090",
     sections={"notebook": notebook.NotebookConfig}, validate=require_own_tips,
 )  # fmt: skip

@@ -247,7 +247,7 @@ def validate_reflexion(config: Config) -> None:
 
 
 METHOD = Method(
-    "reflexion", "Reflexion", reflexion, trains=False, repeats=True, colour="#56b4e9",
+    "reflexion", "Reflexion", reflexion, trains=False, colour="#56b4e9",
     sections={"reflexion": ReflexionConfig}, validate=validate_reflexion,
     metrics=(
         ("attempted", "tasks", "played in this trial", "falls as tasks are solved"),

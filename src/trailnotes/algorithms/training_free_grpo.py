@@ -96,6 +96,6 @@ def validate_training_free_grpo(config: Config) -> None:
 
 
 METHOD = Method(
-    "training-free-grpo", "Training-Free GRPO", training_free_grpo, trains=False, repeats=True, colour="#8c6d31",
+    "training-free-grpo", "Training-Free GRPO", training_free_grpo, trains=False, colour="#8c6d31",
     sections={"notebook": notebook.NotebookConfig}, validate=validate_training_free_grpo,
 )  # fmt: skip

@@ -49,9 +49,13 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists: choose another --out, or remove it")
     with open_evaluated_model(model_or_run) as subject:
+        if card and subject.trained is None:
+            raise ConfigError("a model card tells of the run that trained the model: name a run or a checkpoint")
         model = Path(resolve_model_path(subject.model))
         if not model.is_dir():
             raise ConfigError(f"{model_or_run} is no run and no model directory: name one")
+        if base and not (model / "adapter_config.json").is_file():
+            raise ConfigError(f"{model_or_run} has no adapters, and only these have a base: leave out --base")
         if not merge:
             _copy(model, out, base, saved=Path(subject.model) != Path(model_or_run))
         elif subject.trained and subject.trained.model.load_in_4bit:

@@ -29,6 +29,8 @@ def _run(args: Namespace) -> None:
     else:
         name = args.config.name.removesuffix(".toml") if args.config else re.sub(r"\W+", "-", config.env.name)
         run_dir = args.run_dir or Path("runs") / name.removeprefix(BUILTIN_PREFIX)
+        if not args.run_dir and args.config and (args.config.parent / "run.json").is_file():
+            run_dir = args.config.parent  # a run's own settings: it goes on
         print(f"last model: {train(config, run_dir, allow_change=args.allow_change, memory=args.memory)}")
 
 
@@ -43,7 +45,8 @@ TRAIN = Command(
         OPTIONAL_CONFIG,
         argument("--model", metavar="MODEL", help="a model directory or a hub name; model.path by default"),
         argument("--run-dir", type=Path, metavar="DIR",
-            help="run directory, created if missing (default: runs/NAME after CONFIG or the environment)"),
+            help="run directory, created if missing (default: runs/NAME after CONFIG or the environment; "
+            "for the config.toml of a run, that run)"),
         ALLOW_CHANGE,
         argument("--memory", type=Path, metavar="FILE",
             help="start with these tips: a file of `memory export`, a memory file, or a run directory"),

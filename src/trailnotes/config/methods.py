@@ -44,7 +44,6 @@ class Method:
     memory: bool = False  # a training that opens a memory of tips
     plain: bool = False  # and shows them to no member: all act without
     writes: bool = False  # a training that writes tips without such a memory
-    repeats: bool = False  # plays the panel eval.trials + 1 times
     data: str = ""  # the setting that names other runs whose episodes it learns from; "" plays another run's model
     colour: str = ""  # in plots; "" takes one that is left
     learned_from: str | TaskLister = ""  # "module:function", or the function: games beside train.split of `trains`

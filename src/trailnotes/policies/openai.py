@@ -275,8 +275,6 @@ class OpenAIPolicy(OwnedPolicy):
         self.name, self.version = name, 0
         self.config = config.endpoint
         self.context_length = self.config.context_tokens
-        if self.config.max_cost and not (self.config.price_input or self.config.price_output):
-            raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")
         options = config.model.template_options
         self._unusual = options | ({"endpoint.extra": self.config.extra} if self.config.extra else {})
         self.endpoint = Endpoint(self.config, name, options)

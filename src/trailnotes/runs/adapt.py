@@ -140,6 +140,7 @@ async def _adapt(
 
 def _draw_curve(results: Sequence[PanelResult], path: Path) -> None:
     if len(results) < 2:
+        path.unlink(missing_ok=True)  # of an earlier start with more trials
         return
     from trailnotes.reporting.intervals import Interval
     from trailnotes.reporting.plots import TEXT_COLOUR, plot_trials

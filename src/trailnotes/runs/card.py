@@ -15,7 +15,6 @@ from trailnotes.config.methods import get_label
 from trailnotes.config.model_schema import LOCAL_PREFIXES
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, flatten_config, format_toml_value, is_within
-from trailnotes.errors import ConfigError
 from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.storage.checkpoint import read_json
 from trailnotes.storage.files import write_text_atomic
@@ -28,8 +27,7 @@ def write_model_card(folder: Path, subject: EvaluatedModel, base: str = "") -> N
     from huggingface_hub import ModelCardData
 
     config, model = subject.trained, Path(subject.model)
-    if config is None:
-        raise ConfigError("a model card tells of the run that trained the model: name a run directory or a checkpoint")
+    assert config is not None, "it tells of the run that trained the model"
     run, adapters = model.parents[2], model / "adapter_config.json"
     named = base or (str(read_json(adapters)["base_model_name_or_path"]) if adapters.is_file() else config.model.path)
     on_hub = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", named)) and not named.startswith(LOCAL_PREFIXES)

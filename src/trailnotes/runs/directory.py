@@ -165,6 +165,9 @@ class RunDir:
     def _find_changes(self, allow_change: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
         """Return the changes since config.toml was written, name -> [old, new], or refuse them."""
         file, changed = self.path / "config.toml", {}
+        known = flatten_config(self.config)
+        if unknown := [key for key in allow_change if not any(is_within(name, [key]) for name in known)]:
+            raise ConfigError(f"--allow-change {unknown[0]} names no setting and no section: `trailnotes config show`")
         begun = has_begun(self.path) and file.exists()
         if begun:
             old = load_run_config(self.path)
@@ -185,7 +188,10 @@ class RunDir:
 
     def _record_start(self, changed: Mapping[str, Any]) -> None:
         file = self.path / "run.json"
-        about = parse_json(file.read_bytes()) if file.exists() else {}
+        try:
+            about = parse_json(file.read_bytes()) if file.exists() else {}
+        except ValueError as error:
+            raise RunError(f"{file} is damaged ({error}): remove it, and lose the list of earlier starts") from error
         starts, before = about.get("starts", []), about.get("environment", {})
         starts.append({"time": _now(), "command": list(sys.argv), **_collect_environment(), "changed": dict(changed)})
         identity = load_identity(self.config)
@@ -227,14 +233,21 @@ class RunLock:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise RunError(f"cannot write {path} ({error.strerror}): fix the permissions, or choose another") from error
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), path.stat()):  # else its holder has just removed it
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
                 self._descriptor = descriptor
                 return True
-        os.close(descriptor)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except OSError as error:
+            raise RunError(f"{path.parent} cannot be locked ({error.strerror}): choose a directory on a file system "
+                           "with locks") from error  # fmt: skip
+        finally:
+            if self._descriptor is None:
+                os.close(descriptor)
         return False
 
     def release(self) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,8 @@ def rollout(
     """
     if out is not None and Path(out).is_dir():
         raise ConfigError(f"{out} is a directory: name a file, such as {Path(out) / 'episodes.jsonl'}")
+    if out is not None:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)  # it fails before anything is played
     played = {"split": config.train.split, "num_tasks": config.rollout.num_tasks, "num_samples": 1}
     panel = config.eval.model_copy(update={**played, "temperature": config.rollout.temperature})
     with open_evaluated_model(model_or_run or config.model.path) as subject:
@@ -194,8 +196,9 @@ class EpisodeJournal:
                 with begin_activity(self._progress, "playing", left, "episodes") as self.activity:
                     yield
             except BaseException as stop:
-                begun = self.episodes or (self.path and not isinstance(stop, ConfigError))
-                if not isinstance(stop, Exception) or begun:
+                if self.path and not self.episodes:
+                    self.path.unlink()  # it holds the settings alone
+                if not isinstance(stop, Exception) or self.episodes:
                     kept = f"{len(self.episodes)} of {self._total} episodes are kept in {self.path}"
                     self._notify(f"stopped: {kept}, and the same command plays the rest" if self.path else
                                  "stopped: without --out nothing is kept")  # fmt: skip
@@ -268,6 +271,8 @@ def _lock_directory(directory: Path) -> Iterator[None]:
         yield
     finally:
         (directory / "eval.lock").unlink()
+        with suppress(OSError):
+            directory.rmdir()  # where nothing was played
         lock.release()
 
 

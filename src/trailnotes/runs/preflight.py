@@ -16,6 +16,7 @@ from trailnotes.errors import ConfigError, EnvError, MissingExtraError, find_mis
 from trailnotes.runs.directory import load_trackers
 from trailnotes.runs.load_policy import RANDOM
 from trailnotes.types import Tip
+from trailnotes.web.wire import load_api_key
 
 logger = logging.getLogger(__name__)
 ADAPTERS_LR = 1e-5  # a rate below is hardly of adapters
@@ -84,7 +85,7 @@ def run_preflight(config: Config, tips: Sequence[Tip] | None = None, *, machine:
 def require_dependencies(
     config: Config, model: str | None = None, *, plays_only: bool = False, memory: bool = True
 ) -> None:
-    """Require the optional packages and the engines of the settings; `model` acts, by default `config.model.path`."""
+    """Require the packages, engines and keys that the settings need; `model` acts, by default `config.model.path`."""
     if config.run.trackers:
         load_trackers()
     path = config.model.path if model is None else model
@@ -95,11 +96,24 @@ def require_dependencies(
             missing[extra] = f"{setting} needs the package {package}"
     if missing:
         raise MissingExtraError(f"{'; '.join(missing.values())}: {format_install_command(*missing)}")
+    has_weights = path != RANDOM and not path.startswith(OPENAI_PREFIX)
+    author = config.algorithm.author if _writes_tips(config) and not plays_only else ""
+    if path.startswith(OPENAI_PREFIX) or author.startswith(OPENAI_PREFIX):
+        load_api_key(config.endpoint)
+    if config.is_hosted and has_weights:
+        from trailnotes.web.tinker import load_tinker_key
+
+        load_tinker_key(config.learner)
     elsewhere = is_spread and not config.engine.urls  # Ray tells
-    if config.engine.name == "vllm" and path != RANDOM and not path.startswith(OPENAI_PREFIX) and not elsewhere:
+    if config.engine.name == "vllm" and has_weights and not elsewhere:
         from trailnotes.policies.vllm.server import validate_engine_settings
 
         validate_engine_settings(config.engine)
+
+
+def _writes_tips(config: Config) -> bool:
+    name = config.algorithm.name
+    return resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD
 
 
 def _collect_extras(config: Config, path: str, memory: bool, is_spread: bool) -> dict[str, str]:
@@ -114,8 +128,7 @@ def _collect_extras(config: Config, path: str, memory: bool, is_spread: bool) ->
             wanted["tinker"] = 'learner.name = "tinker"'
     if is_spread:
         wanted["ray"] = f"cluster.address = {config.cluster.address!r}"
-    name, embedder = config.algorithm.name, config.memory.embedder
-    writes = resolve_method(name).writes_tips or name == TIPS_ONLY_METHOD
+    embedder, writes = config.memory.embedder, _writes_tips(config)
     if writes and config.algorithm.author.startswith(OPENAI_PREFIX):
         wanted["openai"] = f"algorithm.author = {config.algorithm.author!r}"
     if embedder != "hashing" and (writes or config.algorithm.intrinsic != "none"):

@@ -74,7 +74,7 @@ class TinkerServer:
     def __init__(self, config: LearnerConfig, ledger: Path | None = None) -> None:
         self.config = config
         self.url = (config.url or HOSTED_URL).rstrip("/")
-        self._key = _load_key(config)
+        self._key = load_tinker_key(config)
         self._headers = {"X-API-Key": self._key}
         self.ledger = TokenLedger(config, ledger)
         self._lock = Lock()
@@ -262,7 +262,8 @@ class TinkerServer:
         return redact_key(self._key, " ".join(str(error).split()) or type(error).__name__)[:300]
 
 
-def _load_key(config: LearnerConfig) -> str:
+def load_tinker_key(config: LearnerConfig) -> str:
+    """Load the key of the service, `NO_KEY` for a server that has none; raises `ConfigError` where it is missing."""
     key = os.environ.get(TINKER_KEY_VARIABLE, "").strip()
     if not key and config.url:
         return NO_KEY
