@@ -149,9 +149,9 @@ def test_thoughts_are_not_ended_by_a_stop_text(stand_in: Any) -> None:
 
 def test_rehearsal_is_recorded_where_the_model_is(stand_in: Any) -> None:
     server = stand_in("documented")
-    recorded = build_recording_config(make_config(server, "--rehearsal.split", "spare", "--learner.price_train", "3"))
-    assert recorded.is_hosted
-    assert (recorded.learner.url, recorded.learner.price_train) == (server.url, 0)
+    options = ["--rehearsal.split", "spare", "--learner.price_train", "3", "--learner.max_tokens_total", "9"]
+    learner = build_recording_config(make_config(server, *options)).learner
+    assert (learner.name, learner.url, learner.max_tokens_total, learner.price_train) == ("tinker", server.url, 9, 0)
 
 
 def test_held_and_imitated_rows_of_one_role_and_weight_are_means_of_their_own(stand_in: Any) -> None:

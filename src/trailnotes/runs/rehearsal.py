@@ -112,7 +112,9 @@ def build_recording_config(config: Config) -> Config:
             "run": config.run.model_copy(update={"trackers": ()}),
             "model": config.model.model_copy(update={"lora": LoraConfig()}),
             "engine": config.engine,
-            "learner": LearnerConfig(name=config.learner.name, url=config.learner.url),  # where the model plays
+            "learner": LearnerConfig(  # where the model plays, which may cost as much as the training
+                **{name: getattr(config.learner, name) for name in ("name", "url", "max_tokens_total")}
+            ),
             "endpoint": config.endpoint,
             "env": env,
             "rollout": config.rollout,
