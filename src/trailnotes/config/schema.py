@@ -457,13 +457,13 @@ class Config(Section):
     def has_anchor_rows(self) -> bool:
         """Tell whether rows besides episodes are anchored to the start model, by whole distributions."""
         algorithm, rehearsal = self.algorithm, self.rehearsal
-        anchored = algorithm.anchor_tips and algorithm.author in ("policy", "start")
-        anchored = anchored or (algorithm.anchor_reading and self.distils_tips)
+        writing = algorithm.anchor_tips and algorithm.author in ("policy", "start")
+        reading = algorithm.anchor_reading and self.distils_tips
         rehearsed = (rehearsal.path or rehearsal.split) and rehearsal.hold
         method = resolve_method(algorithm.name)
         if method.anchors_rows and method.anchors_rows(self):
             return True
-        return bool(anchored or rehearsed) and method.writes_tips
+        return bool(writing or reading or rehearsed) and method.writes_tips
 
     def validate_training(self) -> Self:
         _refuse(refuse_training(self, self.validate_method(), self.section(Empo2Config)))

@@ -196,12 +196,13 @@ class EpisodeJournal:
                 with begin_activity(self._progress, "playing", left, "episodes") as self.activity:
                     yield
             except BaseException as stop:
-                if self.path and not self.episodes:
-                    self.path.unlink()  # it holds the settings alone
-                if not isinstance(stop, Exception) or self.episodes:
+                if self.path and self.episodes:
                     kept = f"{len(self.episodes)} of {self._total} episodes are kept in {self.path}"
-                    self._notify(f"stopped: {kept}, and the same command plays the rest" if self.path else
-                                 "stopped: without --out nothing is kept")  # fmt: skip
+                    self._notify(f"stopped: {kept}, and the same command plays the rest")
+                elif self.path:
+                    self.path.unlink(missing_ok=True)  # it holds the settings alone
+                elif not isinstance(stop, Exception) or self.episodes:
+                    self._notify("stopped: without --out nothing is kept")
                 raise
 
     def append_episode(self, episode: Trajectory) -> None:
