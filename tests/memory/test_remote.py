@@ -161,6 +161,9 @@ def test_what_passes_is_asked_again(
         before = len(server.asked)
         np.testing.assert_allclose(embedder.embed(["a hall"]), HashingEmbedder(64).embed(["a hall"]), atol=1e-6)
         assert len(server.asked) == before + 2
+    server.faults = [lambda asked: (200, {"error": {"message": f"pay, {KEY}", "code": 402}})]
+    with pytest.raises(ConfigError, match=r"402: pay, \[key\]; .* top it up"):
+        embedder.embed(["a hall"])
     assert "another try" in caplog.text
     assert KEY not in caplog.text
 

@@ -258,6 +258,11 @@ def test_a_server_that_samples_otherwise_than_it_trains_stops_the_run(
     assert "--allow-change engine.max_logprob_mismatch" in line
 
 
+def test_a_spent_account_is_named(own: StandIn, tmp_path: Path, capsys: Any) -> None:
+    own.add_fault(path="asample", status=402)
+    assert "top it up, and run the same command again" in fail(write_config(own, tmp_path), capsys)
+
+
 @pytest.mark.long
 def test_what_is_refused_for_a_while_is_asked_again(own: StandIn, tmp_path: Path, undisturbed: Any) -> None:
     for path in ("asample", "forward", "forward_backward", "optim_step", "save_weights"):

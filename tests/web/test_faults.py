@@ -31,17 +31,19 @@ def test_retry_after_is_read_as_seconds(value: str, seconds: float | None) -> No
 
 
 def test_waits_double_up_to_a_minute_and_respect_the_server() -> None:
-    drawn = [[compute_wait(tries, None) for _ in range(50)] for tries in (1, 2, 3, 20)]
-    for seconds, most in zip(drawn, (0.5, 1.0, 2.0, 60.0), strict=True):
+    failures = (1, None), (2, None), (3, None, 503), (20, None), (1, None, 429), (5, None, 429)
+    drawn = [[compute_wait(*failure) for _ in range(50)] for failure in failures]
+    for seconds, most in zip(drawn, (0.5, 1.0, 2.0, 60.0, 5.0, 60.0), strict=True):
         assert most / 2 <= min(seconds) < max(seconds) <= most
     assert 10.0 <= compute_wait(1, 10.0) <= 10.25
-    assert MAX_RETRY_AFTER <= compute_wait(1, 1e9) <= MAX_RETRY_AFTER + 0.25
+    assert MAX_RETRY_AFTER <= compute_wait(1, 1e9, 429) <= MAX_RETRY_AFTER + 0.25
 
 
 def test_which_statuses_are_retried() -> None:
     assert all(is_retryable(status, {"message": "busy"}) for status in (408, 409, 425, 429, 500, 502, 503, 504, 529))
     assert not any(is_retryable(status, None) for status in (400, 401, 402, 403, 404, 413, 422))
-    assert not is_retryable(429, {"code": "insufficient_quota"})
+    spent = {"code": "insufficient_quota"}, {"type": "insufficient_quota", "code": None}
+    assert not any(is_retryable(429, body) for body in (*spent, *({"error": body} for body in spent)))
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,7 @@ def test_which_statuses_are_retried() -> None:
         (401, {"message": "bad"}, "endpoint.api_key_env"),
         (403, "forbidden", "MY_KEY"),
         (429, {"message": "no credit", "code": "insufficient_quota"}, "top it up"),
+        (402, {"message": "Insufficient Balance", "code": "invalid_request_error"}, "top it up"),
         # as OpenAI, vLLM, llama.cpp, TGI and Anthropic word it
         (400, {"message": "too long", "code": "context_length_exceeded"}, "endpoint.context_tokens"),
         (400, {"message": "This model's maximum context length is 512 tokens."}, "endpoint.context_tokens"),

@@ -201,7 +201,7 @@ class EndpointEmbedder:
                         f"{self._label} failed {tries} times, at last with {failure.reason}: check that it runs at "
                         f"this address ({BASE_URL_VARIABLE}, endpoint.base_url or {self.name}@URL), and start again"
                     ) from None
-                seconds = faults.compute_wait(tries, failure.wait)
+                seconds = faults.compute_wait(tries, failure.wait, failure.status)
                 logger.info("%s: %s; another try in %.1f s", self._label, failure.reason, seconds)
                 time.sleep(seconds)
 
@@ -215,16 +215,20 @@ class EndpointEmbedder:
         except APIConnectionError as error:  # a timeout is one
             raise RetryableError(f"no connection ({error.__cause__ or error})") from None
         except APIStatusError as error:
-            status, body = error.status_code, json.loads(redact_key(self._key, json.dumps(error.body)))
+            status, refused, headers = error.status_code, error.body, error.response.headers
+        else:
+            status, refused = faults.find_error(answer.http_response.text) or (0, None)
+            headers = answer.http_response.headers
+        if status:
+            body = json.loads(redact_key(self._key, json.dumps(refused)))
             text = faults.extract_error_text(body)
             if status == 413 or faults.is_context_overflow(body) or TOO_LARGE in text:
                 return None
             if faults.is_retryable(status, body):
-                wait = faults.parse_retry_after(error.response.headers)
-                raise RetryableError(f"{status}: {text}", wait=wait) from None
+                raise RetryableError(f"{status}: {text}", status=status, wait=faults.parse_retry_after(headers))
             key_env, url = self._endpoint.api_key_env, self._endpoint.base_url
             refusal = faults.explain_refusal(status, body, url=url, model=self._model, key_env=key_env)
-            raise ConfigError(f"{self.name}: {refusal}") from None
+            raise ConfigError(f"{self.name}: {refusal}")
         vectors = _parse_vectors(answer.http_response.text, len(texts))
         if self.dim and vectors.shape[1] != self.dim:
             raise MemoryStoreError(

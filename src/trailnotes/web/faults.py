@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Final
 
+from trailnotes.storage.files import parse_json
+
 MIN_WAIT = 0.5  # seconds before the first retry; doubles with each
+RATE_LIMIT_FACTOR: Final = 10  # by which waits are longer after a 429: most rate limits are of a minute
 MAX_WAIT: Final = 60.0
 MAX_RETRY_AFTER: Final = 300.0  # a server that wants more is asked again after this
 MAX_ERROR_CHARS: Final = 300  # characters of a server's message that an error quotes
@@ -26,9 +29,10 @@ _CONTEXT_OVERFLOW = re.compile(
 class RetryableError(Exception):
     """A failure that another try may not meet."""
 
-    def __init__(self, reason: str, *, wait: float | None = None, billed: bool = False) -> None:
+    def __init__(self, reason: str, *, status: int = 0, wait: float | None = None, billed: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.status = status  # of HTTP; 0 where no refusal came
         self.wait = wait  # seconds that the server asks for
         self.billed = billed  # whether the server may have generated, and charged for, an answer
 
@@ -36,8 +40,18 @@ class RetryableError(Exception):
 def is_retryable(status: int, body: object) -> bool:
     """Tell whether a refused request is worth another try."""
     if status == 429:
-        return not isinstance(body, Mapping) or body.get("code") not in _QUOTA_CODES
+        facts = body.get("error", body) if isinstance(body, Mapping) else body
+        return not (isinstance(facts, Mapping) and any(facts.get(name) in _QUOTA_CODES for name in ("code", "type")))
     return status in {408, 409, 425} or status >= 500
+
+
+def find_error(text: str) -> tuple[int, object] | None:
+    """Find the status and the body of an error that a server sends with status 200, as OpenRouter does."""
+    with contextlib.suppress(ValueError):
+        match parse_json(text) if '"error"' in text else None:
+            case {"error": {"code": int(code)} as error} | {"choices": [{"error": {"code": int(code)} as error}, *_]}:
+                return (code, error) if 400 <= code < 600 else None
+    return None
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float | None:
@@ -50,9 +64,10 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def compute_wait(tries: int, asked: float | None) -> float:
+def compute_wait(tries: int, asked: float | None, status: int = 0) -> float:
     """Compute the seconds to wait after `tries` failures: doubling, with jitter, and at least `asked` up to its cap."""
-    usual = min(MIN_WAIT * 2.0 ** (tries - 1), MAX_WAIT)
+    first = MIN_WAIT * RATE_LIMIT_FACTOR if status == 429 and asked is None else MIN_WAIT
+    usual = min(first * 2.0 ** (tries - 1), MAX_WAIT)
     if asked is None:
         return usual * random.uniform(0.5, 1.0)
     return min(asked, MAX_RETRY_AFTER) + usual * random.uniform(0.0, 0.5)
@@ -77,7 +92,7 @@ def explain_refusal(status: int, body: object, *, url: str, model: str, key_env:
     """Explain in one line what was refused, and the fix."""
     if status in {401, 403}:
         fix = f"the environment variable {key_env} (endpoint.api_key_env) holds no key that allows this"
-    elif status == 429:
+    elif status in {402, 429}:
         fix = "the account has nothing left to spend: top it up, and run the same command again"
     elif status == 413 or is_context_overflow(body):
         fix = (f"set endpoint.context_tokens to what the model {model!r} holds, so that episodes end before, and run "

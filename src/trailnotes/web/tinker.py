@@ -165,9 +165,9 @@ class TinkerServer:
                 answer = httpx.get(f"{self.url}{path}", headers=self._headers, timeout=self.config.timeout)
             except httpx.HTTPError as error:
                 raise ServerError(f"{self.url} failed while {doing}: {self._clean(error)}") from None
-            if not is_retryable(answer.status_code, None):
+            if tries == MAX_TRIES or not is_retryable(answer.status_code, None):
                 break
-            time.sleep(compute_wait(tries, parse_retry_after(answer.headers)))
+            time.sleep(compute_wait(tries, parse_retry_after(answer.headers), answer.status_code))
         if answer.status_code in {401, 403}:
             raise self._explain_key(answer.status_code, answer.text)
         if answer.is_error:
@@ -254,6 +254,8 @@ class TinkerServer:
             fix, lost = f"it has lost what this run keeps there (was it restarted?): {fix}", True
         elif "Maximum number of LoRA adapters" in text:
             fix = "it frees those of a lost run after some minutes; wait, or start it with room for more adapters"
+        elif cause is not None and cause.status_code == 402:
+            fix = f"the account has nothing left to spend: top it up, and {fix}"
         elif cause is not None and is_context_overflow(cause.body):
             fix = "lower rollout.max_context_tokens to what the model holds"
         return ServerError(f"{self.url} {happened} while {doing}: {text}; {fix}", lost=lost)
