@@ -30,6 +30,7 @@ from trailnotes.web.faults import (
     compute_wait,
     explain_refusal,
     extract_error_text,
+    find_error,
     is_retryable,
     parse_retry_after,
 )
@@ -54,6 +55,9 @@ TOKENS_PER_MESSAGE: Final = 4  # that a chat template puts around each message
 LONG_WAIT: Final = 5.0  # seconds; longer ones are announced
 FIRST_TIMEOUT = 5.0  # seconds for a connection, and for the first answer
 MAX_STOPS: Final = 4  # that a request may have
+SHORT_PROMPT: Final = 200  # estimated tokens, up to which what a server adds to each prompt weighs more than its text
+CUT_PROMPT: Final = 4000  # estimated tokens; shorter prompts fit into what Ollama takes by default
+BROKEN_OFF: Final = "error", "network_error", "abort", "insufficient_system_resource"  # finish reasons of servers
 _UNSENT_ERRORS: Final = "ConnectError", "ConnectTimeout", "PoolTimeout"  # the transport's, before anything was sent
 
 
@@ -150,6 +154,8 @@ class EndpointReply:
     finish_reason: FinishReason
     usage: TokenUsage | None  # None: it did not say
     model: str  # as the server names it
+    thoughts: str = ""  # apart from the text
+    is_filtered: bool = False
 
 
 class Endpoint:
@@ -216,22 +222,27 @@ class Endpoint:
             reason = f"no answer within endpoint.timeout = {self.config.timeout:g} s"
             raise RetryableError(reason, billed=_was_sent(error)) from None
         except APIStatusError as error:
-            if is_retryable(error.status_code, error.body):
-                reason = redact_key(self._key, f"{error.status_code}: {extract_error_text(error.body)}")
-                wait, billed = parse_retry_after(error.response.headers), error.status_code in GATEWAY_FAULTS
-                raise RetryableError(reason, wait=wait, billed=billed) from None
-            refusal = explain_refusal(
-                error.status_code, error.body, url=self.config.base_url, model=self.model,
-                key_env=self.config.api_key_env,
-            )  # fmt: skip
-            raise PolicyError(redact_key(self._key, refusal)) from None
+            raise self._build_error(error.status_code, error.body, error.response.headers) from None
         except APIConnectionError as error:
             reason = redact_key(self._key, f"no connection ({error.__cause__ or error})")
             raise RetryableError(reason, billed=_was_sent(error)) from None
+        text = answer.http_response.text
+        if refused := find_error(text):
+            raise self._build_error(*refused, answer.http_response.headers, billed=refused[0] >= 500)
         try:
-            return _parse_reply(answer.http_response.text)
+            return _parse_reply(text)
         except RetryableError as trouble:
             raise RetryableError(redact_key(self._key, trouble.reason), billed=True) from None
+
+    def _build_error(self, status: int, body: object, headers: Mapping[str, str], billed: bool = False) -> Exception:
+        """Build the error of a refusal: `RetryableError` for one that may pass, else `PolicyError`."""
+        if is_retryable(status, body):
+            reason = redact_key(self._key, f"{status}: {extract_error_text(body)}")
+            wait, billed = parse_retry_after(headers), billed or status in GATEWAY_FAULTS
+            return RetryableError(reason, status=status, wait=wait, billed=billed)
+        url, key_env = self.config.base_url, self.config.api_key_env
+        refusal = explain_refusal(status, body, url=url, model=self.model, key_env=key_env)
+        return PolicyError(redact_key(self._key, refusal))
 
     async def _open_client(self) -> AsyncIterator[AsyncOpenAI]:
         """Open one client. A generator, since an event loop closes those that it leaves behind."""
@@ -282,7 +293,8 @@ class OpenAIPolicy(OwnedPolicy):
         self._requests: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the requests under way
         self._density = 1.0  # most prompt tokens that the server counted for one of our estimate
-        self._has_warned = False  # of answers that are thoughts alone
+        self._surplus = 0  # most that it counted beyond our estimate of a short one, such as a preamble of its own
+        self._warnings: set[str] = set()  # those given
 
     def encode(self, messages: Sequence[Message]) -> TokenIds:  # noqa: ARG002
         return ()
@@ -333,7 +345,7 @@ class OpenAIPolicy(OwnedPolicy):
         await self.endpoint.require_answer()
         async with self.endpoint.slots:
             while True:
-                most = TokenUsage(math.ceil(estimate * self._density), sampling.max_tokens)
+                most = TokenUsage(math.ceil(estimate * self._density) + self._surplus, sampling.max_tokens)
                 try:
                     async with self._reserve_budget(most):
                         answer = await shield_until_done(self._send_once(key, messages, sampling, most, tries))
@@ -341,14 +353,29 @@ class OpenAIPolicy(OwnedPolicy):
                     tries += 1
                     if tries > self.config.max_retries:
                         raise PolicyError(self._explain_failure(trouble.reason, tries)) from None
-                    seconds = compute_wait(tries, trouble.wait)
+                    seconds = compute_wait(tries, trouble.wait, trouble.status)
                     level = logging.WARNING if seconds >= LONG_WAIT else logging.INFO
                     logger.log(level, "%s: %s; another try in %.1f s", self.config.base_url, trouble.reason, seconds)
                     await asyncio.sleep(seconds)
                     continue
                 if not answer.estimated:
-                    self._density = max(self._density, answer.prompt_tokens / estimate)
+                    self._compare_counts(estimate, answer.prompt_tokens)
                 return answer
+
+    def _compare_counts(self, estimate: int, counted: int) -> None:
+        """Learn how far the server's count of a prompt may pass our estimate, and warn where it is far below."""
+        if estimate <= SHORT_PROMPT:
+            self._surplus = max(self._surplus, counted - estimate)
+        else:
+            self._density = max(self._density, counted / estimate)
+        if estimate > CUT_PROMPT and counted < estimate / 4:
+            text = "%s counts %d tokens of a prompt of some %d: it may cut prompts (Ollama: set OLLAMA_CONTEXT_LENGTH)"
+            self._warn_once(text, self.config.base_url, counted, estimate)
+
+    def _warn_once(self, text: str, *values: object) -> None:
+        if text not in self._warnings:
+            self._warnings.add(text)
+            logger.warning(text, *values)
 
     def _explain_failure(self, reason: str, tries: int) -> str:
         url = self.config.base_url
@@ -390,15 +417,16 @@ class OpenAIPolicy(OwnedPolicy):
                     estimated=True, lost=trouble.reason,
                 ))  # fmt: skip
             raise
-        amount = reply.usage or TokenUsage(most.prompt_tokens, self.count_tokens(reply.text))
+        amount = reply.usage or TokenUsage(most.prompt_tokens, self.count_tokens(reply.text + reply.thoughts))
         answer = PaidAnswer(
             key, reply.text, reply.finish_reason, amount.prompt_tokens, amount.completion_tokens,
             self.answers.compute_cost(amount), estimated=reply.usage is None, retries=tries, model=reply.model,
         )  # fmt: skip
         self.answers.store(answer)
-        if not self._has_warned and not strip_thinking(answer.text) and (answer.text or reply.finish_reason != "stop"):
-            self._has_warned = True
-            logger.warning(
+        if reply.is_filtered:
+            self._warn_once("%s broke an answer off by its content filter; what came of it is used", self.name)
+        elif not strip_thinking(answer.text) and (answer.text or reply.finish_reason != "stop"):
+            self._warn_once(
                 "%s thought until its answer ended (%s): raise rollout.max_action_tokens and memory.max_write_tokens "
                 '(length), add "stop" to endpoint.omit (stop; answers are cut all the same), or set '
                 "model.template_options = { enable_thinking = false }", self.name, answer.finish_reason,
@@ -413,19 +441,27 @@ def _parse_reply(text: str) -> EndpointReply:
         raise RetryableError("an answer that is cut off or not JSON") from None
     match body:
         case {"choices": [{"message": dict() as message} as choice, *_]}:
-            content = message.get("content")
+            content, ended = message.get("content"), choice.get("finish_reason")
         case {"error": error} if error:
             raise RetryableError(f"an error in the place of an answer: {extract_error_text(error)}")
         case _:
             raise RetryableError("an answer without choices")
+    if trouble := choice.get("error") or (ended in BROKEN_OFF and ended):
+        raise RetryableError(f"an answer that broke off: {extract_error_text(trouble)}")
+    if isinstance(content, list):  # Mistral's reasoning models send their thoughts and the answer as parts
+        texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        content = "".join(map(str, texts))
     if not isinstance(content, str | None):
         raise RetryableError("an answer whose content is not text")
     usage = None
     match body:
-        case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}}:
-            usage = TokenUsage(prompt, completion)
-    reason: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
-    return EndpointReply(content or "", reason, usage, str(body.get("model") or ""))
+        case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion), **others}}:
+            total = others.get("total_tokens")  # the only count of xAI and Gemini that has hidden thoughts
+            usage = TokenUsage(prompt, max(completion, total - prompt) if isinstance(total, int) else completion)
+    reason: FinishReason = "length" if ended in ("length", "model_length") else "stop"
+    thoughts = str(message.get("reasoning") or message.get("reasoning_content") or "")
+    model = str(body.get("model") or "")
+    return EndpointReply(content or "", reason, usage, model, thoughts, ended == "content_filter")
 
 
 def _was_sent(error: BaseException) -> bool:

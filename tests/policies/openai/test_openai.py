@@ -77,14 +77,35 @@ def test_the_request_is_the_sampling(proxy: Proxy) -> None:
 
 
 def test_text_is_cut_at_the_first_stop_whatever_the_server_does(proxy: Proxy) -> None:
-    proxy.always = changed(lambda answer: with_choice(answer, "go east;\nthen north", "length"))
+    proxy.always = changed(lambda answer: with_choice(answer, "go east;\nthen north", "model_length"))
     whole, cut = ask(policy(proxy.url), sampling(stop=()), sampling(stop=("\n", ";")))
     assert (whole.text, whole.finish_reason) == ("go east;\nthen north", "length")
     assert (cut.text, cut.finish_reason) == ("go east", "stop")
 
 
-def with_choice(answer: dict[str, Any], content: str | None, reason: str) -> dict[str, Any]:
-    return answer | {"choices": [{"message": {"role": "assistant", "content": content}, "finish_reason": reason}]}
+def with_choice(answer: dict[str, Any], content: Any, reason: str, **message: Any) -> dict[str, Any]:
+    return answer | {"choices": [{"message": {"content": content, **message}, "finish_reason": reason}]}
+
+
+def test_cut_prompts_and_filtered_answers_are_reported_once(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    usage = {"prompt_tokens": 1000, "completion_tokens": 2}
+    proxy.always = changed(lambda answer: with_choice(answer | {"usage": usage}, "go", "content_filter"))
+    ask(policy(proxy.url), sampling(), sampling(1), messages=[Message("user", "granite " * 1500)])
+    assert (caplog.text.count("OLLAMA_CONTEXT_LENGTH"), caplog.text.count("content filter")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        ({"usage": {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}}, ("go", "stop", (32, 103))),
+        (with_choice({"usage": None}, "go", "stop", reasoning="x" * 300), ("go", "stop", (31, 101))),
+        (with_choice({}, [{"type": "thinking"}, {"type": "text", "text": "go"}], "length"), ("go", "length", (20, 2))),
+    ],
+)
+def test_answers_of_reasoning_models(proxy: Proxy, answer: dict[str, Any], wanted: Any) -> None:
+    proxy.always = changed(lambda real: with_choice(real, "go", "stop") | answer)
+    (done,) = ask(policy(proxy.url), sampling())
+    assert (done.text, done.finish_reason, done.usage) == wanted
 
 
 def test_further_fields_are_sent_and_ask_for_another_answer(proxy: Proxy, tmp_path: Path) -> None:
@@ -111,16 +132,19 @@ PASSING: dict[str, Fault] = {
     "no answer in time": hang,
     "no JSON": changed(lambda answer: "<html>Bad gateway</html>"),
     "no choices": changed(lambda answer: answer | {"choices": []}),
-    "no text": changed(lambda answer: with_choice(answer, 3, "stop")),  # type: ignore[arg-type]
+    "no text": changed(lambda answer: with_choice(answer, 3, "stop")),
     "an error with status 200": changed(lambda answer: {"error": {"message": "overloaded"}}),
+    "429 with status 200": changed(lambda answer: {"error": {"message": "slow down", "code": 429}}),
+    "502 after a part": changed(lambda answer: {"choices": [{"error": {"code": 502}, "message": {"content": "go"}}]}),
+    "an error after a part": changed(lambda answer: with_choice(answer, "go", "insufficient_system_resource")),
 }
-BILLED = PASSING.keys() - {"429"}
+BILLED = PASSING.keys() - {"429", "429 with status 200"}
 
 
 @pytest.mark.parametrize("name", PASSING)
 def test_a_fault_that_passes_is_tried_again_and_counted(name: str, proxy: Proxy, tmp_path: Path, monkeypatch) -> None:
-    waits: list[float | None] = []
-    monkeypatch.setattr(openai, "compute_wait", lambda _, asked: waits.append(asked) or 0.0)
+    waits: list[tuple[float | None, int]] = []
+    monkeypatch.setattr(openai, "compute_wait", lambda _, *asked: waits.append(asked) or 0.0)
     proxy.faults = [PASSING[name], PASSING[name], None, None]
     endpoint = policy(proxy.url, tmp_path / "a.jsonl", timeout=2.0 if PASSING[name] is hang else 30.0)
     done = ask(endpoint, sampling(), sampling(1))
@@ -128,7 +152,8 @@ def test_a_fault_that_passes_is_tried_again_and_counted(name: str, proxy: Proxy,
     metrics = endpoint.metrics()
     assert (metrics["endpoint/requests"], metrics["endpoint/retries"]) == (2, 2)
     assert metrics["endpoint/lost"] == (2 if name in BILLED else 0)
-    assert (len(proxy.asked), waits) == (4, [5.0 if name == "429" else None] * 2)
+    status = int(name[:3]) if name[0].isdecimal() else 0
+    assert (len(proxy.asked), waits) == (4, [(5.0 if name == "429" else None, status)] * 2)
     assert [line["retries"] for line in read_jsonl(tmp_path / "a.jsonl") if line["key"]] == [2, 0]
 
 
@@ -181,6 +206,7 @@ FATAL: dict[str, tuple[Fault, str]] = {
     "a refused key": (refusal(403, "not for you"), "OPENAI_API_KEY"),
     "a refused parameter": (refusal(400, "only 1", param="temperature"), "endpoint.omit"),
     "no money": (refusal(429, "pay first", code="insufficient_quota"), "top it up"),
+    "no money, with status 200": (changed(lambda answer: {"error": {"message": "pay", "code": 402}}), "top it up"),
 }
 
 
@@ -325,6 +351,15 @@ def test_a_request_that_could_pass_the_token_limit_is_not_sent(proxy: Proxy, tmp
     with pytest.raises(BudgetError):
         ask(more, sampling(20), sampling(21))
     assert proxy.tokens == 440 + 22
+
+
+def test_preamble_of_the_server_is_reserved_once_for_each_prompt(proxy: Proxy) -> None:
+    proxy.always = changed(lambda answer: answer | {"usage": {"prompt_tokens": 1800, "completion_tokens": 2}})
+    endpoint = policy(proxy.url, max_tokens_total=4000)
+    ask(endpoint, sampling())
+    ask(endpoint, sampling(), messages=[Message("user", "go " * 300)])  # 304 tokens are estimated
+    with pytest.raises(BudgetError):
+        ask(endpoint, sampling(1))
 
 
 def test_max_cost_counts_what_is_under_way() -> None:
