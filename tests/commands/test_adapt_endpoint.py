@@ -38,6 +38,7 @@ def config(tmp_path: Path, proxy: Proxy) -> Path:
         memory={"max_write_tokens": 12},
         endpoint={"base_url": proxy.url, "concurrency": 1, "context_tokens": 512},
         eval={"num_tasks": 4, "trials": 2, "temperature": 1.0},
+        algorithm={"author": f"openai:{MODEL}"},
         reflexion={"max_write_tokens": 12},
         rememberer={"epochs": 2, "num_tasks": 3, "max_write_tokens": 16},
     )
@@ -61,7 +62,7 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> str:
 
 
 def count_answers(out: Path) -> int:
-    return (out / "answers.jsonl").read_bytes().count(b"\n")
+    return sum(path.read_bytes().count(b"\n") for path in out.rglob("answers.jsonl"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -84,7 +85,8 @@ def test_resume_after_kill_and_budget_stop(method: str, proxy: Proxy, config: Pa
     assert f"endpoint.max_tokens_total = {limit}" in output
     assert len(output.splitlines()[-1].split("trailnotes: ")) == 2
     assert len(once) // 3 < count_answers(out) < len(once)
-    spent = sum(line["prompt_tokens"] + line["completion_tokens"] for line in read_jsonl(out / "answers.jsonl"))
+    lines = [line for path in out.rglob("answers.jsonl") for line in read_jsonl(path)]  # of the policy and the author
+    spent = sum(line["prompt_tokens"] + line["completion_tokens"] for line in lines)
     assert spent <= limit
 
     finish(start(config, method, out, "--endpoint.max_tokens_total", str(2 * tokens)))

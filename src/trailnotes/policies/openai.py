@@ -94,7 +94,8 @@ class AnswerCache:
         self.requests = self.retries = self.lost = self.tokens_read = self.tokens_generated = 0
         self.cost = 0.0
         self.reused = 0  # answers of before this start that were asked for again
-        self.reserved: list[TokenUsage] = []  # of the requests under way
+        self.reserved: dict[asyncio.Future[TokenUsage], TokenUsage] = {}  # of the requests under way, until they end
+        self.sharing = [self]  # those that the limits cover together
         self._answers: dict[str, PaidAnswer] = {}
         self._old: frozenset[str] = frozenset()
         if path is not None:
@@ -117,16 +118,22 @@ class AnswerCache:
         prices = self.endpoint.price_input, self.endpoint.price_output
         return (prices[0] * amount.prompt_tokens + prices[1] * amount.completion_tokens) / 1_000_000
 
+    def share_limits(self, other: AnswerCache) -> None:
+        """Have the limits cover both together; each keeps its own file and sums."""
+        self.sharing = other.sharing = [self, other]
+        self.reserved = other.reserved
+
     def explain_limit(self, amount: TokenUsage) -> str:
         """Explain which limit the request could pass, with those under way; "" if it may be sent."""
-        under_way = [*self.reserved, amount]
+        under_way = [*self.reserved.values(), amount]
         tokens = sum(each.prompt_tokens + each.completion_tokens for each in under_way)
-        spent, limit = self.tokens_read + self.tokens_generated, self.endpoint.max_tokens_total
+        spent = sum(each.tokens_read + each.tokens_generated for each in self.sharing)
+        paid, limit = sum(each.cost for each in self.sharing), self.endpoint.max_tokens_total
         cost, most = sum(map(self.compute_cost, under_way)), self.endpoint.max_cost
         if limit and spent + tokens > limit:
             passed = f"endpoint.max_tokens_total = {limit}: {spent} tokens are spent, and it may take {tokens}"
-        elif most and self.cost + cost > most:
-            passed = f"endpoint.max_cost = {most:g}: {self.cost:.6g} is spent, and it may cost {cost:.2g}"
+        elif most and paid + cost > most:
+            passed = f"endpoint.max_cost = {most:g}: {paid:.6g} is spent, and it may cost {cost:.2g}"
         else:
             return ""
         return f"the next request could pass {passed}; raise the limit and run the same command again"
@@ -176,7 +183,6 @@ class Endpoint:
             self._client = await anext(self._opened)
             self.slots = asyncio.Semaphore(self.config.concurrency)  # for the requests under way
             self._probe: asyncio.Task[str] | None = None  # its event loop may have ended
-            self.freed = asyncio.Event()  # set when one ends
             self._loop = asyncio.get_running_loop()
 
     async def require_answer(self) -> None:
@@ -395,14 +401,13 @@ class OpenAIPolicy(OwnedPolicy):
         while refusal := self.answers.explain_limit(most):
             if not self.answers.reserved:
                 raise BudgetError(refusal)
-            self.endpoint.freed.clear()
-            await self.endpoint.freed.wait()  # what is under way may end with less than is reserved for it
-        self.answers.reserved.append(most)
+            await asyncio.wait(self.answers.reserved, return_when=asyncio.FIRST_COMPLETED)  # it may take less
+        ended = asyncio.get_running_loop().create_future()
+        self.answers.reserved[ended] = most
         try:
             yield
         finally:
-            self.answers.reserved.remove(most)
-            self.endpoint.freed.set()
+            ended.set_result(self.answers.reserved.pop(ended))
 
     async def _send_once(
         self, key: str, messages: Sequence[Message], sampling: Sampling, most: TokenUsage, tries: int

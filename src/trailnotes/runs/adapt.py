@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.config.methods import TIPS_ONLY_METHOD, list_methods, resolve_method
+from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS
 from trailnotes.config.unused import warn_unused
@@ -122,6 +123,8 @@ async def _adapt(
         if config.algorithm.name == TIPS_ONLY_METHOD:
             if endpoint := load_endpoint_author(config, directory.path):
                 author = endpoint
+                if subject.model.startswith(OPENAI_PREFIX):
+                    author.answers.share_limits(policy.answers)
             elif config.algorithm.author == "start" and subject.trained is not None:
                 initial = EvaluatedModel(subject.trained.model.path, "start")
                 author = opened.enter_context(open_policy(config, initial, directory.path / "author"))

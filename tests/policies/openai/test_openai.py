@@ -365,9 +365,9 @@ def test_preamble_of_the_server_is_reserved_once_for_each_prompt(proxy: Proxy) -
 def test_max_cost_counts_what_is_under_way() -> None:
     answers = AnswerCache(None, EndpointConfig(price_input=2.0, price_output=10.0, max_cost=0.001))
     amount = TokenUsage(100, 20)  # costs 0.0002 + 0.0002
-    answers.reserved.append(amount)
+    answers.reserved = {1: amount}
     assert not answers.explain_limit(amount)
-    answers.reserved.append(amount)
+    answers.reserved = {1: amount, 2: amount}
     assert "endpoint.max_cost = 0.001" in answers.explain_limit(amount)
     answers.reserved.clear()
     answers.store(PaidAnswer("k", "x", "stop", 300, 40, 0.00096))
