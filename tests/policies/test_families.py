@@ -201,3 +201,7 @@ def test_tools_have_the_template_s_own_form(chats) -> None:
     )  # fmt: skip
     assert text_of(tokenizer, chat.encode(messages)) == wanted
     assert [each.describe_tools(tools) for each in chats.values()] == [""] * len(chats)  # these know no tools
+    for call in ("\n<function=NAME>\n</function>", "{function-name}\n"):  # not the JSON that is read
+        tokenizer.chat_template = QWEN25_TOOLS.replace('\n{"name": <name>}', call)
+        assert "<tool_call>" + call in tokenizer.chat_template
+        assert ChatFormat(tokenizer).describe_tools(tools) == ""

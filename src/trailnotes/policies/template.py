@@ -13,6 +13,7 @@ from trailnotes.types import THINK, Role
 
 TAG = re.compile(f"({'|'.join(THINK)})")
 MARK = re.compile(r"Zq(\d+)qZ")
+JSON_CALL = re.compile(r"""<tool_call>\s*\{\s*["']""")  # GLM's braces hold a function's name, Qwen3-Coder has tags
 NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 TODAY: Final = datetime(2024, 7, 26, tzinfo=UTC)  # to templates: a run is the same each day. Llama's own default
 
@@ -111,7 +112,7 @@ class Template:
         text = self._try_render(roles, marks, tools=tools) or ""
         added = text.removeprefix(before + mark).removesuffix(after)
         whole = before + mark + added + after == text and not self._folds
-        return added.strip("\n") if whole and "<tool_call>" in added else ""
+        return added.strip("\n") if whole and JSON_CALL.search(added) else ""
 
     def learn_rules(self) -> LayoutRules | None:
         """Learn the text between neighbouring roles; None where that depends on more than the two."""
