@@ -253,6 +253,15 @@ def test_sliding_windows(model_of, tokenizer, kind, window):
         assert_logprobs(model, completions, tol=2e-5)
 
 
+@pytest.mark.parametrize("kind", ["stablelm", "nemotron"])
+def test_attention_that_ignores_ours_still_keeps_its_cache(model_of, tokenizer, kind):
+    model = model_of(kind)
+    policy = HFPolicy(model, tokenizer)
+    assert isinstance(policy.engine.decoder, SlotDecoder)
+    for completions in play_at_random(policy, 1, 2, 3):
+        assert_logprobs(model, completions, tol=2e-5)
+
+
 LONGROPE = {  # as Phi-3.5's files have it
     "original_max_position_embeddings": 64,
     "rope_scaling": {"type": "longrope", "short_factor": [1, 1.1, 1.2, 1.3], "long_factor": [1, 4, 16, 32]},

@@ -391,17 +391,21 @@ class RecomputeDecoder(Decoder):
 def make_decoder(model: Any, context_length: int, *, shared_prompts: bool = True, burst: int = 0) -> Decoder:
     """Make the decoder that keeps its cache, if this model allows it; `burst` as in `SlotDecoder`, 0 by the device."""
     network = Network(model)
-    own = use_cached_attention(model)
-    try:
-        windows = get_attention_windows(model.config, context_length)
-        decoder = SlotDecoder(
-            network, context_length, windows, shared_prompts=shared_prompts, own_attention=own, burst=burst
-        )
-        _validate_decoder(decoder)
-    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
-        logger.warning("no cache is kept between turns, each token recomputes its context: %r", error)
-        return RecomputeDecoder(network)
-    return decoder
+    failure: Exception | None = None
+    # Attention that a model brings along knows no tree of tokens, and may well read a cache.
+    for own in (True, False) if use_cached_attention(model) else (False,):
+        try:
+            windows = get_attention_windows(model.config, context_length)
+            decoder = SlotDecoder(
+                network, context_length, windows, shared_prompts=shared_prompts, own_attention=own, burst=burst
+            )
+            _validate_decoder(decoder)
+        except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
+            failure = error
+        else:
+            return decoder
+    logger.warning("no cache is kept between turns, each token recomputes its context: %r", failure)
+    return RecomputeDecoder(network)
 
 
 def get_attention_windows(config: Any, context_length: int) -> Windows:
