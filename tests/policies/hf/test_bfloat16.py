@@ -184,3 +184,12 @@ def test_a_cpu_without_them_computes_in_float32(start_model: Path, lora: bool, m
     for (name, weight), mine in zip(exact.named_parameters(), ours.parameters(), strict=True):
         if "lora_" not in name:
             assert mine.equal(weight.bfloat16().float() if lora else weight)
+
+
+def test_a_gpu_without_them_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for is_supported, warnings in ((True, 0), (False, 1), (False, 1)):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, known=is_supported: known)
+        assert policy.choose_dtype(ModelConfig(device="cuda", dtype="bfloat16")) == HALF
+        policy.choose_dtype(ModelConfig(device="cuda", dtype="float32"))
+        assert caplog.text.count('set model.dtype = "float32"') == warnings

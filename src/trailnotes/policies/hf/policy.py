@@ -298,11 +298,22 @@ def resolve_device(name: str) -> torch.device:
 
 def choose_dtype(config: ModelConfig) -> torch.dtype:
     """Choose the type to compute in: `model.dtype`, but float32 on a CPU that has no instructions for bfloat16."""
-    slow = config.dtype == "bfloat16" and resolve_device(config.device).type == "cpu" and not multiplies_bfloat16()
+    device = resolve_device(config.device).type
+    if config.dtype == "bfloat16" and device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        _warn_of_emulation()
+    slow = config.dtype == "bfloat16" and device == "cpu" and not multiplies_bfloat16()
     return torch.float32 if slow else getattr(torch, config.dtype)
 
 
 def multiplies_bfloat16() -> bool:
+@functools.cache
+def _warn_of_emulation() -> None:
+    logger.warning(
+        "this GPU has no instructions for bfloat16, which torch emulates slowly (T4 and V100 are of this kind): set "
+        'model.dtype = "float32", with a smaller model where that does not fit'
+    )
+
+
     """Tell whether torch has fast kernels for bfloat16 on this CPU."""
     is_built = torch._C._has_mkldnn  # noqa: SLF001 - the operator has no public name
     return is_built and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
