@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import HfHubHTTPError
+from tokenizers import AddedToken
 
+from families import CHATML
 from puppet import WORDS, ask, assert_logprobs, forward, play_at_random
 from trailnotes.config.model_schema import EngineConfig, ModelConfig
 from trailnotes.errors import ConfigError, PolicyError
@@ -318,6 +320,18 @@ def test_a_model_left_in_training_mode_samples_without_dropout(model_of, tokeniz
     policy = HFPolicy(model, tokenizer)
     model.train()
     assert one(policy, max_tokens=6) == one(policy, max_tokens=6)
+
+
+def test_tokenizer_with_more_tokens_than_the_model_embeds(model, tokenizer_of):
+    tokenizer = tokenizer_of()
+    tokenizer.add_tokens([AddedToken("<image_soft_token>", special=True, normalized=False)])
+    policy = HFPolicy(model, tokenizer)
+    assert max(policy.encode([Message("user", "an <image_soft_token> here")])) < len(tokenizer) - 1, "data is cut apart"
+    for change in ("the template", "a word"):
+        tokenizer.chat_template = ("<image_soft_token>" if change == "the template" else "") + CHATML
+        tokenizer.add_tokens(["dragon"] if change == "a word" else [])
+        with pytest.raises(PolicyError, match=r"the model embeds only .*resize_token_embeddings"):
+            HFPolicy(model, tokenizer)
 
 
 # -- log-probabilities of given replies

@@ -24,7 +24,7 @@ try:
     from huggingface_hub.errors import HfHubHTTPError
     from torch import Tensor
 
-    from trailnotes.policies.chat import ChatFormat, encode_replies
+    from trailnotes.policies.chat import WORD_START, ChatFormat, encode_replies
     from trailnotes.policies.hf.adapters import (
         FoldedModel,
         add_adapters,
@@ -36,6 +36,7 @@ try:
     from trailnotes.policies.hf.decoder import MAX_TOKENS, make_decoder
     from trailnotes.policies.hf.engine import Engine, require_room
     from trailnotes.policies.hf.graphs import make_static
+    from trailnotes.policies.template import SYSTEM_HEAD, alternate_roles
 except ModuleNotFoundError as missing:
     raise MissingExtraError(f"{missing.name} is not installed: {format_install_command('train')}") from missing
 
@@ -67,7 +68,7 @@ class HFPolicy(TrainedPolicy):
         self.context_length = min(_compute_context_length(model.config), max_context_tokens or UNLIMITED)
         self.format = ChatFormat(tokenizer, template_options)
         self.append_only = self.format.append_only
-        validate_vocabulary(tokenizer, model.get_input_embeddings().num_embeddings)
+        validate_vocabulary(self.format, model.get_input_embeddings().num_embeddings)
         end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
         end_ids = self.format.end_ids.union(end if isinstance(end, list) else () if end is None else (int(end),))
         self._update_folded()
@@ -305,7 +306,6 @@ def choose_dtype(config: ModelConfig) -> torch.dtype:
     return torch.float32 if slow else getattr(torch, config.dtype)
 
 
-def multiplies_bfloat16() -> bool:
 @functools.cache
 def _warn_of_emulation() -> None:
     logger.warning(
@@ -314,6 +314,7 @@ def _warn_of_emulation() -> None:
     )
 
 
+def multiplies_bfloat16() -> bool:
     """Tell whether torch has fast kernels for bfloat16 on this CPU."""
     is_built = torch._C._has_mkldnn  # noqa: SLF001 - the operator has no public name
     return is_built and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
@@ -342,10 +343,21 @@ def _compute_context_length(config: Any) -> int:
     return min(int(getattr(text, "max_position_embeddings", None) or UNLIMITED), *map(int, short), UNLIMITED)
 
 
-def validate_vocabulary(tokenizer: Any, num_embeddings: int) -> None:
-    """Raise `PolicyError` for a tokenizer with more tokens than the model embeds."""
-    if len(tokenizer) > num_embeddings:
-        raise PolicyError(f"the tokenizer has {len(tokenizer)} tokens but the model embeds only {num_embeddings}")
+def validate_vocabulary(chat: ChatFormat, num_embeddings: int) -> None:
+    """Raise `PolicyError` for a tokenizer with more tokens than the model embeds.
+
+    Special tokens beyond them do not count where no conversation holds them, as those for images that a text model's
+    tokenizer keeps: `ChatFormat` cuts them apart in data.
+    """
+    added = chat.tokenizer.added_tokens_decoder.items()
+    spare = [str(token.content) for index, token in added if token.special and index >= num_embeddings]
+    spelt = " ".join([*spare, *(text.replace(WORD_START, " ") for text in spare)])
+    talk = [Message(role, f"x {spelt}") for role in (*SYSTEM_HEAD, *alternate_roles(3))] if spare else []
+    if len(chat.tokenizer) - len(spare) > num_embeddings or max(chat.encode(talk) if talk else (0,)) >= num_embeddings:
+        raise PolicyError(
+            f"the tokenizer has {len(chat.tokenizer)} tokens but the model embeds only {num_embeddings}: save the "
+            "model's own tokenizer with it, or save the model after model.resize_token_embeddings(len(tokenizer))"
+        )
 
 
 @functools.cache

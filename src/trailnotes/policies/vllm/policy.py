@@ -135,11 +135,12 @@ class VLLMPolicy(TrainedPolicy):
 
     def __init__(self, config: Config, connects: Sequence[Connect], folder: Path, *, sleeps: bool) -> None:
         self.tokenizer, self.name, self.version = hf.load_tokenizer(config.model), config.model.path, 0
-        text = hf.load_architecture(config.model).get_text_config(decoder=True)
-        hf.validate_vocabulary(self.tokenizer, text.vocab_size)
+        architecture = hf.load_architecture(config.model)
+        text = architecture.get_text_config(decoder=True)
         self.context_length = min(hf.get_context_length(config.model), config.rollout.max_context_tokens)
         self.format = ChatFormat(self.tokenizer, config.model.template_options)
         self.append_only = self.format.append_only
+        hf.validate_vocabulary(self.format, text.vocab_size)
         end_ids = self.format.end_ids | _find_end_ids(config)
         self.endings = StopCondition(self.format.decode, end_ids, self.format.opening)
         self.probes: Sequence[Completion] = make_probes(self.format, self.context_length)
