@@ -184,7 +184,8 @@ def to_full_tensor(tensor: Tensor) -> Tensor:
 def gather_trained_weights(model: Any, ranks: Ranks) -> dict[str, Tensor]:
     """Gather the trained weights, whole, on the CPU. Every rank must ask, and all but the first get nothing.
 
-    They have the names of the model's files, a tied one once; of a peft model the adapters alone.
+    They have the names of the model's parameters, a tied one once; of a peft model the adapters alone, by the names of
+    peft's files.
     """
     weights: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():

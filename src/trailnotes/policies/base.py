@@ -76,8 +76,8 @@ class TrainedPolicy(OwnedPolicy, Protocol):
         """Take over weights while no completion is under way.
 
         Args:
-            weights: tensors by the names of the model's files, of a whole model all, of adapters theirs alone; or the
-                name under which a server keeps them.
+            weights: tensors, of a whole model all by the names of its parameters, of adapters theirs alone by the names
+                of peft's files; or the name under which a server keeps them.
             version: of the weights.
             logprobs: the learner's, of the sampled tokens of each probe under these weights, in nats at the sampling
                 temperature of training.

@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
+from trailnotes.learner.samples import Ranks
+from trailnotes.learner.states import gather_trained_weights
 from trailnotes.policies.vllm import make_vllm_policy, server
-from trailnotes.policies.vllm.policy import write_weights
+from trailnotes.policies.vllm.policy import VLLMPolicy, write_weights
 from trailnotes.policies.vllm.server import build_command, build_environment, compute_cache_bytes, is_sleeping
 
 SHAPE = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
@@ -91,6 +93,21 @@ def test_a_whole_model_is_written_as_the_library_reads_it(tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     with pytest.raises(PolicyError, match=r"cannot be written: .*Not a directory"):
         write_weights({"w": torch.zeros(1)}, tmp_path / "file" / "w", 1, torch.float32, None)
+
+
+def test_experts_are_written_by_the_names_of_the_files(config_of, model_of, tokenizer, tmp_path: Path) -> None:
+    model = model_of("qwen3_moe", num_experts=3, moe_intermediate_size=16, num_experts_per_tok=2)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    config = config_of(model={"path": str(tmp_path / "model")}, shared_card=True)
+    policy = VLLMPolicy(config, (), tmp_path / "engine", sleeps=True)
+    assert not policy.reads_learner_memory
+    policy.map_replicas = lambda _: [0.0]
+    policy.load_blocking(gather_trained_weights(model, Ranks()), 1)
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    read = {name: each for path in policy._folder.rglob("*.safetensors") for name, each in load_file(path).items()}
+    assert saved.keys() == read.keys() >= {"model.layers.0.mlp.experts.0.gate_proj.weight"}
+    assert all(tensor.equal(read[name]) for name, tensor in saved.items())
 
 
 def test_adapters_have_one_rank_and_one_alpha(config_of, tmp_path: Path) -> None:

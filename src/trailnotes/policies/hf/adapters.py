@@ -185,7 +185,7 @@ def get_adapter_state_dict(model: Any, weights: Mapping[str, Any]) -> dict[str, 
 
 
 def get_trained_parameters(model: Any) -> dict[str, Any]:
-    """Collect the trained parameters of a model, by the names of its files: all, or the adapters alone."""
+    """Collect the trained parameters of a model: all, by their names, or adapters alone, by those of peft's files."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return get_adapter_state_dict(model, parameters) if hasattr(model, "peft_config") else parameters
 

@@ -21,6 +21,7 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import ConfigError, PolicyError
@@ -139,8 +140,8 @@ class VLLMPolicy(TrainedPolicy):
         text = architecture.get_text_config(decoder=True)
         self.context_length = min(hf.get_context_length(config.model), config.rollout.max_context_tokens)
         self.format = ChatFormat(self.tokenizer, config.model.template_options)
-        self.append_only = self.format.append_only
         hf.validate_vocabulary(self.format, text.vocab_size)
+        self.append_only = self.format.append_only
         end_ids = self.format.end_ids | _find_end_ids(config)
         self.endings = StopCondition(self.format.decode, end_ids, self.format.opening)
         self.probes: Sequence[Completion] = make_probes(self.format, self.context_length)
@@ -150,6 +151,14 @@ class VLLMPolicy(TrainedPolicy):
         self._dtype, self._temperature = getattr(torch, config.model.dtype), config.rollout.temperature
         self._folder, self._adapters = folder, _get_adapter_settings(config)
         copied = self._adapters is not None or config.has_frozen_author  # who goes back to the first weights
+        # A model without memory, by which transformers splits and names joined experts as its files do.
+        self._renaming: Any = None
+        if self._adapters is None:
+            with torch.device("meta"):
+                model = transformers.AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
+            parameters = dict(model.named_parameters())
+            self._renaming = model if revert_weight_conversion(model, parameters).keys() != parameters.keys() else None
+        copied = copied or self._renaming is not None  # the split experts are copies, for which the card has no room
         self.reads_learner_memory = sleeps and config.engine.shared_card and not copied
         self._assigned: dict[str, Replica | None] = {}  # to the open episodes, at their first request
         self._asking: set[str] = set()
@@ -241,6 +250,7 @@ class VLLMPolicy(TrainedPolicy):
         temperature: float = 1.0,
     ) -> float:  # fmt: skip
         """Do the work of `load`, whose log-probabilities are at this temperature."""
+        weights = weights if self._renaming is None else revert_weight_conversion(self._renaming, weights)
         rows = [(probe.prompt_ids + probe.token_ids, len(probe.prompt_ids)) for probe in self.probes]
         record = ProbeRecord(rows, logprobs, temperature) if logprobs else None
         folder = self._folder / f"weights-{secrets.token_hex(8)}"
@@ -267,7 +277,7 @@ class VLLMPolicy(TrainedPolicy):
 def write_weights(
     weights: Mapping[str, Tensor], folder: Path, version: int, dtype: torch.dtype, adapters: Mapping[str, Any] | None
 ) -> WeightFiles:
-    """Write a whole model, by the names of its state dict, or adapters, by peft's, to a new folder.
+    """Write a whole model, by the names of its files, or adapters, by peft's, to a new folder.
 
     `adapters` are the settings that the tensors of adapters do not show, ``lora_alpha`` among them; None for a whole
     model. Raises `PolicyError` where the weights are of the other kind, or cannot be written.
