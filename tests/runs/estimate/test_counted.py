@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Qwen2Config
 
 from trailnotes.config.schema import Config
 from trailnotes.learner.sharded import make_learner
@@ -30,6 +30,11 @@ WIDE = Qwen2Config(
 WORDY = Qwen2Config(
     vocab_size=8192, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+)  # fmt: skip
+
+CAPPED = Gemma2Config(
+    vocab_size=8192, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
 )  # fmt: skip
 
 
@@ -72,7 +77,7 @@ def rows(vocabulary: int, kept: bool) -> list[Sample]:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning", "ignore:.*does more to its logits")
 @pytest.mark.parametrize(
     ("architecture", "sections"),
     [
@@ -80,6 +85,7 @@ def rows(vocabulary: int, kept: bool) -> list[Sample]:
         (WIDE, {"loss": {"kl": 0.1}}), (WIDE, {"learner": {"packed": "always"}}),
         (WORDY, {}), (WORDY, {"model": HALF | AGAIN}), (WORDY, {"model": LORA}),
         (WORDY, {"model": AGAIN, "rehearsal": {"split": "spare"}, "optim": {"logprob_chunk": 128}}),
+        (CAPPED, {"model": LORA | AGAIN}), (CAPPED, {"model": LORA | AGAIN | HALF}),
         (WORDY, {"model": LORA | HALF, "rehearsal": {"split": "spare"}, "optim": {"logprob_chunk": 128}}),
     ],
 )  # fmt: skip
@@ -94,7 +100,7 @@ def test_an_update_holds_what_was_foretold(architecture: Any, sections: dict[str
     )
 
     def model() -> Any:
-        made: Any = Qwen2ForCausalLM(architecture).to(getattr(torch, config.model.dtype))
+        made: Any = AutoModelForCausalLM.from_config(architecture).to(getattr(torch, config.model.dtype))
         if config.model.gradient_checkpointing:
             made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return add_adapters(made, config.model.lora, "") if config.model.lora.enabled else made

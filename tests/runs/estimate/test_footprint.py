@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GraniteConfig
 
 from small import small_config
 from trailnotes.config.schema import Config
@@ -126,6 +126,15 @@ def test_the_config_of_a_directory_is_counted(start_model: Path) -> None:
     assert "this machine's memory" in result.device
     assert result.fits
     assert [*result.host] == ["Python and its libraries"], "the device is the host"
+
+
+@pytest.mark.parametrize(("scale", "copies"), [(1.0, 0), (8.0, 4)])
+def test_scaled_logits_are_computed_whole(scale: float, copies: int, tmp_path: Path) -> None:
+    GraniteConfig(vocab_size=50_000, hidden_size=64, logits_scaling=scale).save_pretrained(tmp_path)
+    result = alone(settings(str(tmp_path), model={"lora": {"enabled": True}}, optim={"microbatch_tokens": 8192}))
+    learning, acting = result.phases["learning"], result.phases["acting"]
+    assert learning.get("logits of 8,192 tokens", 0) == copies * 8192 * 50_000 * 2
+    assert (acting["pass of 4,096 tokens"] > 2 * 4096 * 50_000 * 2) == bool(copies)
 
 
 # -- several devices

@@ -42,6 +42,10 @@ SAVED_BYTES = {
 LOGIT_BYTES = 2 * FLOAT32  # bytes of one logit, forwards and backwards
 # The same in `Learner._compute_terms`: both distributions, what lies between them, their gradients, and a mask.
 ANCHOR_LOGIT_BYTES = 7 * FLOAT32 + 1
+# Copies of tokens x vocabulary, in the model's precision, where the logits cannot be computed in chunks: counted with
+# every other token trained. Forwards, backwards, of the trained tokens alone, and what the cap keeps; and a teacher's.
+WHOLE_LOGIT_COPIES, WHOLE_ANCHOR_LOGIT_COPIES = 4.0, 4.5
+ACTING_LOGIT_COPIES = 2  # of the same while acting
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64  # bytes of a weight in 4 bits: scales of 64 in 8 bits, and of 256 of these in 32
 SHARED_REPEATS = 2.0  # tokens of all rows over those that are computed once, as groups of eight have them
 GATHERED_LAYERS = 3  # layers whose weights are whole at a time: that in work, the next, and the buffer it arrives in
@@ -308,12 +312,14 @@ def estimate_update_peak(config: Config, shape: ModelShape) -> MemoryParts:
     saved = {f"activations of {tokens:,} tokens": kept}
     if config.model.load_in_4bit:
         saved["a matrix of 4 bits, unpacked"] = float(number * shape.hidden * max(shape.intermediate, shape.queries))
-    chunk = min(config.optim.logprob_chunk, tokens)
+    chunk = tokens if shape.scales_logits else min(config.optim.logprob_chunk, tokens)
     logits, of_logits = float(chunk * shape.vocabulary), f"logits of {chunk:,} tokens"
     head = {"gradient of the output embedding": shape.head * number} if whole else {}
     added = {name: 2.0 * size for name, size in head.items()}  # that of this chunk to that of those before
     backwards = again + tokens * number * 2.0 * (shape.hidden + shape.intermediate)
-    logit_bytes = ANCHOR_LOGIT_BYTES if config.has_anchor_rows else LOGIT_BYTES
+    logit_bytes: float = ANCHOR_LOGIT_BYTES if config.has_anchor_rows else LOGIT_BYTES
+    if shape.scales_logits:
+        logit_bytes = number * (WHOLE_ANCHOR_LOGIT_COPIES if config.has_anchor_rows else WHOLE_LOGIT_COPIES)
     stages: list[MemoryParts] = [
         {**saved, **gathered, of_logits: logits * logit_bytes, **head},
         {**saved, **gathered, of_logits: logits * LOGIT_BYTES / 2, **added},
@@ -380,7 +386,9 @@ def _estimate_caches(config: Config, shape: ModelShape) -> dict[str, float]:
     cache, parts = float(kept + repeated) * number, {}
     if config.engine.name == "hf":
         parts = {f"cache of {conversations} conversations of {config.rollout.max_context_tokens:,} tokens": cache}
-        parts[f"pass of {MAX_TOKENS:,} tokens"] = MAX_TOKENS * number * 3.0 * (shape.hidden + shape.intermediate)
+        logits = ACTING_LOGIT_COPIES * shape.vocabulary * shape.scales_logits
+        widths = 3.0 * (shape.hidden + shape.intermediate)
+        parts[f"pass of {MAX_TOKENS:,} tokens"] = MAX_TOKENS * number * (widths + logits)
     return parts | ({"cache of the author of the tips": cache} if config.has_separate_author else {})
 
 

@@ -15,6 +15,12 @@ from trailnotes.learner.sharding import find_blocks
 from trailnotes.policies.hf.adapters import add_adapters
 from trailnotes.policies.hf.policy import load_architecture
 
+# Settings of models in transformers that scale or cap the output of the head, as `split_model` would find out.
+LOGIT_SCALINGS = (
+    "final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap", "logits_scaling", "logit_scale",
+    "lm_head_multiplier",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -33,6 +39,7 @@ class ModelShape:
     intermediate: int
     vocabulary: int
     positions: int  # tokens of its context
+    scales_logits: bool  # the learner and the engine compute the logits of all tokens
     text: Any  # transformers' config of the decoder
 
 
@@ -62,6 +69,7 @@ def infer_model_shape(config: ModelConfig) -> ModelShape | None:
         keys=(getattr(text, "num_key_value_heads", None) or heads) * channels,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size, vocabulary=text.vocab_size,
         positions=getattr(text, "max_position_embeddings", None) or 1 << 30, text=text,
+        scales_logits=any(getattr(text, name, None) not in (None, 1) for name in LOGIT_SCALINGS),
     )  # fmt: skip
 
 
