@@ -10,7 +10,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from math import fsum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -136,8 +136,8 @@ class VLLMPolicy(TrainedPolicy):
 
     def __init__(self, config: Config, connects: Sequence[Connect], folder: Path, *, sleeps: bool) -> None:
         self.tokenizer, self.name, self.version = hf.load_tokenizer(config.model), config.model.path, 0
-        architecture = hf.load_architecture(config.model)
-        text = architecture.get_text_config(decoder=True)
+        self._architecture = hf.load_architecture(config.model)
+        text = self._architecture.get_text_config(decoder=True)
         self.context_length = min(hf.get_context_length(config.model), config.rollout.max_context_tokens)
         self.format = ChatFormat(self.tokenizer, config.model.template_options)
         hf.validate_vocabulary(self.format, text.vocab_size)
@@ -151,18 +151,23 @@ class VLLMPolicy(TrainedPolicy):
         self._dtype, self._temperature = getattr(torch, config.model.dtype), config.rollout.temperature
         self._folder, self._adapters = folder, _get_adapter_settings(config)
         copied = self._adapters is not None or config.has_frozen_author  # who goes back to the first weights
-        # A model without memory, by which transformers splits and names joined experts as its files do.
-        self._renaming: Any = None
-        if self._adapters is None:
-            with torch.device("meta"):
-                model = transformers.AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
-            parameters = dict(model.named_parameters())
-            self._renaming = model if revert_weight_conversion(model, parameters).keys() != parameters.keys() else None
-        copied = copied or self._renaming is not None  # the split experts are copies, for which the card has no room
-        self.reads_learner_memory = sleeps and config.engine.shared_card and not copied
+        self.reads_learner_memory = sleeps and config.engine.shared_card and not copied and self._renaming is None
         self._assigned: dict[str, Replica | None] = {}  # to the open episodes, at their first request
         self._asking: set[str] = set()
         self._weights: WeightFiles | None = None
+
+    @cached_property
+    def _renaming(self) -> Any:
+        """Model without memory, by which transformers splits joined experts as its files have them; None: no need.
+
+        The parts are copies, for which a card that engine and learner share has no room.
+        """
+        if self._adapters is not None:
+            return None
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(self._architecture, trust_remote_code=False)
+        parameters = dict(model.named_parameters())
+        return None if revert_weight_conversion(model, parameters).keys() == parameters.keys() else model
 
     def open_episode(self, episode: str) -> None:
         if episode in self._assigned:
