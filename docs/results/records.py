@@ -34,7 +34,7 @@ WHOLE = {
 EPISODE = ("iteration", "task", "outcome", "success", "score", "return", "mode")
 LINE = (
     "iteration", "phase", "env_steps", "tokens", "seconds", "validation/", "rollout/success", "rollout/return",
-    "notebook/", "tips/unusable", "tips/written", "update/rows", "update/zero_advantage_rows",
+    "notebook/", "tips/unusable", "tips/written", "tips/tokens_read", "update/rows", "update/zero_advantage_rows",
 )  # fmt: skip
 KEPT = {"episodes.jsonl": EPISODE, "trajectories.jsonl": EPISODE, "metrics.jsonl": LINE}  # beginnings of names
 

@@ -161,6 +161,9 @@ def test_costs_follow_a_run_that_was_continued_by_hand(tmp_path: Path) -> None:
     metrics.write_text(metrics.read_text() + '{"env_steps": 48, "tokens_read": 150, "seconds": 16.0}\n')
     (tmp_path / "run.json").write_text('{"starts": [{}, {}]}')
     assert load_costs(tmp_path) == {"env_steps": 48, "tokens_read": 150, "seconds": 16.0, "peak_memory": 1 << 20}
+    (tmp_path / "trajectories.jsonl").write_text('{"steps": [{"prompt_tokens": 70}]}\n')
+    metrics.write_text('{"env_steps": 24, "tips/tokens_read": 30}\n{"env_steps": 60, "tips/tokens_read": 20}\n')
+    assert load_costs(tmp_path)["tokens_read"] == 120, "a training reads prompts of actions and of tips"
 
 
 def test_runs_after_a_removed_one_are_refused(tmp_path: Path) -> None:

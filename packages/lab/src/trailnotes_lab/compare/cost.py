@@ -14,6 +14,7 @@ from trailnotes.storage.files import parse_json, parse_record, read_jsonl, read_
 
 COST_FILE = "cost.json"
 COUNTERS = tuple(name for name in USAGE_FIELDS if name not in {"episodes", "seconds"})  # of steps and tokens
+TIP_PROMPTS = ("tips/tokens_read", "notes/note_tokens_read")  # of a line of metrics.jsonl; the second in older runs
 EVAL_STAGE = "eval"  # begins the stages whose processes count apart: a panel is no cost of training
 
 
@@ -43,25 +44,26 @@ def load_costs(run_dir: Path) -> dict[str, float]:
     that outlived a comparison that was killed, were not seen to end: seconds are at least those that the run itself
     counted, and processor seconds are not known.
     """
-    record, line = _read_json(run_dir), _read_last_line(run_dir)
+    record, line = _read_json(run_dir), (_read_lines(run_dir) or [{}])[-1]
     if "total" in record and all(record["total"].get(name) == line[name] for name in COUNTERS if name in line):
         return dict(record["total"])  # no command by hand has gone on since
     return _sum_costs(run_dir, record.get("processes", []))
 
 
-def _read_last_line(run_dir: Path) -> dict[str, Any]:
-    lines = map(parse_record, read_lines_from(run_dir / "metrics.jsonl"))
-    return next(filter(None, reversed([*lines])), {})
+def _read_lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [*filter(None, map(parse_record, read_lines_from(run_dir / "metrics.jsonl")))]
 
 
 def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float]:
-    line = _read_last_line(run_dir)
+    lines = _read_lines(run_dir)
+    line = lines[-1] if lines else {}
     own = [own for own in processes if own["stage"].split()[0] != EVAL_STAGE]
     total = {name: line[name] for name in COMPARISON_FIELDS if name in line}
-    if line and "tokens_read" not in total:  # a training run: the prompts of its actions, each counted whole
+    if line and "tokens_read" not in total:  # a training run: the prompts of its actions and tips, each counted whole
         if (episodes := run_dir / TRAJECTORIES).exists():
             steps = (step for record in read_jsonl(episodes) for step in record["steps"])
             total["tokens_read"] = sum(step["prompt_tokens"] for step in steps)
+            total["tokens_read"] += sum(each.get(key, 0) for each in lines for key in TIP_PROMPTS)
         elif "tokens_read" in (before := _read_json(run_dir).get("total", {})):
             total["tokens_read"] = before["tokens_read"]  # a record has no episodes of training
     if line or own:
