@@ -71,12 +71,17 @@ def test_progress_lines_off_a_terminal(fake_time: Clock) -> None:
         for done in range(1, 41):
             fake_time.now += 1
             bar.update(done, {"loss": 0.5})
+        for seconds, done in ((10, 1), (10, 11), (1, 12)):  # another phase
+            fake_time.now += seconds
+            bar.update(done)
     assert stream.getvalue().splitlines() == [
         "warmstart  1/100  loss 0.5",
         "warmstart  11/100  loss 0.5  1:29 left",
         "warmstart  21/100  loss 0.5  1:19 left",
         "warmstart  31/100  loss 0.5  1:09 left",
-        "warmstart  40/100  loss 0.5  1:00 left",
+        "warmstart  1/100",
+        "warmstart  11/100  1:29 left",
+        "warmstart  12/100  1:28 left",
     ]
 
 

@@ -123,6 +123,7 @@ class ProgressBar:
         self._noted, self._ended = time.monotonic(), threading.Event()
         self.stream = ignore_write_errors(sys.stderr if stream is None else stream)
         self._first: tuple[float, float] | None = None  # (time, completed) at the first update, for the time left
+        self._completed = 0.0
         self._printed = float("-inf")
         self._pending = ""
         self._bar: Progress | None = None
@@ -146,7 +147,9 @@ class ProgressBar:
     def update(self, completed: float, facts: Mapping[str, float | str] | None = None, label: str = "") -> None:
         """Show the progress in the unit of `total`, with `facts`, and a `label` in place of the count."""
         now, left = time.monotonic(), ""
-        start, before = self._first = self._first or (now, completed)
+        if self._first is None or completed < self._completed:  # the phases of an adaptation each begin at 0
+            self._first = now, completed
+        (start, before), self._completed = self._first, completed
         if completed > before:
             left = f"{format_duration((self.total - completed) * (now - start) / (completed - before))} left"
         text = "  ".join(f"{name} {_format_number(value)}" for name, value in (facts or {}).items())
