@@ -193,6 +193,7 @@ def test_runs_after_a_removed_one_are_refused(tmp_path: Path) -> None:
         (PLAN.replace("env_steps = 24", ""), "train without a budget: set budget.env_steps or budget.tokens"),
         (PLAN + '"train.max_env_steps" = 9', r"half of them sets train\.max_env_steps, which is the comparison's"),
         (PLAN + '[settings]\n"run.seed" = 9', r"settings sets run\.seed, which is the comparison's"),
+        (PLAN + '[settings]\n"train.max_env_steps" = 9', r"settings sets train\.max_env_steps, which is the comp"),
         (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
         (PLAN + '"env.options" = { "a.b" = 1 }', r"plan\.toml: env\.options has the key 'a\.b', which only the file"),
         (PLAN + 'train.split = "test"', r"half of them: train\.split = 'test': 4 of the 4 games"),

@@ -76,9 +76,6 @@ def expand_runs(spec: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]
     """
     beside = path.parent / spec.compare.config
     base = (beside if beside.exists() else find_config(spec.compare.config)) if spec.compare.config else None
-    for name in flatten_settings(spec.settings):
-        if name in _RESERVED_KEYS:
-            raise ConfigError(f"{path}: settings sets {name}, which is the comparison's to set: leave it out")
     trained = [name for name in spec.methods if resolve_method(spec.get_algorithm(name)).trains]
     if trained and not (spec.budget.env_steps or spec.budget.tokens):
         raise ConfigError(f"{path}: {', '.join(trained)} train without a budget: set budget.env_steps or budget.tokens")
@@ -136,17 +133,18 @@ def _validate_panels(runs: Mapping[str, PlannedRun], path: Path) -> None:
 def _expand_run(spec: ComparisonSpec, name: str, seed: int, base: Path | None, path: Path, out: Path) -> PlannedRun:
     method, algorithm = spec.methods[name], spec.get_algorithm(name)
     after = f"{slugify(method.after)}-{seed}" if method.after else ""
-    own, trains = flatten_settings(method.settings), resolve_method(algorithm).trains
+    shared, own = flatten_settings(spec.settings), flatten_settings(method.settings)
+    trains = resolve_method(algorithm).trains
     limits = {"train.max_env_steps": spec.budget.env_steps, "train.max_tokens": spec.budget.tokens}
     budget = {key: value for key, value in (limits if trains else {"eval.trials": spec.budget.trials}).items() if value}
-    taken = [k for k in own if k in (*_RESERVED_KEYS, *(budget if trains else ()))]
-    if taken:
-        raise ConfigError(f"{path}: methods.{name} sets {taken[0]}, which is the comparison's to set: leave it out")
+    for table, keys, limited in (("settings", shared, budget), (f"methods.{name}", own, budget if trains else ())):
+        if taken := [key for key in keys if key in (*_RESERVED_KEYS, *limited)]:
+            raise ConfigError(f"{path}: {table} sets {taken[0]}, which is the comparison's to set: leave it out")
     directory = run_directory(out, name, seed)
     ours = {"run.name": directory.name, "run.seed": seed, "algorithm.name": algorithm}
     if after and resolve_method(algorithm).data:
         ours[resolve_method(algorithm).data] = [os.path.relpath(out / "runs" / after)]
-    layers = [_TRAINING_DEFAULTS if trains else {}, flatten_settings(spec.settings), budget, own, ours]
+    layers = [_TRAINING_DEFAULTS if trains else {}, shared, budget, own, ours]
     config = _load_layered_config(base, (path, f"methods.{name}"), layers, trains=trains)
     if not config.model.path:
         raise ConfigError(f"{path}: model.path is empty: name the model that all methods start from")
