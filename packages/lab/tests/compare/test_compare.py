@@ -14,7 +14,7 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.intervals import Interval
 from trailnotes.runs.panels import EvaluatedModel, build_panel_result, write_evaluation
 from trailnotes.types import Completion, Observation, Step, Task, Trajectory
-from trailnotes_lab.compare import Comparison, compare_evaluations, compare_table
+from trailnotes_lab.compare import Comparison, compare_evaluations, compare_table, find_published_panel
 from trailnotes_worlds.scienceworld.tasks import resolve_tasks, scienceworld_tasks
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -156,3 +156,8 @@ def test_refused_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             compare_table(runs.split(), panel="scienceworld-18")
     with pytest.raises(ConfigError, match="panel 'alfworld'"):
         compare_table(["a"], panel="alfworld")
+    assert (find_published_panel(["boil"]), find_published_panel(["boil", "a"])) == ("", "scienceworld-18")
+    command = ["compare", "table", "a", "--baseline", "GRPO", "--out", "out"]
+    assert main(command) == 0
+    assert json.loads(Path("out/table.json").read_text())["lines"], "no published rows beside a baseline"
+    assert main([*command, "--panel", "scienceworld-18"]) == 2

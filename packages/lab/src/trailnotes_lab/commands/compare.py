@@ -40,7 +40,9 @@ def _run_table(args: Namespace) -> None:
             raise ConfigError(f"{args.runs[0]} is a whole comparison, which has its own panel and baseline: leave out "
                               f"--panel and --baseline, or name its runs, {args.runs[0]}/runs/*")  # fmt: skip
         print_summary(compare.recompute(args.runs[0], out))
-    elif panel := args.panel or compare.find_published_panel(args.runs):
+    elif args.panel and args.baseline:
+        raise ConfigError("--panel names published rows, which have no baseline: leave out --panel or --baseline")
+    elif panel := args.panel or ("" if args.baseline else compare.find_published_panel(args.runs)):
         print_comparison(compare.compare_table(args.runs, panel=panel, out=out))
     else:
         print_summary(compare.compare_evaluations(args.runs, out=out, baseline=args.baseline))
@@ -82,8 +84,8 @@ TABLE = Command(
     arguments=(
         argument("runs", metavar="RUN", nargs="+",
                  help="a run, or what `trailnotes eval --out` wrote, or DIR=LABEL; or one comparison"),
-        argument("--panel", metavar="NAME", help="published rows; by default those of the runs' environment, if any"),
-        argument("--baseline", metavar="LABEL", default="", help="differences are taken to it; without published rows"),
+        argument("--panel", metavar="NAME", help="published rows; by default those that have a task of the runs"),
+        argument("--baseline", metavar="LABEL", default="", help="differences are taken to it, without published rows"),
         argument("--out", type=Path, metavar="DIR",
                  help="where table.json, table.md and curves.png go (default: the comparison; of runs: runs/compare)"),
     ),
