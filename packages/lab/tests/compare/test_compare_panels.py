@@ -69,6 +69,7 @@ def test_panels_follow_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     runs = {run.name: run for run in expand_runs(load_spec(path), path, Path("out"))}
     stages = {name: {stage.name: stage for stage in list_stages(runs[name])} for name in runs}
     assert [*stages["empo2-1"]] == ["train", "eval", "eval with tips", "eval new"]
+    assert stages["empo2-1"]["eval"].command[-2:] == ("--config", "out/settings/empo2-1.toml")
     assert [*stages["grpo-1"]] == ["train", "eval", "eval new"], "it was not named among those with tips"
     assert [*stages["start-1"]] == ["adapt", "eval with tips", "eval new"]
     assert [*stages["reflexion-1"]] == ["adapt"], "it changes no weights"

@@ -125,7 +125,8 @@ def finish(directory: Path, config: Config) -> None:
     (directory / "eval").mkdir(parents=True)
     (directory / "checkpoints/step-000001").mkdir(parents=True)
     files = {"config.toml": to_toml(config), "metrics.jsonl": '{"env_steps": 24}\n', "table.json": "{}"}
-    for name, text in (files | {"eval/table.json": "{}", "eval/panel.json": '{"model": "model"}'}).items():
+    for name, text in (files | {"eval/eval.toml": to_toml(config), "eval/table.json": '{"rows": [{"memory": false}]}',
+                                "eval/panel.json": '{"model": "model"}'}).items():  # fmt: skip
         (directory / name).write_text(text)
 
 
@@ -135,8 +136,14 @@ def test_a_record_is_done_also_with_another_number_of_workers(tmp_path: Path) ->
     for run in expand_runs(load_spec(path), path, out):
         finish(run.directory, run.config)
     path.write_text(PLAN + '[settings]\n"env.num_workers" = 3')
-    assert list_unfinished_stages(expand_runs(load_spec(path), path, out)) == []
+    runs = expand_runs(load_spec(path), path, out)
+    assert list_unfinished_stages(runs) == []
     run_dir = out / "runs/grpo-0"
+    for name, old, new in (("eval.toml", "\nnum_tasks = ", "\nnum_tasks = 1"), ("table.json", "false", "true")):
+        kept = (file := run_dir / "eval" / name).read_text()
+        file.write_text(kept.replace(old, new))
+        assert [stage.key for stage in list_unfinished_stages(runs)] == ["grpo-0 eval"], "evaluated by hand"
+        file.write_text(kept)
     (run_dir / "cost.json").write_text('{"total": {"env_steps": 24, "tokens_read": 7000}}')
     record_process(run_dir, "eval", ProcessResult(0, 1.0, 0.5, 1 << 20))
     assert load_costs(run_dir) == {"env_steps": 24, "tokens_read": 7000, "seconds": 0.0}

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, flatten_config, is_within, to_toml
-from trailnotes.errors import RunError
+from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, flatten_config, is_within, load_config, to_toml
+from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.terminal import format_duration, ignore_write_errors
 from trailnotes.runs.directory import has_begun, is_trained, load_run_config
+from trailnotes.runs.panels import EPISODE_KEYS
 from trailnotes.storage.checkpoint import MANIFEST, read_json
 from trailnotes.storage.child import start_child
 from trailnotes.storage.files import write_text_atomic
@@ -54,7 +55,9 @@ class RunStage:
             return _is_record(self.run) or is_trained(self.run.directory, self.run.config)
         tables = [self.directory / EVAL_STAGE / "table.json"]  # written last
         tables += [] if self.name == EVAL_STAGE else [self.directory / "table.json"]
-        return all(table.is_file() for table in tables) and not _is_outdated(self.run, self.directory)
+        if not all(table.is_file() for table in tables) or _is_outdated(self.run, self.directory):
+            return False
+        return self.name != EVAL_STAGE or not _has_other_settings(self.run)
 
 
 def _is_outdated(run: PlannedRun, directory: Path) -> bool:
@@ -62,6 +65,19 @@ def _is_outdated(run: PlannedRun, directory: Path) -> bool:
     panel = directory / EVAL_STAGE / "panel.json"
     last = max((run.directory / "checkpoints").glob(f"step-*/{MANIFEST}"), default=None)
     return last is not None and panel.is_file() and last.parent.name not in Path(read_json(panel)["model"]).parts
+
+
+def _has_other_settings(run: PlannedRun) -> bool:
+    """Say whether the evaluation of a trained run was made by hand, with tips or other settings than the run's."""
+    place, left_out = run.directory / EVAL_STAGE, (*RUNTIME_KEYS, "model.path")
+    try:
+        with_tips = any(row["memory"] for row in read_json(place / "table.json")["rows"])
+        changed = diff_configs(load_config(place / "eval.toml", trusted=False), run.config)
+    except (ConfigError, KeyError, TypeError):
+        return True  # it is not whole, and is played again
+    return with_tips or any(
+        is_within(name, (*EPISODE_KEYS, "eval.metric")) and not is_within(name, left_out) for name in changed
+    )
 
 
 def _is_record(run: PlannedRun) -> bool:
@@ -92,7 +108,7 @@ def list_stages(run: PlannedRun) -> list[RunStage]:
         return [RunStage(run, "adapt", words, needs), *panels]
     allowed = [word for name in _list_changed_settings(run) for word in ("--allow-change", name)]
     train = ("train", str(settings), "--run-dir", str(directory), *allowed)
-    evaluate = ("eval", str(directory), "--out", str(directory / EVAL_STAGE))
+    evaluate = ("eval", str(directory), "--out", str(directory / EVAL_STAGE), "--config", str(settings))
     return [RunStage(run, "train", train), RunStage(run, EVAL_STAGE, evaluate, (f"{run.name} train",)), *panels]
 
 
