@@ -11,12 +11,13 @@ import pytest
 from small import small_config
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import to_toml
-from trailnotes.errors import ConfigError
+from trailnotes.errors import ConfigError, RunError
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import append_jsonl
 from trailnotes_lab.compare.comparison import _summarise_runs, run_comparison
 from trailnotes_lab.compare.expand import expand_runs
 from trailnotes_lab.compare.page import print_brief, render_summary_markdown
+from trailnotes_lab.compare.results import read_result
 from trailnotes_lab.compare.running import list_stages
 from trailnotes_lab.compare.spec import load_spec
 from trailnotes_lab.compare.summary import Summary
@@ -106,12 +107,12 @@ def test_refused_panels(text: str, message: str, tmp_path: Path) -> None:
 GAMES = ("a/x/0", "a/x/1", "a/y/0", "a/y/1")
 
 
-def hand_made(directory: Path, config: Config, games: Sequence[str], trials: Sequence[Sequence[float]]) -> None:
+def hand_made(directory: Path, config: Config, games: Sequence[str], trials: Sequence[Sequence[float | None]]) -> None:
     """What an evaluation and an adaptation leave that a table reads: success of each game in each trial."""
     (directory / "eval").mkdir(parents=True)
     records = [
-        {"iteration": trial, "task": {"id": game, "env": "a"}, "outcome": "terminated", "return": value,
-         "success": bool(value), "steps": [], "final_observation": {"text": ""}}
+        {"iteration": trial, "task": {"id": game, "env": "a"}, "return": value or 0.0, "success": bool(value),
+         "outcome": "error" if value is None else "terminated", "steps": [], "final_observation": {"text": ""}}
         for trial, row in enumerate(trials) for game, value in zip(games, row, strict=True)
     ]  # fmt: skip
     append_jsonl(directory / "metrics.jsonl", [{"iteration": i, "phase": f"trial-{i}"} for i in range(len(trials))])
@@ -127,7 +128,7 @@ def hand_made(directory: Path, config: Config, games: Sequence[str], trials: Seq
 
 NONE, HALF, ALL = (0, 0, 0, 0), (1, 1, 0, 0), (1, 1, 1, 1)
 MOST, LESS, ONE = (1, 1, 1, 0), (1, 0, 0, 0), (0, 0, 1, 0)
-PLAYED: dict[str, dict[str, list[Sequence[float]]]] = {  # run -> panel -> trials; "" is the main one
+PLAYED: dict[str, dict[str, list[Sequence[float | None]]]] = {  # run -> panel -> trials; "" is the main one
     "start-0": {"": [NONE], "with tips": [NONE, ALL], "new": [NONE, MOST, ALL]},
     "start-1": {"": [LESS], "with tips": [LESS, MOST], "new": [NONE, HALF, MOST]},
     "grpo-0": {"": [HALF], "new": [NONE, NONE, HALF]},
@@ -170,3 +171,18 @@ def test_the_page_has_each_trial_of_each_panel(
     assert "with tips, after 1 trial: start model .88 with its tips, .12 without; EMPO² .38 with its tips" in printed
     assert "new families, trial by trial: start model .00 .62 .88; GRPO .00 .12 .38; EMPO² .00 .25 .38." in printed
     assert max(map(len, printed.splitlines())) <= 100
+
+
+def test_games_that_failed_and_results_that_are_not_there_are_named(
+    concluded: Callable[..., Summary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first game of the start model fails in the first of two trials, and is won in the second."""
+    trials: list[Sequence[float | None]] = [(None, 0, 0, 0), LESS]
+    monkeypatch.setitem(PLAYED, "start-0", {"": trials, "with tips": trials, "new": [NONE, NONE, NONE]})
+    notes = " ".join(concluded([("grpo-0", "new")]).notes)
+    assert "start model: 1 games failed in the environment in one trial or more; its line is of the 4 games" in notes
+    assert "start model, seed 0: 1 games of panel with tips failed in the environment in one trial or more." in notes
+    assert "GRPO, seed 0 is missing on panel new families: not played yet: `trailnotes compare run` plays it." in notes
+    (tmp_path / "out/runs/start-0/trajectories.jsonl").unlink()
+    with pytest.raises(RunError, match="has no episodes of its 2 trials, as some older records"):
+        read_result(tmp_path / "out/runs/start-0")

@@ -33,6 +33,7 @@ from trailnotes_lab.story import RunEpisodes, render_before_and_after
 
 logger = logging.getLogger(__name__)
 SPEC_FILE = "compare.toml"
+UNPLAYED = "not played yet: `trailnotes compare run` plays it"
 
 
 def comparison_directory(spec: ComparisonSpec, out: StrPath | None) -> Path:
@@ -123,12 +124,13 @@ def _summarise_runs(spec: ComparisonSpec, missing: dict[str, str], directory: Pa
             try:
                 results.append(read_result(own if is_evaluation(own) else run.directory, labels[run.method]))
             except RunError as error:
-                missing[run.name] = str(error)
+                missing[run.name] = str(error) if any(own.rglob("table.json")) else UNPLAYED
         for panel, place in run.panels.items():
             try:
                 trials.append(read_trials(place, panel, labels[run.method], run.seed))
             except RunError as error:
-                missing.setdefault(running.panel_result_name(run.name, panel), str(error))
+                why = str(error) if (place / EVAL_DIR / "table.json").is_file() else UNPLAYED
+                missing.setdefault(running.panel_result_name(run.name, panel), why)
     question = SummaryOptions(
         labels=list(labels.values()),
         title=spec.compare.title,

@@ -26,9 +26,10 @@ class Attempts:
     """Values of several attempts of one run at the games of the panel."""
 
     number: int  # at a game, at most
-    first: GameValues  # the first attempt at each
+    first: GameValues  # the first attempt at each that was played
     last: GameValues  # the last trial; {} where it did not play the whole panel again
     best: GameValues  # the best of all attempts at each: cumulative success
+    failed: frozenset[str] = frozenset()  # games whose environment failed in a trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class RunResult:
     costs: Mapping[str, float]
     curve: tuple[tuple[float, float], ...]  # (environment steps, metric without tips); () without training
     families: Mapping[str, str] = field(default_factory=dict)  # game -> family
-    returns: tuple[GameValues, ...] = ()  # attempt by attempt, where success is judged; else ()
+    returns: tuple[GameValues, ...] = ()  # of the first and the last attempt, where success is judged; else ()
 
 
 def read_result(directory: Path, label: str = "") -> RunResult:
@@ -60,13 +61,14 @@ def _build_result(evaluation: Evaluation) -> RunResult:
     run_dir = evaluation.path.parent if (evaluation.path.parent / "config.toml").is_file() else None
     trains = run_dir is not None and any((run_dir / "checkpoints").glob("step-*"))
     trials = read_trial_records(run_dir) if run_dir and not trains else []
-    attempts = build_attempts(trials, evaluation.metric)
+    attempts, return_attempts = (build_attempts(trials, metric) for metric in (evaluation.metric, "return"))
     tasks = [episode.task for episode in evaluation.episodes]
     if attempts:  # a game whose environment failed in the evaluation was played in other trials
         tasks += [Task(**record["task"]) for records in trials for record in records]
     returns: tuple[GameValues, ...] = ()
     if evaluation.metric != "return":
-        returns = tuple(average_trials(trials, "return")) if attempts else (_average_by_game(evaluation, "return"),)
+        own = return_attempts
+        returns = (own.first, own.last) if own else (_average_by_game(evaluation, "return"),)
     return RunResult(
         label=make_column_label(evaluation),
         seed=evaluation.seed,
@@ -105,12 +107,15 @@ def build_attempts(trials: Sequence[Sequence[Record]], metric: str) -> Attempts 
     means = average_trials(trials, metric)
     if len(means) < 2:
         return None
-    played = {game: [trial[game] for trial in means if game in trial] for game in means[0]}
+    games = dict.fromkeys(game for trial in means for game in trial)
+    played = {game: [trial[game] for trial in means if game in trial] for game in games}
     attempted = {record["task"]["id"] for record in trials[-1]}  # also where the environment failed
     last = means[-1] if attempted >= played.keys() else {}
     first = {game: values[0] for game, values in played.items()}
     best = {game: max(values) for game, values in played.items()}
-    return Attempts(max(map(len, played.values())), first, last, best)
+    failed = {record["task"]["id"] for trial, own in zip(trials, means, strict=True) for record in trial
+              if record["task"]["id"] not in own}  # fmt: skip
+    return Attempts(max(map(len, played.values())), first, last, best, frozenset(failed))
 
 
 def average_trials(trials: Sequence[Sequence[Record]], metric: str) -> list[GameValues]:
@@ -138,6 +143,8 @@ def read_trial_records(run_dir: Path) -> list[list[Record]]:
         if record["iteration"] in named:
             record.pop("steps", None)
             trials.setdefault(record["iteration"], []).append(record)
+    if len(named) > 1 and not trials:
+        raise RunError(f"{run_dir} has no episodes of its {len(named)} trials, as some older records: leave it out")
     return [records for _, records in sorted(trials.items())]
 
 

@@ -210,7 +210,7 @@ class SummaryOptions:
 
 def summarise(results: Sequence[RunResult], question: SummaryOptions, trials: Sequence[PanelTrials] = ()) -> Summary:
     if not results:
-        whys = [f"{label} with seed {seed} {why}" for (label, seed), why in question.missing.items()]
+        whys = [f"{label} with seed {seed}: {why}" for (label, seed), why in question.missing.items()]
         raise RunError(f"no run of the comparison has a result: {whys[0] if whys else 'run it first'}")
     validate_same_panel(results)
     if all(episode.value == episode.success for result in results for episode in result.evaluation.episodes):
@@ -225,6 +225,9 @@ def summarise(results: Sequence[RunResult], question: SummaryOptions, trials: Se
     lines = tuple(line_of(label, groups[label]) for label in labels)
     lost = [f"{line.label}, seed {seed} is missing on panel {panel.label}: {why}."
             for panel in panels for line in panel.lines for seed, why in line.missing.items()]  # fmt: skip
+    lost += [f"{own.label}, seed {own.seed}: {failed} games of panel {own.panel} failed in the environment in one "
+             "trial or more." for own in trials
+             if (failed := len(own.evaluation.planned) - len(set(own.games[0]).intersection(*own.games)))]  # fmt: skip
     games = f"{len(first.planned)} games ({first.settings.env.name}, {first.settings.eval.split})"
     return Summary(
         title=(f"{question.remark}: " if question.remark else "") + (question.title or f"{first.metric} on {games}"),
@@ -294,11 +297,13 @@ def _make_notes(lines: Sequence[MethodSummary], groups: Mapping[str, Sequence[Ru
         if any(r.attempts for r in results) and not collect_last(results):
             notes.append(f"{label}: its last trial did not play the whole panel again, since what was solved was left "
                          "out; so it has no last attempt, and is judged by the cumulative figure.")  # fmt: skip
-        lost = sum(len(r.evaluation.planned) - len(r.games) for r in results)
+        own = [(r.attempts.failed if r.attempts else frozenset(), r) for r in results]
+        lost = sum(len(failed.union({*r.evaluation.planned} - r.games.keys())) for failed, r in own)
         if lost:
             common = len(find_common_games(collect_final(results)))
-            notes.append(f"{label}: {lost} games failed in the environment; its line is of the {common} games that "
-                         "every seed of it has played.")  # fmt: skip
+            in_trial = " in one trial or more" if any(failed for failed, _ in own) else ""
+            notes.append(f"{label}: {lost} games failed in the environment{in_trial}; its line is of the {common} "
+                         "games that every seed of it has played.")  # fmt: skip
     for line in lines:
         notes += [f"{line.label}, seed {seed} is missing: {why}." for seed, why in line.missing.items()]
     return notes
