@@ -143,7 +143,6 @@ REFUSED = {  # words of a command line -> what the line names: the key, and what
     "--rollout.stop ['x','']": ["rollout.stop", "at least 1 character"],
     "--memory.embedder ''": ["memory.embedder", "at least 1 character"],
     "--endpoint.extra.stop x": ["endpoint.extra.stop"],
-    "--endpoint.max_cost 5": ["endpoint.price_input"],
     "--run.seed -1 --optim.lr 0": ["(and 1 more)"],
     "--endpoint.base_url https://me:hush@host/v1": ["endpoint.base_url", "OPENAI_API_KEY"],
     "--endpoint.base_url me:hush@host/v1": ["endpoint.base_url"],

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.toml import load_config
 from trailnotes.errors import ConfigError, MissingExtraError, TrailnotesError
 from trailnotes.runs.preflight import require_dependencies, run_preflight
@@ -55,6 +56,9 @@ def test_a_missing_key_is_named_before_anything_starts(monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match=r"export OPENAI_API_KEY"):
         require_dependencies(config)
     require_dependencies(config, plays_only=True)  # which writes no tips
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    with pytest.raises(ConfigError, match=r"max_cost needs prices"):
+        require_dependencies(config.model_copy(update={"endpoint": EndpointConfig(max_cost=1.0)}))
 
 
 def test_a_panel_without_games_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

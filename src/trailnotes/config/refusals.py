@@ -35,8 +35,6 @@ def refuse_places(c: Any) -> Refusals:
            )  # fmt: skip
     yield (c.is_hosted and (c.learner.world_size > 1 or c.learner.offload or c.learner.packed != "auto"),
            "the server has the update: leave out learner.world_size, learner.offload and learner.packed")  # fmt: skip
-    yield (c.endpoint.max_cost and not (c.endpoint.price_input or c.endpoint.price_output),
-           "endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")  # fmt: skip
     # Ray would take other words as a request to start a cluster.
     yield (not re.fullmatch(r"|auto|(ray://)?[^/\s]+:\d+", c.cluster.address),
            f"cluster.address = {c.cluster.address!r} is none: name auto, HOST:PORT, or ray://HOST:PORT")  # fmt: skip

@@ -34,7 +34,14 @@ from trailnotes.web.faults import (
     is_retryable,
     parse_retry_after,
 )
-from trailnotes.web.wire import IDENTITY_HEADERS, NO_KEY, load_api_key, make_async_response_hook, redact_key
+from trailnotes.web.wire import (
+    IDENTITY_HEADERS,
+    NO_KEY,
+    load_api_key,
+    make_async_response_hook,
+    redact_key,
+    require_prices,
+)
 
 try:
     from openai import (
@@ -294,6 +301,7 @@ class OpenAIPolicy(OwnedPolicy):
         self.context_length = self.config.context_tokens
         options = config.model.template_options
         self._unusual = options | ({"endpoint.extra": self.config.extra} if self.config.extra else {})
+        require_prices(self.config)
         self.endpoint = Endpoint(self.config, name, options)
         self.answers = AnswerCache(answers, self.config)
         self._requests: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request

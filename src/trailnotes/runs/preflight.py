@@ -16,7 +16,7 @@ from trailnotes.errors import ConfigError, EnvError, MissingExtraError, find_mis
 from trailnotes.runs.directory import load_trackers
 from trailnotes.runs.load_policy import RANDOM
 from trailnotes.types import Tip
-from trailnotes.web.wire import load_api_key
+from trailnotes.web.wire import load_api_key, require_prices
 
 logger = logging.getLogger(__name__)
 ADAPTERS_LR = 1e-5  # a rate below is hardly of adapters
@@ -100,6 +100,7 @@ def require_dependencies(
     author = config.algorithm.author if _writes_tips(config) and not plays_only else ""
     if path.startswith(OPENAI_PREFIX) or author.startswith(OPENAI_PREFIX):
         load_api_key(config.endpoint)
+        require_prices(config.endpoint)
     if config.is_hosted and has_weights:
         from trailnotes.web.tinker import load_tinker_key
 

@@ -37,6 +37,11 @@ def load_api_key(config: EndpointConfig) -> str:
     return key
 
 
+def require_prices(config: EndpointConfig) -> None:
+    if config.max_cost and not (config.price_input or config.price_output):
+        raise ConfigError("endpoint.max_cost needs prices: set endpoint.price_input and endpoint.price_output")
+
+
 def redact_key(key: str, text: str) -> str:
     """Replace the key in `text`, which servers may repeat in other cases."""
     return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE) if key else text

@@ -51,7 +51,7 @@ def run_demo(
     text = build_demo_spec(path, seeds, (trials, new_trials), settings)
     plan = parse_spec(text, path)
     print(f"{2 * len(seeds)} training runs of {plan.budget.env_steps:,} environment steps each, in {out}", flush=True)
-    summary = run_comparison_spec(plan, path, out, text=text)
+    summary = run_comparison_spec(plan, path, out, text=text, at_once=None)
     summary.require_all_results()
     print((out / "story.txt").read_text(encoding="utf-8"))
     print_brief(summary)
