@@ -20,7 +20,6 @@ from trailnotes.envs.tasks import (
     load_tasks,
     panel,
     select_batch,
-    tasks_of,
     validate_splits,
 )
 from trailnotes.errors import ConfigError
@@ -165,9 +164,3 @@ def test_no_module_is_imported_that_only_an_evaluated_run_names(
     theirs["env"]["name"] = known.env.name
     assert describe_training_overlap(Config(**theirs), known) == ""
     assert not (tmp_path / "imported").exists()
-
-
-def test_tasks_of_is_load_tasks_with_a_warning() -> None:
-    config = Config(env=EnvConfig(name="waymarks-simulator"))
-    with pytest.warns(FutureWarning, match="load_tasks"):
-        assert tasks_of(config, "train") == load_tasks(config, "train")

@@ -22,7 +22,7 @@ from trailnotes.config.schema import Config, MemoryConfig
 from trailnotes.config.toml import to_toml
 from trailnotes.memory import clean_tip, open_memory
 from trailnotes.memory.index import BM25Index, fuse_reciprocal_ranks
-from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder, QueuedEmbedder, make_embedder, split_words
+from trailnotes.memory.retrieval import CachedEmbedder, HashingEmbedder, make_embedder, split_words
 from trailnotes.memory.tip_stats import Doubles
 from trailnotes.memory.tipfile import write_tips
 from trailnotes.rollout.conversation import CUT_MARK, truncate
@@ -169,8 +169,7 @@ def test_the_former_queue_under_a_cache_embeds_in_a_thread() -> None:
             threads.append(threading.get_ident())
             return super().embed(texts)
 
-    with pytest.warns(FutureWarning, match="in_thread"):
-        embedder = CachedEmbedder(QueuedEmbedder(Watched()))
+    embedder = CachedEmbedder(Watched(), in_thread=True)
     vectors = asyncio.run(embedder.embed_async(["a"]))
     assert np.array_equal(vectors, HashingEmbedder().embed(["a"]))
     assert threads != [threading.get_ident()]

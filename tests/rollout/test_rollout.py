@@ -15,7 +15,7 @@ from trailnotes.errors import EnvError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.episode import run_episode
-from trailnotes.rollout.groups import GroupRunner, compute_rollout_metrics, run_groups
+from trailnotes.rollout.groups import GroupRunner, compute_rollout_metrics
 from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics, write_tips
 from trailnotes.types import (
     Completion,
@@ -350,14 +350,6 @@ def test_episodes_that_a_full_context_ends_are_warned_of_once(caplog: pytest.Log
     (warning,) = caplog.messages
     assert "max_context_tokens = 46" in warning
     assert "max_observation_tokens = 900" in warning
-
-
-def test_run_groups_is_the_runner_with_a_warning() -> None:
-    arguments = ScriptedPolicy(right), FakePool(), [TASK], [["plain"]], None, SETTINGS
-    with pytest.warns(FutureWarning, match="GroupRunner"):
-        playing = run_groups(*arguments, seed=0)
-    (group,) = asyncio.run(playing)
-    assert len(group.trajectories) == 1
 
 
 @pytest.mark.parametrize(("members", "failures"), [(3, (0, 2)), (1, (0,))])

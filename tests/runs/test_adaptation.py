@@ -237,16 +237,6 @@ def test_play_and_write_are_read_back_after_a_restart(tmp_path: Path) -> None:
     assert [completion.text for completion in written] == ["w7", "w7"]
 
 
-def test_examine_is_write_panel_with_a_warning(tmp_path: Path) -> None:
-    async def body(run: AdaptationRun) -> Any:
-        groups = await run.play("trial-0", run.tasks)
-        with pytest.warns(FutureWarning, match="write_panel"):
-            return run.examine(groups, memory=False), run.write_panel(groups, memory=False)
-
-    former, result = with_trials(tmp_path, body)
-    assert former == result
-
-
 # -- commands and settings
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from tinyrun import episodes, metrics, tiny_config
 from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError, RunError
 from trailnotes.runs.diagnose import diagnose
-from trailnotes.runs.iteration import Iteration
 from trailnotes.runs.train import train
 from trailnotes.runs.training import Counters, TrainingRun
 from trailnotes.types import Observation
@@ -80,11 +77,3 @@ def test_learning_rate_decay() -> None:
     assert scale(1, 750, max_env_steps=1000) == pytest.approx(0.5)  # the nearer limit counts
     assert scale(9, decay=0.0) == 1.0
     assert scale(1, tokens=110, max_tokens=100) == 0.0, "tips of the last iteration passed the limit"
-
-
-def test_the_former_name_of_the_iterations_module_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("trailnotes.training", "trailnotes.training.iteration"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.warns(FutureWarning, match="has become trailnotes.runs.iteration"):
-        module = importlib.import_module("trailnotes.training.iteration")
-    assert module.Iteration is Iteration

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,12 +28,6 @@ def load_tasks(config: Config, split: str) -> list[Task]:
     if count > 1:  # an id is a memory namespace
         raise ConfigError(f"split {split!r} of env.name = {config.env.name!r} has task id {most_common!r} twice")
     return tasks
-
-
-def tasks_of(config: Config, split: str) -> list[Task]:
-    """Former name of `load_tasks`."""
-    warnings.warn("trailnotes.envs.tasks.tasks_of has become load_tasks", FutureWarning, stacklevel=2)
-    return load_tasks(config, split)
 
 
 def load_identity(config: Config) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import shlex
 import threading
 import time
 import unicodedata
-import warnings
 import weakref
 import zlib
 from collections import OrderedDict
@@ -338,11 +337,6 @@ class CachedEmbedder:
             while len(self._vectors) > self._size:
                 self._vectors.popitem(last=False)
         return _stack([known[text] for text in texts], self.dim)
-
-
-def QueuedEmbedder(embedder: Embedder) -> CachedEmbedder:  # noqa: N802 (a former class)
-    warnings.warn("QueuedEmbedder(e) is now CachedEmbedder(e, in_thread=True)", FutureWarning, stacklevel=2)
-    return CachedEmbedder(embedder, in_thread=True)
 
 
 async def embed_async(embedder: Embedder, texts: Sequence[str]) -> Floats:

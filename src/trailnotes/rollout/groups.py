@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import random
-import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -149,15 +148,6 @@ class GroupRunner:
                 readers.setdefault(id(slot.memory), (slot.memory, []))[1].append(slot.played)
         for memory, episodes in readers.values():
             memory.report(episodes, once=self.once)
-
-
-def run_groups(
-    policy: Policy, pool: Pool, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]], memory: Memory | None,
-    config: Config, *, done: Iterable[Trajectory] = (), **options: Any,
-) -> Coroutine[Any, Any, list[TrajectoryGroup]]:  # fmt: skip
-    """Play one batch: the former form of `GroupRunner.play`."""
-    warnings.warn("run_groups has become GroupRunner(policy, pool, memory, config, seed=...).play", FutureWarning, 2)
-    return GroupRunner(policy, pool, memory, config, **options).play(tasks, modes, done)
 
 
 class LiveEpisode:

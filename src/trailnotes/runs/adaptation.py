@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -264,11 +263,6 @@ class AdaptationRun:
         result = build_panel_result(episodes, self.config, subject, memory=memory, planned=self.tasks)
         write_evaluation(self.directory.path / name, self.config, subject, episodes, result)
         return result
-
-    def examine(self, *args: Any, **kwargs: Any) -> PanelResult:
-        """Former name of `write_panel`."""
-        warnings.warn("AdaptationRun.examine has become write_panel", FutureWarning, stacklevel=2)
-        return self.write_panel(*args, **kwargs)
 
     def write_table(self) -> None:
         write_table([row.result for row in self.figures], self.directory.path, [row.name for row in self.figures])
