@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import RUNTIME_KEYS, flatten_config, is_within
+from trailnotes.config.toml import flatten_config
 from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import (
     describe_tip_overlap,
@@ -31,10 +31,10 @@ from trailnotes.runs.directory import RunLock
 from trailnotes.runs.load_policy import EvaluatedModel, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.panels import (
-    EPISODE_KEYS,
     JOURNAL_FILE,
     PanelResult,
     build_panel_result,
+    decides_episodes,
     play_panel,
     write_episodes,
     write_evaluation,
@@ -245,11 +245,7 @@ class EpisodeJournal:
 
 def _build_fingerprint(config: Config, subject: EvaluatedModel, use_memory: bool) -> dict[str, Any]:
     """Collect what the episodes depend on; a directory of weights counts by its content, not by its name."""
-    left_out = (*RUNTIME_KEYS, "model.path")
-    values = flatten_config(config)
-    settings = {
-        name: values[name] for name in values if is_within(name, EPISODE_KEYS) and not is_within(name, left_out)
-    }
+    settings = {name: value for name, value in flatten_config(config).items() if decides_episodes(name)}
     model, path, memory = subject.model, Path(subject.model), use_memory
     if path.is_dir() and not checkpoint.verify(path.parent, contents=False):
         saved = checkpoint.read_json(path.parent / checkpoint.MANIFEST)["files"]

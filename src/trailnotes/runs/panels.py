@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import to_toml
+from trailnotes.config.toml import RUNTIME_KEYS, is_within, to_toml
 from trailnotes.envs.tasks import has_other_env_code, load_identity, load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.memory.base import Memory
@@ -42,6 +42,11 @@ EPISODE_KEYS = (
     *("eval.split", "eval.num_tasks", "eval.num_samples", "eval.temperature", "eval.show_tips"),
 )
 """An episode of a panel depends on these settings, except `RUNTIME_KEYS` and the name of the model."""
+
+
+def decides_episodes(name: str) -> bool:
+    """Tell whether the episodes of a panel depend on the setting of this dotted name."""
+    return is_within(name, EPISODE_KEYS) and not is_within(name, (*RUNTIME_KEYS, "model.path"))
 
 
 @dataclass(frozen=True, slots=True)

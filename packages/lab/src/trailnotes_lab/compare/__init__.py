@@ -79,9 +79,7 @@ def compare_evaluations(runs: Sequence[str], *, out: StrPath | None = None, base
 
 def find_published_panel(runs: Sequence[str]) -> str:
     """Find the published panel that is of the first run's environment and has a task of the runs; "" if none is."""
-    paths = [path for word in runs for path in find_evaluations(split_label(word)[0])]
-    env = load_evaluation(paths[0]).settings.env.name
-    for name, table in PUBLISHED_PANELS.items():
-        if table.env == env and any(task in table.rows for path in paths for task in load_evaluation(path).tasks):
-            return name
-    return ""
+    evaluations = [load_evaluation(path) for word in runs for path in find_evaluations(split_label(word)[0])]
+    env, tasks = evaluations[0].settings.env.name, {task for each in evaluations for task in each.tasks}
+    fitting = (n for n, table in PUBLISHED_PANELS.items() if table.env == env and not tasks.isdisjoint(table.rows))
+    return next(fitting, "")

@@ -15,7 +15,7 @@ from trailnotes.config.toml import RUNTIME_KEYS, diff_configs, flatten_config, i
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.reporting.terminal import format_duration, ignore_write_errors
 from trailnotes.runs.directory import has_begun, is_trained, load_run_config
-from trailnotes.runs.panels import EPISODE_KEYS
+from trailnotes.runs.panels import decides_episodes
 from trailnotes.storage.checkpoint import MANIFEST, read_json
 from trailnotes.storage.child import start_child
 from trailnotes.storage.files import write_text_atomic
@@ -69,15 +69,13 @@ def _is_outdated(run: PlannedRun, directory: Path) -> bool:
 
 def _has_other_settings(run: PlannedRun) -> bool:
     """Say whether the evaluation of a trained run was made by hand, with tips or other settings than the run's."""
-    place, left_out = run.directory / EVAL_STAGE, (*RUNTIME_KEYS, "model.path")
+    place = run.directory / EVAL_STAGE
     try:
         with_tips = any(row["memory"] for row in read_json(place / "table.json")["rows"])
         changed = diff_configs(load_config(place / "eval.toml", trusted=False), run.config)
     except (ConfigError, KeyError, TypeError):
         return True  # it is not whole, and is played again
-    return with_tips or any(
-        is_within(name, (*EPISODE_KEYS, "eval.metric")) and not is_within(name, left_out) for name in changed
-    )
+    return with_tips or any(name == "eval.metric" or decides_episodes(name) for name in changed)
 
 
 def _is_record(run: PlannedRun) -> bool:
