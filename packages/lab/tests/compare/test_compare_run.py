@@ -131,7 +131,7 @@ def finish(directory: Path, config: Config) -> None:
 
 
 def test_a_record_is_done_also_with_another_number_of_workers(tmp_path: Path) -> None:
-    """It has neither weights nor episodes of training, so what these read is not counted again."""
+    """It has neither weights nor prompts of training, so what these read is not counted again."""
     path, out = write_plan(tmp_path / "plan.toml"), tmp_path / "out"
     for run in expand_runs(load_spec(path), path, out):
         finish(run.directory, run.config)
@@ -145,6 +145,7 @@ def test_a_record_is_done_also_with_another_number_of_workers(tmp_path: Path) ->
         assert [stage.key for stage in list_unfinished_stages(runs)] == ["grpo-0 eval"], "evaluated by hand"
         file.write_text(kept)
     (run_dir / "cost.json").write_text('{"total": {"env_steps": 24, "tokens_read": 7000}}')
+    (run_dir / "trajectories.jsonl").write_text('{"steps": [{"action": "look", "tips": []}]}\n')
     record_process(run_dir, "eval", ProcessResult(0, 1.0, 0.5, 1 << 20))
     assert load_costs(run_dir) == {"env_steps": 24, "tokens_read": 7000, "seconds": 0.0}
     (run_dir / "eval/panel.json").write_text('{"model": "grpo-0/checkpoints/step-000002/model"}')

@@ -45,9 +45,13 @@ def load_costs(run_dir: Path) -> dict[str, float]:
     counted, and processor seconds are not known.
     """
     record, line = _read_json(run_dir), (_read_lines(run_dir) or [{}])[-1]
-    if "total" in record and all(record["total"].get(name) == line[name] for name in COUNTERS if name in line):
+    if "total" in record and _holds_for(record["total"], line):
         return dict(record["total"])  # no command by hand has gone on since
     return _sum_costs(run_dir, record.get("processes", []))
+
+
+def _holds_for(total: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+    return all(total.get(name) == line[name] for name in COUNTERS if name in line)
 
 
 def _read_lines(run_dir: Path) -> list[dict[str, Any]]:
@@ -60,12 +64,13 @@ def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, f
     own = [own for own in processes if own["stage"].split()[0] != EVAL_STAGE]
     total = {name: line[name] for name in COMPARISON_FIELDS if name in line}
     if line and "tokens_read" not in total:  # a training run: the prompts of its actions and tips, each counted whole
-        if (episodes := run_dir / TRAJECTORIES).exists():
+        known = _read_json(run_dir).get("total", {})
+        if "tokens_read" in known and _holds_for(known, line):
+            total["tokens_read"] = known["tokens_read"]  # a record has no prompts of its training
+        elif (episodes := run_dir / TRAJECTORIES).exists():
             steps = (step for record in read_jsonl(episodes) for step in record["steps"])
             total["tokens_read"] = sum(step["prompt_tokens"] for step in steps)
             total["tokens_read"] += sum(each.get(key, 0) for each in lines for key in TIP_PROMPTS)
-        elif "tokens_read" in (before := _read_json(run_dir).get("total", {})):
-            total["tokens_read"] = before["tokens_read"]  # a record has no episodes of training
     if line or own:
         seconds = sum(process["seconds"] for process in own)
         total["seconds"] = round(max(seconds, line.get("seconds", 0.0)), 2)
