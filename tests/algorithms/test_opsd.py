@@ -29,6 +29,7 @@ from tinyrun import (
 from trailnotes.algorithms.opsd import (
     OpsdConfig,
     build_distillation_rows,
+    build_lessons,
     collect_teacher_logprobs,
     distillation_metrics,
     rebuild_with_tips,
@@ -75,6 +76,13 @@ def test_an_episode_reads_again_as_the_one_that_was_played_with_tips(start_model
         sampled = [[p for step in t.steps for p in step.completion.logprobs] for g in played for t in g.trajectories]
         for teacher, acted in zip(logprobs, sampled, strict=True):
             assert teacher.tolist() == pytest.approx(acted, abs=1e-3), "it is the policy that acted with tips"
+        # Both sides of a ratio are the learner's: those of `plain`'s sampler are of another context here.
+        learned, _ = build_lessons(iteration, plain, [[0.0] * 4] * len(plain), again)
+        expected = iteration.learner.logprobs([lesson.sample for lesson in learned])
+        for lesson, student in zip(learned, expected, strict=True):
+            teacher = logprobs[lesson.sample.trajectory]
+            own = np.array(student)[lesson.positions]
+            assert lesson.ratios == pytest.approx(np.where(np.isnan(teacher), 0, teacher - own), abs=1e-5)
 
     in_a_run(tiny_config(start_model, algorithm=OPSD), tmp_path, body)
 

@@ -108,6 +108,10 @@ def build_lessons(
     weighed = iteration.samples(groups, [[1.0] * len(group.trajectories) for group in groups])  # importance weights
     asked = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=rows)
     scored = iteration.learner.logprobs(asked, initial=initial)
+    # The sampler's own numbers are rounded otherwise than the learner's, and that difference would count as advantage.
+    taught = {row.trajectory for row in asked}
+    students = iter(iteration.learner.logprobs([row for row in samples if row.trajectory in taught]))
+    samples = [replace(row, behavior_logprobs=next(students)) if row.trajectory in taught else row for row in samples]
     lessons = build_distillation_rows(samples, weighed, collect_teacher_logprobs(teachers, asked, scored))
     return lessons, float(sum(len(row.token_ids) for row in asked))
 
@@ -199,8 +203,8 @@ def build_distillation_rows(
 ) -> list[DistillationRow]:
     """Combine each row with its part of the teacher's log-probabilities of its episode (`collect_teacher_logprobs`).
 
-    `samples` have the advantages of their episodes; `weighed` are the same rows with the current weights'
-    log-probabilities, and importance weights as advantages.
+    `samples` have the advantages of their episodes, and the learner's log-probabilities wherever there is a teacher's;
+    `weighed` are the same rows to train on, with importance weights as advantages.
     """
     begun: Counter[int] = Counter()  # tokens of the episode in the rows before
     lessons = []
@@ -212,7 +216,7 @@ def build_distillation_rows(
         teacher = np.concatenate([scores, np.full(positions.size - scores.size, np.nan)])
         student, advantages, weights = (
             np.array(numbers, dtype=np.float64)[positions]
-            for numbers in (sample.behavior_logprobs, plain.advantages, sample.advantages)
+            for numbers in (plain.behavior_logprobs, plain.advantages, sample.advantages)
         )
         ratios = log_ratio(teacher, student)
         lessons.append(DistillationRow(sample, positions, advantages, weights, ratios, ~np.isnan(teacher)))
