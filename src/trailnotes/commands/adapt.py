@@ -17,7 +17,7 @@ def _run(args: Namespace) -> None:
     from trailnotes.runs.directory import TRAJECTORIES
     from trailnotes.runs.panels import build_panel_table, describe_intervals, read_table
 
-    config = load_command_config(args.subject, args.config, args.settings)
+    config = load_command_config(args.subject, args.config, args.settings, plays_panel=True)
     episodes = args.out / TRAJECTORIES
     before = episodes.stat().st_size if episodes.exists() else 0
     with ProgressBar(1.0, "adapt") as bar:

@@ -16,7 +16,7 @@ def _run(args: Namespace) -> None:
     from trailnotes.runs.evaluate import evaluate
     from trailnotes.runs.panels import build_panel_table, describe_intervals, format_markdown_table
 
-    config = load_command_config(args.subject, args.config, args.settings)
+    config = load_command_config(args.subject, args.config, args.settings, plays_panel=True)
     with ProgressBar(1.0, "eval") as bar:
         result = evaluate(config, args.subject, memory=args.memory, out=args.out, progress=bar)
     if sys.stdout.isatty():

@@ -38,6 +38,13 @@ RUNTIME_KEYS = (
 )
 """Settings of where and how fast a run plays, what it may cost and what it leaves: not of what comes out."""
 
+BATCH_SETTINGS = {
+    "rollout.temperature": "eval.temperature",
+    "rollout.num_tasks": "eval.num_tasks",
+    "rollout.group_size": "eval.num_samples",
+}
+"""Settings of a training's batches, with those that panels have in their place."""
+
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 

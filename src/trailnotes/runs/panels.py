@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import RUNTIME_KEYS, is_within, to_toml
+from trailnotes.config.toml import BATCH_SETTINGS, RUNTIME_KEYS, is_within, to_toml
 from trailnotes.envs.tasks import has_other_env_code, load_identity, load_panel
 from trailnotes.errors import ConfigError
 from trailnotes.memory.base import Memory
@@ -46,7 +46,7 @@ EPISODE_KEYS = (
 
 def decides_episodes(name: str) -> bool:
     """Tell whether the episodes of a panel depend on the setting of this dotted name."""
-    return is_within(name, EPISODE_KEYS) and not is_within(name, (*RUNTIME_KEYS, "model.path"))
+    return is_within(name, EPISODE_KEYS) and not is_within(name, (*RUNTIME_KEYS, *BATCH_SETTINGS, "model.path"))
 
 
 @dataclass(frozen=True, slots=True)
