@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -203,6 +204,7 @@ def test_runs_after_a_removed_one_are_refused(tmp_path: Path) -> None:
         (PLAN + '[settings]\n"run.seed" = 9', r"settings sets run\.seed, which is the comparison's"),
         (PLAN + '[settings]\n"train.max_env_steps" = 9', r"settings sets train\.max_env_steps, which is the comp"),
         (PLAN + '"eval.num_tasks" = 9', r"half of them has another eval\.num_tasks than naive: all methods play one"),
+        (PLAN + '"env.options" = { families = ["keys/hazel"] }', r"half of them plays other games than naive: all"),
         (PLAN + '"env.options" = { "a.b" = 1 }', r"plan\.toml: env\.options has the key 'a\.b', which only the file"),
         (PLAN + 'train.split = "test"', r"half of them: train\.split = 'test': 4 of the 4 games"),
         ("[rollout]\nnum_tasks = 2", r"add a table \[methods.NAME\] for each, or .* to trailnotes train"),
@@ -284,6 +286,11 @@ def test_a_table_of_runs_without_a_comparison(finished: tuple[Path, Path], tmp_p
     assert main(["compare", "table", *runs, "--baseline", "GRPO", "--out", str(tmp_path)]) == 0
     assert lines_of(tmp_path)["GRPO"]["one"] == lines_of(out)["GRPO"]["one"]
     assert lines_of(tmp_path)["as it is"]["seeds"] == [0]
+    other = shutil.copytree(out / "runs/grpo-1", tmp_path / "grpo-1")
+    trained = (other / "eval/trained.toml").read_text()
+    (other / "eval/trained.toml").write_text(re.sub(r"\nlr = .*", "\nlr = 0.25", trained, count=1))
+    assert main(["compare", "table", runs[0], f"{other}=GRPO", "--out", str(tmp_path)]) == 0
+    assert "GRPO: its runs differ in optim.lr, and are pooled all the same." in (tmp_path / "table.md").read_text()
     further = shutil.copytree(out / "runs/grpo-0/eval", out / "runs/grpo-0/eval/further")
     assert main(["compare", "table", str(out), "--out", str(tmp_path)]) == 0
     before = table_of(out)

@@ -81,12 +81,17 @@ def expand_runs(spec: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]
         raise ConfigError(f"{path}: {', '.join(trained)} train without a budget: set budget.env_steps or budget.tokens")
     runs = [_expand_run(spec, name, seed, base, path, out) for seed in spec.compare.seeds for name in spec.methods]
     panels = {run.method: {name: flatten_config(run.config)[name] for name in _PANEL_KEYS} for run in runs}
-    for method, own in panels.items():
+    for method, keys in panels.items():
         for name, value in panels[runs[0].method].items():
-            if own[name] != value:
+            if keys[name] != value:
                 raise ConfigError(f"{path}: methods.{method} has another {name} than {runs[0].method}: all methods "
                                   "play one panel, so set it in [settings]")  # fmt: skip
     first = {run.method: run for run in runs if run.seed == spec.compare.seeds[0]}
+    games = {method: [task.id for task in tasks.load_panel(run.config)] for method, run in first.items()}
+    for method, own in games.items():
+        if own != games[runs[0].method]:
+            raise ConfigError(f"{path}: methods.{method} plays other games than {runs[0].method}: all methods play one "
+                              "panel, so set env.options in [settings]")  # fmt: skip
     _validate_training_data(first, spec, path)
     _validate_panels(first, path)
     return runs

@@ -15,6 +15,7 @@ from trailnotes.runs.panels import get_family
 from trailnotes.runs.usage import COMPARISON_FIELDS
 from trailnotes_lab.compare import statistics
 from trailnotes_lab.compare.evaluations import EVAL_DIR, Evaluation, load_evaluation
+from trailnotes_lab.compare.published.protocol import list_differing_settings
 from trailnotes_lab.compare.results import (
     GameValues,
     RunResult,
@@ -294,6 +295,8 @@ def _make_notes(lines: Sequence[MethodSummary], groups: Mapping[str, Sequence[Ru
         counts = ", ".join(f"{label} {count:,.0f}" for label, count in steps.items())
         notes.append(f"The environment steps of training differ by more than {STEP_TOLERANCE:.0%} ({counts}).")
     for label, results in groups.items():
+        if differing := list_differing_settings([result.evaluation for result in results]):
+            notes.append(f"{label}: its runs differ in {', '.join(differing)}, and are pooled all the same.")
         if any(r.attempts for r in results) and not collect_last(results):
             notes.append(f"{label}: its last trial did not play the whole panel again, since what was solved was left "
                          "out; so it has no last attempt, and is judged by the cumulative figure.")  # fmt: skip
