@@ -81,7 +81,7 @@ def test_a_failed_stage_stops_only_those_that_need_it(tmp_path: Path, capsys: py
         "middle adapt": "needs fails adapt, which failed",
         "last adapt": "needs middle adapt, which failed",
         "blocked adapt": f"cannot be started: [Errno 17] File exists: '{tmp_path}/runs/blocked'",
-        "short adapt": "stopped before its end; the same command resumes from there",
+        "short adapt": f"stopped before its end, and {tmp_path}/runs/short/console.log says why",
     }
     assert (tmp_path / "runs/short/console.log").read_text() == "fine\n"
     assert not (tmp_path / "runs/middle").exists()

@@ -252,7 +252,11 @@ class StageProcess:
             why = f"{how}: {lines[-1].strip() if lines else 'no output'}"
         else:
             try:
-                why = "" if self.stage.is_done else "stopped before its end; the same command resumes from there"
+                why = (
+                    ""
+                    if self.stage.is_done
+                    else f"stopped before its end, and {self.stage.directory / LOG_FILE} says why"
+                )
             except RunError as error:
                 why = str(error)
         taken = format_duration(time.monotonic() - self._started)
