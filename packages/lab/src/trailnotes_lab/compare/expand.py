@@ -11,7 +11,7 @@ from typing import Any
 from trailnotes.config.builtin import find_config
 from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
 from trailnotes.config.schema import Config
-from trailnotes.config.toml import collect_fields, flatten_config, format_toml_value, load_config
+from trailnotes.config.toml import collect_fields, format_toml_value, load_config
 from trailnotes.envs import tasks
 from trailnotes.errors import ConfigError
 from trailnotes.runs.rehearsal import validate_rehearsal
@@ -21,7 +21,6 @@ from trailnotes_lab.compare.spec import ComparisonSpec, panel_directory, run_dir
 _RESERVED_KEYS = ("run.name", "run.seed", "algorithm.name")  # the comparison itself sets them in each run
 _RESERVED_PANEL_KEYS = (*_RESERVED_KEYS, "eval.trials", "eval.metric", "model.path")
 _TRAINING_DEFAULTS = {"train.keep_optimizer": False}  # unless settings say so: a comparison never trains a run further
-_PANEL_KEYS = ("env.name", "eval.split", "eval.num_tasks", "eval.metric")  # must be the same in all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +79,12 @@ def expand_runs(spec: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]
     if trained and not (spec.budget.env_steps or spec.budget.tokens):
         raise ConfigError(f"{path}: {', '.join(trained)} train without a budget: set budget.env_steps or budget.tokens")
     runs = [_expand_run(spec, name, seed, base, path, out) for seed in spec.compare.seeds for name in spec.methods]
-    panels = {run.method: {name: flatten_config(run.config)[name] for name in _PANEL_KEYS} for run in runs}
-    for method, keys in panels.items():
-        for name, value in panels[runs[0].method].items():
-            if keys[name] != value:
-                raise ConfigError(f"{path}: methods.{method} has another {name} than {runs[0].method}: all methods "
-                                  "play one panel, so set it in [settings]")  # fmt: skip
     first = {run.method: run for run in runs if run.seed == spec.compare.seeds[0]}
     games = {method: [task.id for task in tasks.load_panel(run.config)] for method, run in first.items()}
-    for method, own in games.items():
-        if own != games[runs[0].method]:
-            raise ConfigError(f"{path}: methods.{method} plays other games than {runs[0].method}: all methods play one "
-                              "panel, so set env.options in [settings]")  # fmt: skip
+    panels = {method: (first[method].config.eval.metric, own) for method, own in games.items()}
+    if others := [method for method, own in panels.items() if own != panels[runs[0].method]]:
+        raise ConfigError(f"{path}: methods.{others[0]} has other games or another metric than {runs[0].method}: all "
+                          "methods play one panel, so set env and eval in [settings]")  # fmt: skip
     _validate_training_data(first, spec, path)
     _validate_panels(first, path)
     return runs
