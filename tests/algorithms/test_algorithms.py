@@ -112,7 +112,7 @@ def test_rows_that_still_show_tips_measure_no_tip_and_need_prompts_that_extend_e
     train_in_process(config, tmp_path / "run")
     line = metrics(tmp_path / "run")[1]
     assert line["update/tokens_off_policy"] > 0
-    assert not {"tips/reliance", "tips/lead", "tips/measured"} & line.keys()
+    assert not {"tips/reliance", "tips/logprob_gain", "tips/measured"} & line.keys()
     monkeypatch.setattr(HFPolicy, "append_only", property(lambda _: False, lambda *_: None), raising=False)
     with pytest.raises(ConfigError, match="template rewrites earlier turns"):
         train_in_process(config, tmp_path / "rewritten")

@@ -191,6 +191,7 @@ PRESENT = {  # present names of former keys, at other values than their defaults
     "warmstart.p_explore": 0.2, "warmstart.p_full_loss": 0.3, "warmstart.lossless_vocab": True, "empo2.p_memory": 0.5,
     "empo2.q_off_policy": 0.5, "empo2.mode_unit": "iteration", "empo2.old_logprobs": "acting",
     "empo2.author_credit": 0.5, "empo2.author_age": 2, "empo2.author_share": "equal",
+    "eval.warmup_split": "train", "eval.warmup_tasks": 3,
 }  # fmt: skip
 
 

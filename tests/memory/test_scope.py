@@ -175,7 +175,7 @@ class Doors(Gate):
 @pytest.mark.parametrize(("scope", "success"), [("task", 0.0), ("env", 1.0)])
 def test_games_met_before_help_on_one_that_was_never_met(scope: Scope, success: float, tmp_path: Path) -> None:
     sections = {"env": {"name": "test_scope:Doors"}, "memory": {"scope": scope, "threshold": -1}}
-    evaluated = {"meet_split": "train", "trials": 0}
+    evaluated = {"warmup_split": "train", "trials": 0}
     (row,) = adapt_by(Guesser(), "empo2-tips", tmp_path, **sections, eval=evaluated)
     assert (row.mean, row.memory, row.num_tasks) == (success, True, 1)
     with closing(open_store(tmp_path)) as store:

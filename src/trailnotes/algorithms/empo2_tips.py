@@ -25,8 +25,8 @@ from trailnotes.types import Task
 
 
 async def empo2_tips(run: AdaptationRun) -> None:
-    """Play games of `eval.meet_split`, then trial 0 and `eval.trials` more, with all earlier tips; each gets tips."""
-    config, author, met = run.config, run.author, load_preliminary_tasks(run.config)
+    """Play games of `eval.warmup_split`, then trial 0 and `eval.trials` more, with all earlier tips; each gets tips."""
+    config, author, met = run.config, run.author, load_warmup_tasks(run.config)
     phases = [("met", met)] if met else []
     phases += [(f"trial-{trial}", run.tasks) for trial in range(config.eval.trials + 1)]
     with open_memory(run.directory.memory_path, config.memory, embedder=make_config_embedder(config)) as memory:
@@ -51,16 +51,16 @@ async def empo2_tips(run: AdaptationRun) -> None:
         run.write_panel(groups, memory=reads)
 
 
-def load_preliminary_tasks(config: Config) -> list[Task]:
+def load_warmup_tasks(config: Config) -> list[Task]:
     """Return the games that get tips before the panel is played; raises `ConfigError` where nobody would read these."""
-    met, readers = config.eval.meet_split, {config.memory.shared_split, config.eval.split}
-    if met and met not in readers:
-        raise ConfigError(f'tips about games of eval.meet_split = "{met}" are read by that split alone: set it to '
+    split, readers = config.eval.warmup_split, {config.memory.shared_split, config.eval.split}
+    if split and split not in readers:
+        raise ConfigError(f'tips about games of eval.warmup_split = "{split}" are read by that split alone: set it to '
                           f'"{config.memory.shared_split}"')  # fmt: skip
-    return panel(load_tasks(config, met), config.eval.meet_tasks) if met else []
+    return panel(load_tasks(config, split), config.eval.warmup_tasks) if split else []
 
 
 METHOD = Method(
     "empo2-tips", "EMPO², tips only", empo2_tips, trains=False, colour="#5fbf9f",
-    learned_from=load_preliminary_tasks,
+    learned_from=load_warmup_tasks,
 )  # fmt: skip

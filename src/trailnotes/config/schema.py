@@ -294,10 +294,10 @@ class EvalConfig(Section):
     num_samples: int = key(1, "episodes for each task, each with its own sampling seed", ge=1)
     temperature: float = key(0.4, "sampling temperature", PAPER, ge=0)
     show_tips: Literal["own", "other", "empty"] = key("own", "algorithm.show_tips for panels with tips or with plans")
-    meet_split: str = key(
+    warmup_split: str = key(
         "", "empo2-tips: before trial 0 games of this split are played and written about, whose tips memory.scope may "
         "find; '' = none")  # fmt: skip
-    meet_tasks: int = key(0, "how many of them, evenly spaced; 0 = all of the split", ge=0, needs="eval.meet_split")
+    warmup_tasks: int = key(0, "how many of them, evenly spaced; 0 = all of the split", ge=0, needs="eval.warmup_split")
     trials: int = key(10, "adapt: trials after trial 0, which acts without memory", PAPER, ge=0)
     metric: Literal["success", "return"] = key("success", "what tables and curves show")
 

@@ -55,7 +55,7 @@ FIXED_ADAPTATION_KEYS = (
     *(name for name in EPISODE_KEYS if name != "model"),
     *("model.path", "model.base", "model.dtype", "model.template_options", "algorithm"),
     *("model.attn_implementation", "model.load_in_4bit"),
-    *("eval.meet_split", "eval.meet_tasks", "train.split", "train.num_tasks"),
+    *("eval.warmup_split", "eval.warmup_tasks", "train.split", "train.num_tasks"),
 )
 """These settings, and the sections of the method, decide the episodes and tips of a trial: a begun run keeps them."""
 

@@ -247,7 +247,7 @@ class Iteration:
             effects = estimate_tip_effects(groups, off_policy, tip_free)
             record_effects(effects)
             mean = sum(effect.nats for effect in effects) / max(1, len(effects))
-            self.add_metrics("tips", {"lead": mean, "measured": float(len(effects))})
+            self.add_metrics("tips", {"logprob_gain": mean, "measured": float(len(effects))})
 
     def add_novelty(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """Return the groups with the `reward_intrinsic` of each step, by `algorithm.intrinsic`."""

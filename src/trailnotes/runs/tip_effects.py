@@ -32,10 +32,10 @@ def estimate_tip_effects(
         tokens = zip(row.behavior_logprobs, alone, row.loss_mask, strict=True)
         nats.setdefault(row.trajectory, []).extend(acted - free for acted, free, trained in tokens if trained)
     return [
-        lead
+        effect
         for index, differences in sorted(nats.items())
         if normalize_score(trajectories[index]) >= SUCCESS_THRESHOLD
-        for lead in _iter_tip_effects(trajectories[index], differences)
+        for effect in _iter_tip_effects(trajectories[index], differences)
     ]
 
 
