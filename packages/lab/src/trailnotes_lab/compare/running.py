@@ -252,11 +252,8 @@ class StageProcess:
             why = f"{how}: {lines[-1].strip() if lines else 'no output'}"
         else:
             try:
-                why = (
-                    ""
-                    if self.stage.is_done
-                    else f"stopped before its end, and {self.stage.directory / LOG_FILE} says why"
-                )
+                log = self.stage.directory / LOG_FILE
+                why = "" if self.stage.is_done else f"stopped before its end, and {log} says why"
             except RunError as error:
                 why = str(error)
         taken = format_duration(time.monotonic() - self._started)
