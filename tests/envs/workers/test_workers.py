@@ -103,12 +103,9 @@ def test_leases_are_spread_evenly_and_environments_used_again() -> None:
     assert sorted(second) == sorted(first)
 
 
-def test_more_than_a_socket_holds_waits_for_the_worker() -> None:
-    async def crowd(pool: EnvPool) -> list[list[Observation]]:
-        return await asyncio.gather(*[episode(pool, "sleep 0.05", "x" * 2_000_000) for _ in range(4)])
-
+async def test_more_than_a_socket_holds_waits_for_the_worker() -> None:
     with puppets(1) as pool:
-        for seen in asyncio.run(crowd(pool)):
+        for seen in await asyncio.gather(*[episode(pool, "sleep 0.05", "x" * 2_000_000) for _ in range(4)]):
             assert len(seen[-1].text) == 2_000_000
 
 
@@ -266,21 +263,17 @@ def test_close_leaves_no_process_and_no_handle() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_close_ends_a_worker_in_mid_call_and_its_children() -> None:
-    async def leave_in_mid_call(pool: EnvPool) -> list[int]:
-        async with pool.lease() as env:
-            await env.reset(TASK)
-            pids = [int((await env.step(action)).text) for action in ("pid", "child")]
-            call = asyncio.ensure_future(env.step("sleep 100"))
-            await asyncio.sleep(0.1)
-            pool.close()
-            with pytest.raises(EnvError, match="was closed"):
-                await call
-            return pids
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trailnotes.envs.workers.pool.STOP_TIMEOUT", 0.2)
-        pids = asyncio.run(leave_in_mid_call(puppets(1)))
+async def test_close_ends_a_worker_in_mid_call_and_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trailnotes.envs.workers.pool.STOP_TIMEOUT", 0.2)
+    pool = puppets(1)
+    async with pool.lease() as env:
+        await env.reset(TASK)
+        pids = [int((await env.step(action)).text) for action in ("pid", "child")]
+        call = asyncio.ensure_future(env.step("sleep 100"))
+        await asyncio.sleep(0.1)
+        pool.close()
+        with pytest.raises(EnvError, match="was closed"):
+            await call
     wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
@@ -314,15 +307,11 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
 
 
 @both_kinds
-def test_an_environment_that_could_not_be_made_costs_one_episode(num_workers: int) -> None:
+async def test_an_environment_that_could_not_be_made_costs_one_episode(num_workers: int) -> None:
     """The lease is given all the same, and its first call says why it is of no use."""
-
-    async def borrow(pool: EnvPool) -> None:
+    with EnvPool(EnvConfig(name="odd_envs:Broken", num_workers=num_workers)) as pool:
         for _ in range(2):
             async with pool.lease() as env:
                 with pytest.raises(EnvError, match="making odd_envs:Broken raised ValueError: no luck"):
                     await env.reset(TASK)
-
-    with EnvPool(EnvConfig(name="odd_envs:Broken", num_workers=num_workers)) as pool:
-        asyncio.run(borrow(pool))
         assert [host.load for host in pool._hosts if host] == [0]
