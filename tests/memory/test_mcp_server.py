@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -53,43 +52,36 @@ async def call(client: Any, name: str, **arguments: Any) -> tuple[bool, str]:
     return not result.is_error, content.text
 
 
-def test_an_agent_searches_adds_and_reads_back(place: Path) -> None:
-    async def talk() -> None:
-        async with mcp.Client(started(place, "--write"), client_info=CLIENT) as client:
-            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-            assert list(tools) == ["list_tasks", "search_tips", "read_tip", "add_tip", "memory_open", "memory_report"]
-            assert "similar" in tools["search_tips"].description
-            assert tools["search_tips"].annotations.read_only_hint
-            assert not tools["add_tip"].annotations.read_only_hint
-            assert "search_tips" in client.instructions
-            done, text = await call(client, "search_tips", task="maze/1", query="the well in the yard")
-            assert done
-            assert "go left at the well" in text
-            done, text = await call(client, "add_tip", task="maze/1", text="mind the step", state="a dark stair")
-            assert done
-            done, text = await call(client, "read_tip", id=json.loads(text)["id"])
-            assert (json.loads(text)["text"], json.loads(text)["model"]) == ("mind the step", "mcp: somebody")
-            done, text = await call(client, "search_tips", task="maze/9", query="q")
-            assert not done
-            assert "maze/9" in text
-            assert str(place) not in text
-
-    asyncio.run(talk())
+async def test_an_agent_searches_adds_and_reads_back(place: Path) -> None:
+    async with mcp.Client(started(place, "--write"), client_info=CLIENT) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert list(tools) == ["list_tasks", "search_tips", "read_tip", "add_tip", "memory_open", "memory_report"]
+        assert "similar" in tools["search_tips"].description
+        assert tools["search_tips"].annotations.read_only_hint
+        assert not tools["add_tip"].annotations.read_only_hint
+        assert "search_tips" in client.instructions
+        done, text = await call(client, "search_tips", task="maze/1", query="the well in the yard")
+        assert done
+        assert "go left at the well" in text
+        done, text = await call(client, "add_tip", task="maze/1", text="mind the step", state="a dark stair")
+        assert done
+        done, text = await call(client, "read_tip", id=json.loads(text)["id"])
+        assert (json.loads(text)["text"], json.loads(text)["model"]) == ("mind the step", "mcp: somebody")
+        done, text = await call(client, "search_tips", task="maze/9", query="q")
+        assert not done
+        assert "maze/9" in text
+        assert str(place) not in text
     with open_store(place) as store:
         assert [tip.imported for tip in store.load_tips("maze/1")] == [False, True]
 
 
-def test_without_write_nothing_is_added(place: Path) -> None:
+async def test_without_write_nothing_is_added(place: Path) -> None:
     """In the protocol of before 2026, too, as most agents speak it."""
-
-    async def talk() -> None:
-        async with mcp.Client(started(place), client_info=CLIENT, mode="legacy") as client:
-            assert "add_tip" not in {tool.name for tool in (await client.list_tools()).tools}
-            done, text = await call(client, "add_tip", task="maze/1", text="mind the step")
-            assert not done
-            assert "Unknown tool" in text
-
-    asyncio.run(talk())
+    async with mcp.Client(started(place), client_info=CLIENT, mode="legacy") as client:
+        assert "add_tip" not in {tool.name for tool in (await client.list_tools()).tools}
+        done, text = await call(client, "add_tip", task="maze/1", text="mind the step")
+        assert not done
+        assert "Unknown tool" in text
     with open_store(place) as store:
         assert store.sequence == 1
 
@@ -114,10 +106,9 @@ def served(*words: object) -> Iterator[str]:
     assert TOKEN not in line + output + errors
 
 
-def test_over_http_the_token_opens(place: Path) -> None:
+async def test_over_http_the_token_opens(place: Path) -> None:
     known = {"authorization": f"Bearer {TOKEN}"}
-
-    async def talk(url: str) -> None:
+    with served(place, "--write") as url:
         async with (
             httpx2.AsyncClient(headers=known) as http,
             mcp.Client(streamable_http_client(url, http_client=http), client_info=CLIENT) as client,
@@ -126,9 +117,6 @@ def test_over_http_the_token_opens(place: Path) -> None:
             assert done, text
             done, text = await call(client, "search_tips", task="maze/1", query="mind the step")
             assert json.loads(text)["tips"][0]["text"] == "mind the step"
-
-    with served(place, "--write") as url:
-        asyncio.run(talk(url))
         with httpx2.Client() as http:
             for headers in ({}, {"authorization": f"Bearer {TOKEN}x"}, {"authorization": TOKEN}):
                 refused = http.post(url, json={}, headers=headers)
