@@ -13,23 +13,7 @@ from hypothesis import strategies as st
 
 from trailnotes.envs import check_env, list_env_tasks, make_env
 from trailnotes.warmstart.demonstrations.episodes import play_script, replay_actions
-from trailnotes_worlds.puzzles.levels import (
-    DIFFICULTIES,
-    DIRECTIONS,
-    Position,
-    Room,
-    assign_split,
-    canonicalize_orientation,
-    canonicalize_position,
-    expand_pushes,
-    find_reachable,
-    generate_level,
-    list_cells,
-    make_border_mask,
-    move_player,
-    render_rows,
-    search_backwards,
-)
+from trailnotes_worlds.puzzles import levels
 from trailnotes_worlds.puzzles.sokoban import SokobanEnv, SokobanGame
 
 LEVEL = """
@@ -41,7 +25,7 @@ LEVEL = """
 """
 
 
-def level(text: str) -> tuple[Room, Position]:
+def level(text: str) -> tuple[levels.Room, levels.Position]:
     """The room and the position that `drawn` would show as `text`."""
     rows = text.split()
     symbols = "".join(rows)
@@ -49,9 +33,9 @@ def level(text: str) -> tuple[Room, Position]:
     def mask(of: str) -> int:
         return sum(1 << cell for cell, symbol in enumerate(symbols) if symbol in of)
 
-    room = Room(len(rows[0]), len(rows), mask("-.$*@+"), mask(".*+"))
-    position = Position(mask("$*"), list_cells(mask("@+"))[0])
-    assert render_rows(room, position) == rows
+    room = levels.Room(len(rows[0]), len(rows), mask("-.$*@+"), mask(".*+"))
+    position = levels.Position(mask("$*"), levels.list_cells(mask("@+"))[0])
+    assert levels.render_rows(room, position) == rows
     return room, position
 
 
@@ -62,15 +46,15 @@ def after(text: str, *moves: str) -> str:
     return warehouse.render()
 
 
-def fewest_pushes(room: Room, position: Position) -> int | None:
+def fewest_pushes(room: levels.Room, position: levels.Position) -> int | None:
     """By going forwards, move by move: 0 for a walk, 1 for a push."""
     best, waiting = {position: 0}, deque([position])
     while waiting:
         here = waiting.popleft()
         if here.boxes == room.goals:
             return best[here]
-        for direction in DIRECTIONS:
-            there = move_player(room, here, direction)
+        for direction in levels.DIRECTIONS:
+            there = levels.move_player(room, here, direction)
             if there is None:
                 continue
             pushes = best[here] + (there.boxes != here.boxes)
@@ -80,10 +64,10 @@ def fewest_pushes(room: Room, position: Position) -> int | None:
     return None
 
 
-def pushes_in(room: Room, position: Position, moves: tuple[str, ...]) -> int:
+def pushes_in(room: levels.Room, position: levels.Position, moves: tuple[str, ...]) -> int:
     count = 0
     for move in moves:
-        there = move_player(room, position, move)
+        there = levels.move_player(room, position, move)
         assert there, f"{move} cannot be made"
         count += there.boxes != position.boxes
         position = there
@@ -102,35 +86,35 @@ def test_a_box_is_pushed_and_neither_two_nor_against_a_wall() -> None:
 @settings(max_examples=30)
 @given(st.integers(0, 500), st.integers(0, 2**32))
 def test_backward_and_forward_search_agree(seed: int, pick: int) -> None:
-    made = generate_level("medium", "train", seed)
-    places = list(search_backwards(made.room))
+    made = levels.generate_level("medium", "train", seed)
+    places = list(levels.search_backwards(made.room))
     assert all(a.left <= b.left for (_, a), (_, b) in pairwise(places))
     place, push = places[pick % len(places)]
-    player = list_cells(place.player)
-    position = Position(place.boxes, player[pick % len(player)])
+    player = levels.list_cells(place.player)
+    position = levels.Position(place.boxes, player[pick % len(player)])
     assert fewest_pushes(made.room, position) == push.left
-    assert pushes_in(made.room, position, expand_pushes(made.room, position, dict(places))) == push.left
+    assert pushes_in(made.room, position, levels.expand_pushes(made.room, position, dict(places))) == push.left
 
 
 def test_a_dead_end_is_never_reached() -> None:
     room, position = level("#####\n#$--#\n#-@.#\n#---#\n#####")
     assert fewest_pushes(room, position) is None
-    assert canonicalize_position(room, position) not in dict(search_backwards(room))
+    assert levels.canonicalize_position(room, position) not in dict(levels.search_backwards(room))
 
 
-@pytest.mark.parametrize("difficulty", DIFFICULTIES)
+@pytest.mark.parametrize("difficulty", levels.DIFFICULTIES)
 @settings(max_examples=30)
 @given(st.sampled_from(["train", "validation", "test"]), st.integers(0, 2000))
 def test_a_level_is_what_its_difficulty_says(difficulty: str, split: str, seed: int) -> None:
-    made, wanted = generate_level(difficulty, split, seed), DIFFICULTIES[difficulty]
+    made, wanted = levels.generate_level(difficulty, split, seed), levels.DIFFICULTIES[difficulty]
     room = made.room
     assert room.goals.bit_count() == made.start.boxes.bit_count() == wanted.boxes
-    assert not room.floor & make_border_mask(wanted.size, wanted.size)
-    assert room.floor == find_reachable(room.floor, made.start.player, wanted.size)
+    assert not room.floor & levels.make_border_mask(wanted.size, wanted.size)
+    assert room.floor == levels.find_reachable(room.floor, made.start.player, wanted.size)
     assert not made.start.boxes & room.goals
     assert pushes_in(room, made.start, made.solution) in wanted.pushes
     assert 2 * len(made.solution) <= wanted.max_steps
-    assert assign_split(canonicalize_orientation(render_rows(room))) == split
+    assert levels.assign_split(levels.canonicalize_orientation(levels.render_rows(room))) == split
 
 
 SPLITS = ["train", "validation", "test"]
