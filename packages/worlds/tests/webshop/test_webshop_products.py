@@ -9,17 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trailnotes_worlds.webshop import products
 from trailnotes_worlds.webshop.catalogue import encode_product
 from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules
-from trailnotes_worlds.webshop.products import (
-    Instruction,
-    Product,
-    ProductError,
-    format_price,
-    from_record,
-    parse_prices,
-    parse_product,
-)
 
 RECORD: dict[str, Any] = {
     "asin": "B000000001",
@@ -38,12 +30,12 @@ RECORD: dict[str, Any] = {
 EXTRA = {"attributes": ["solid wood"], "instruction": "Find oak stools", "instruction_attributes": ["solid wood"]}
 
 
-def parsed(extra: dict[str, Any] | None = None, **changes: Any) -> Product:
-    return parse_product(RECORD | changes, extra)
+def parsed(extra: dict[str, Any] | None = None, **changes: Any) -> products.Product:
+    return products.parse_product(RECORD | changes, extra)
 
 
 def test_a_record_is_cleaned() -> None:
-    assert parse_product(RECORD, EXTRA, nouns=extract_nouns_by_rules) == Product(
+    assert products.parse_product(RECORD, EXTRA, nouns=extract_nouns_by_rules) == products.Product(
         asin="B000000001",
         title="Oak Stool",
         description="A stool.  Of oak.",
@@ -57,7 +49,7 @@ def test_a_record_is_cleaned() -> None:
         query="oak stools",
         rating="4.5",
         nouns=("oak", "stool"),
-        instructions=(Instruction("synthetic", "Find oak stools", ("solid wood",)),),
+        instructions=(products.Instruction("synthetic", "Find oak stools", ("solid wood",)),),
     )
 
 
@@ -78,7 +70,7 @@ def test_the_searched_text_is_that_of_the_original() -> None:
     ],
 )  # fmt: skip
 def test_prices(listed: Any, prices: tuple[float, ...], tag: str) -> None:
-    assert (parse_prices(listed), format_price(prices)) == (prices, tag)
+    assert (products.parse_prices(listed), products.format_price(prices)) == (prices, tag)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +87,7 @@ def test_prices(listed: Any, prices: tuple[float, ...], tag: str) -> None:
     ],
 )
 def test_what_is_no_product_says_why(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ProductError) as caught:
+    with pytest.raises(products.ProductError) as caught:
         parsed(**changes)
     assert caught.value.reason == reason
 
@@ -109,10 +101,10 @@ HALVES = st.text(st.characters(exclude_categories=()), max_size=20)  # of surrog
 def test_anything_is_a_product_or_says_why(value: Any) -> None:
     for record in (value, RECORD | value if isinstance(value, dict) else RECORD | {"customization_options": value}):
         try:
-            product = parse_product(record, value if isinstance(value, dict) else None)
-        except ProductError:
+            product = products.parse_product(record, value if isinstance(value, dict) else None)
+        except products.ProductError:
             continue
-        assert from_record(json.loads(encode_product(product))) == product
+        assert products.from_record(json.loads(encode_product(product))) == product
         product.search_text.encode()
 
 
