@@ -34,17 +34,13 @@ ATTRIBUTES = {
     f"B{number:09d}": {"attributes": ["soft"], "instruction": "Find cups", "instruction_attributes": ["soft"]}
     for number in range(0, 40, 2)
 }
+BLANK = {"instruction_attributes": [], "instruction_options": []}
 HUMAN = {
     "B000000003": [
-        {
-            "asin": "B000000003",
-            "instruction": "I'd like a cup.",
-            "instruction_attributes": [],
-            "instruction_options": [],
-        },
+        BLANK | {"asin": "B000000003", "instruction": "I'd like a cup."},
         {"instruction": "a red cup", "instruction_attributes": ["soft"], "instruction_options": ["red"]},
     ],
-    "B999999999": [{"instruction": "gone", "instruction_attributes": ["x"], "instruction_options": []}],
+    "B999999999": [BLANK | {"instruction": "gone", "instruction_attributes": ["x"]}],
 }
 
 
@@ -63,10 +59,8 @@ def test_four_files_become_one_catalogue(files: SourceFiles, tmp_path: Path) -> 
     assert [product.asin for product in catalogue] == [item["asin"] for item in RECORDS]
     assert catalogue["B000000002"].attributes == ("soft",)
     assert [item.kind for item in catalogue["B000000002"].instructions] == ["synthetic"]
-    assert [(item.text, item.order) for item in catalogue["B000000003"].instructions] == [
-        ("I'd like a cup.", 2),
-        ("a red cup", 0),
-    ]
+    told = [(item.text, item.order) for item in catalogue["B000000003"].instructions]
+    assert told == [("I'd like a cup.", 2), ("a red cup", 0)]
     assert catalogue["B000000003"].nouns == ("cup", "number")
     assert catalogue.meta["left_out"] == {"instruction of no product": 1}
     assert catalogue.meta["sources"]["products"] == ["products.json", files.products.stat().st_size]
