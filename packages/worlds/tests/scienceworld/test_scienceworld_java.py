@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -42,12 +41,6 @@ def undisturbed(env: ScienceWorldEnv) -> list[Observation]:
     return [env.reset(TASK), *(env.step(action) for action in ACTIONS)]
 
 
-def pid_of(env: ScienceWorldEnv) -> int:
-    client = env._game._client
-    assert client is not None
-    return client.simulator.pid
-
-
 def without_restarts(observation: Observation) -> tuple[object, ...]:
     info = {key: value for key, value in observation.info.items() if key != "restarts"}
     return (observation.text, observation.reward, observation.score, observation.actions, info)
@@ -60,7 +53,7 @@ def test_an_episode_goes_on_after_its_simulator_was_killed(
     again = [env.reset(TASK)]
     for place, action in enumerate(ACTIONS):
         if place == 4:
-            os.kill(pid_of(env), signal.SIGKILL)
+            os.kill(env._game._client.simulator.pid, signal.SIGKILL)
         again.append(env.step(action))
     assert [o.info.get("restarts", 0) for o in again] == [0] * 5 + [1] + [0] * 2
     assert [without_restarts(o) for o in again] == [without_restarts(o) for o in undisturbed]
@@ -72,7 +65,6 @@ def test_an_interrupted_call_is_not_answered_by_the_next_one(
 ) -> None:
     env.reset(TASK)
     client = env._game._client
-    assert client is not None
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -121,22 +113,18 @@ def read_command(pid: int) -> str:
 
 
 @pytest.mark.long
-def test_a_killed_worker_takes_its_stopped_simulator_along() -> None:
+async def test_a_killed_worker_takes_its_stopped_simulator_along() -> None:
     found: list[int] = []
-
-    async def play() -> None:
-        with EnvPool(EnvConfig(name="scienceworld", num_workers=1, timeout=240.0)) as pool:
-            async with pool.lease() as lease:
-                await lease.reset(TASK)
-                worker = next(pid for pid in children_of(os.getpid()) if "workers.main" in read_command(pid))
-                java = next(pid for pid in children_of(worker) if "java" in read_command(pid))
-                found.append(java)
-                os.kill(java, signal.SIGSTOP)
-                os.kill(worker, signal.SIGKILL)
-                with pytest.raises(EnvError, match="SIGKILL"):
-                    await lease.step("look around")
-
-    asyncio.run(play())
+    with EnvPool(EnvConfig(name="scienceworld", num_workers=1, timeout=240.0)) as pool:
+        async with pool.lease() as lease:
+            await lease.reset(TASK)
+            worker = next(pid for pid in children_of(os.getpid()) if "workers.main" in read_command(pid))
+            java = next(pid for pid in children_of(worker) if "java" in read_command(pid))
+            found.append(java)
+            os.kill(java, signal.SIGSTOP)
+            os.kill(worker, signal.SIGKILL)
+            with pytest.raises(EnvError, match="SIGKILL"):
+                await lease.step("look around")
     wait_for(lambda: not alive(found[0]))
 
 
