@@ -14,15 +14,7 @@ from trailnotes.envs.tasks import load_tasks, select_unused
 from trailnotes.rollout.conversation import quoted
 from trailnotes.types import Observation
 from trailnotes.warmstart.demonstrations.episodes import Script, get_actions
-from trailnotes_worlds.demonstrations.scienceworld import (
-    NUM_WANDERINGS,
-    ROOMS,
-    ScienceWorldDemonstrator,
-    load_recordings,
-    parse_things,
-    shorten_path,
-    wander,
-)
+from trailnotes_worlds.demonstrations import scienceworld
 from trailnotes_worlds.demonstrations.scienceworld_english import (
     EnglishScienceWorld,
     format_attempt_tip,
@@ -52,8 +44,8 @@ You also see:
 
 
 def test_things_of_a_look() -> None:
-    assert parse_things(KITCHEN) == ["chair", "counter", "bowl", "banana", "drawer", "sink", "soap"]
-    assert parse_things("") == []
+    assert scienceworld.parse_things(KITCHEN) == ["chair", "counter", "bowl", "banana", "drawer", "sink", "soap"]
+    assert scienceworld.parse_things("") == []
 
 
 def test_a_path_is_shortened_to_teleportations_with_one_look() -> None:
@@ -62,7 +54,7 @@ def test_a_path_is_shortened_to_teleportations_with_one_look() -> None:
         "focus on baby baby mouse", "pick up mouse", "go to hallway", "look around",
         "move egg mouse egg in inventory to red box", "wait1",
     ]  # fmt: skip
-    shortest, with_waiting, with_names, whole = shorten_path(path)
+    shortest, with_waiting, with_names, whole = scienceworld.shorten_path(path)
     assert shortest == [
         "teleport to kitchen", "look around", "focus on baby mouse", "pick up mouse", "teleport to hallway",
         "move mouse egg to red box",
@@ -88,11 +80,13 @@ def driven(script: Script, answer: str) -> list[str]:
 @pytest.mark.parametrize("seed", range(20))
 def test_wanderings_look_and_then_deal_with_what_they_saw(seed: int) -> None:
     task = "Your task is to find a(n) animal. First, focus on the thing. Then, move it to the red box in the kitchen."
-    room, look, focus, *rest = driven(wander(random.Random(seed), Observation("", instruction=task)), KITCHEN)
+    room, look, focus, *rest = driven(
+        scienceworld.wander(random.Random(seed), Observation("", instruction=task)), KITCHEN
+    )
     thing = focus.removeprefix("focus on ")
-    assert room.removeprefix("teleport to ") in ROOMS
+    assert room.removeprefix("teleport to ") in scienceworld.ROOMS
     assert look == "look around"
-    assert thing in parse_things(KITCHEN)
+    assert thing in scienceworld.parse_things(KITCHEN)
     assert rest in (
         [f"move {thing} to red box"],
         [f"pick up {thing}", "teleport to kitchen", f"move {thing} to red box"],
@@ -116,7 +110,7 @@ def test_every_wording_can_be_parsed(actions: tuple[str, ...], score: float) -> 
 def test_the_warm_start_shows_no_held_out_game_of_any_protocol(task: dict[str, str]) -> None:
     options = {**task, "protocol": "interleaved", "num_train": 10}
     config = Config(env=EnvConfig(name="scienceworld", options=options), warmstart=WarmstartConfig(variations=30))
-    shown = {task.id for task in ScienceWorldDemonstrator.choose_tasks(config)}
+    shown = {task.id for task in scienceworld.ScienceWorldDemonstrator.choose_tasks(config)}
     assert {each.split("/")[1] for each in shown} == {task.get("task", "find-non-living-thing")}
     for split in ("validation", "test"):
         assert not shown & {task.id for task in load_tasks(config, split)}
@@ -144,18 +138,17 @@ def test_recordings_are_training_variations_and_repeat(tmp_path: Path) -> None:
         rollout=RolloutConfig(max_steps=8),
         warmstart=WarmstartConfig(variations=1),
     )
-    recorded = load_recordings(config, tmp_path)
+    recorded = scienceworld.load_recordings(config, tmp_path)
     (one,) = recorded
     task = one.wandered[0].task
     assert task.options["variation"] in get_simulator_split(task.options["task"])["train"]
-    assert one.gold is not None
     assert (one.gold.success, one.gold.score) == (True, 100.0)
     assert get_actions(one.gold) == ["teleport to outside", "look around", "focus on baby mouse"]
-    assert len(one.wandered) == NUM_WANDERINGS
-    assert len(one.all_episodes) == NUM_WANDERINGS + 1
+    assert len(one.wandered) == scienceworld.NUM_WANDERINGS
+    assert len(one.all_episodes) == scienceworld.NUM_WANDERINGS + 1
     (file,) = tmp_path.glob("scienceworld-*.jsonl")
     before = file.read_bytes()
-    assert load_recordings(config, tmp_path) == recorded  # from the file
+    assert scienceworld.load_recordings(config, tmp_path) == recorded  # from the file
     file.unlink()
-    load_recordings(config, tmp_path)
+    scienceworld.load_recordings(config, tmp_path)
     assert file.read_bytes() == before
