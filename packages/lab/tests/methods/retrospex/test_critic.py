@@ -16,6 +16,7 @@ from trailnotes.config.schema import Config
 from trailnotes.storage.files import append_jsonl, trajectory_to_json
 from trailnotes.types import Completion, Observation, Outcome, Step, Task, Trajectory
 from trailnotes_lab.methods.retrospex import critic as critics
+from trailnotes_lab.methods.retrospex import transitions
 from trailnotes_lab.methods.retrospex.critic import (
     IQL,
     Critic,
@@ -26,13 +27,6 @@ from trailnotes_lab.methods.retrospex.critic import (
     load_critic,
     td_target,
     train_critic,
-)
-from trailnotes_lab.methods.retrospex.transitions import (
-    Transition,
-    build_transitions,
-    read_episodes,
-    read_transitions,
-    select_held_out_tasks,
 )
 
 
@@ -63,9 +57,9 @@ def write(path: Path, *episodes: Trajectory, name: str = "trajectories.jsonl") -
 
 
 def test_only_a_terminated_end_is_terminal() -> None:
-    first, second = build_transitions(episode([0.0, 1.0]), 7)
-    assert first == Transition("walk", "place 0", "a0", 0.0, "place 1", False, True, "t", 7)
-    assert second == Transition("walk", "place 1", "a1", 1.0, "place 2", True, True, "t", 7)
+    first, second = transitions.build_transitions(episode([0.0, 1.0]), 7)
+    assert first == transitions.Transition("walk", "place 0", "a0", 0.0, "place 1", False, True, "t", 7)
+    assert second == transitions.Transition("walk", "place 1", "a1", 1.0, "place 2", True, True, "t", 7)
 
 
 def test_episodes_of_all_kinds_of_runs_are_read(tmp_path: Path) -> None:
@@ -74,14 +68,14 @@ def test_episodes_of_all_kinds_of_runs_are_read(tmp_path: Path) -> None:
     notes = write(tmp_path / "adapt", episode([0.2]), name="trial-00.jsonl")
     write(notes, episode([0.3]), name="trial-01.jsonl")
     places = [run, evaluation, notes, run / "trajectories.jsonl"]
-    assert [t.episode_return for t in read_episodes(places)] == [0.0, 0.1, 0.2, 0.3, 0.0]
-    assert [step.episode for step in read_transitions(places)] == [0, 1, 2, 3, 4]
+    assert [t.episode_return for t in transitions.read_episodes(places)] == [0.0, 0.1, 0.2, 0.3, 0.0]
+    assert [step.episode for step in transitions.read_transitions(places)] == [0, 1, 2, 3, 4]
 
 
 @given(names=st.sets(st.text("abc/", min_size=1, max_size=3)), share=st.floats(0, 0.99), seed=st.integers(0, 3))
 def test_held_out_tasks_depend_on_names_and_seed(names: set[str], share: float, seed: int) -> None:
-    kept = select_held_out_tasks(sorted(names), share, seed)
-    assert kept == select_held_out_tasks(sorted(names, reverse=True), share, seed)
+    kept = transitions.select_held_out_tasks(sorted(names), share, seed)
+    assert kept == transitions.select_held_out_tasks(sorted(names, reverse=True), share, seed)
     assert kept <= names
     assert len(kept) < max(1, len(names)) or not names
     assert bool(kept) == (share > 0 and len(names) > 1)
@@ -108,7 +102,7 @@ def test_the_lesser_head_counts_and_both_are_trained() -> None:
     heads = networks.target(*columns)[0]
     assert networks.target_q(*columns).item() == heads.min().item() != heads.max().item()
     before = [head[2].bias.item() for head in networks.q.heads]  # type: ignore[index]
-    IQL(networks, 0).run_epoch(build_transitions(episode([5.0]), 0), 0, lambda *_: None)
+    IQL(networks, 0).run_epoch(transitions.build_transitions(episode([5.0]), 0), 0, lambda *_: None)
     after = [head[2].bias.item() for head in networks.q.heads]  # type: ignore[index]
     assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([1e-4, 1e-4], rel=1e-2)  # Adam's step
 
@@ -121,30 +115,25 @@ def make_networks() -> CriticNetworks:
 # -- a chain whose values are known
 
 
-def chain(end_of_first: str) -> list[Transition]:
+def chain(end_of_first: str) -> list[transitions.Transition]:
     """Two places; "on" leads from the first to the second and from there to a reward of 1, "quit" ends with 0."""
-    blank = Transition("walk", "place 0", "on", 0.0, "place 1", False, True, "t", 0)
+    blank = transitions.Transition("walk", "place 0", "on", 0.0, "place 1", False, True, "t", 0)
     won = replace(blank, observation="place 1", reward=1.0, next_observation="won", terminated=True)
     lost = [replace(step, action="quit", reward=0.0, next_observation="lost", terminated=True) for step in (blank, won)]
-    cut = build_transitions(episode([0.0], "truncated"), 0)[0]
+    cut = transitions.build_transitions(episode([0.0], "truncated"), 0)[0]
     assert not cut.terminated
     first = blank if end_of_first == "walked on" else replace(cut, action="on")
     return [first, won, *lost]
 
 
-@pytest.fixture
-def fast_learning(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LEARNING_RATE": 3e-3, "TARGET_RATE": 0.2}.items():
-        monkeypatch.setattr(critics, name, value)
-
-
-@pytest.mark.usefixtures("fast_learning")
 @pytest.mark.long
 @pytest.mark.parametrize("end_of_first", ["walked on", "was cut off"])
-def test_values_of_a_chain_are_those_computed_by_hand(end_of_first: str) -> None:
+def test_values_of_a_chain_are_those_computed_by_hand(end_of_first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Two equally frequent actions worth x and 0: the expectile m solves 0.7 (x - m) = 0.3 m, so m = 0.7 x.
     # V(1) = 0.7; Q(0, on) = 0.99 * 0.7 = 0.693; V(0) = 0.485. Where the episode was cut off after the first step,
     # the same values must come out: a time limit is no end of the game.
+    for name, value in {"LEARNING_RATE": 3e-3, "TARGET_RATE": 0.2}.items():
+        monkeypatch.setattr(critics, name, value)
     networks = make_networks()
     iql = IQL(networks, seed=0)
     for epoch in range(300):
@@ -162,7 +151,6 @@ def test_values_of_a_chain_are_those_computed_by_hand(end_of_first: str) -> None
 def test_the_area_counts_pairs_and_a_tie_counts_half() -> None:
     # won: 3, 1; lost: 2, 1. Pairs: 3>2, 3>1, 1<2, 1=1: 2.5 of 4.
     interval = estimate_auc([3, 1, 2, 1], [True, True, False, False], [0, 1, 2, 3])
-    assert interval is not None
     assert interval.low <= interval.mean == 0.625 <= interval.high
 
 
@@ -171,8 +159,6 @@ def test_steps_of_an_episode_are_resampled_together() -> None:
     won, scores = rng.random(40) < 0.5, rng.random(40)
     few = estimate_auc(scores.repeat(9), won.repeat(9), np.arange(40).repeat(9))
     many = estimate_auc(scores.repeat(9), won.repeat(9), np.arange(360))
-    assert few is not None
-    assert many is not None
     assert few.high - few.low > 2 * (many.high - many.low)
 
 
@@ -234,7 +220,7 @@ def test_nothing_of_a_held_out_task_is_learned_from(run: Path, tmp_path: Path) -
     assert len(kept) == 1
     assert first.figures["held_out_episodes"] == 2
     assert first.figures["held_out_steps_won"] == 2
-    episodes = list(read_episodes([run]))
+    episodes = list(transitions.read_episodes([run]))
     strange = {"action": "xyzzy", "reward": 9.0}
     other = [
         replace(e, steps=(replace(e.steps[0], **strange), *e.steps[1:])) if e.task.id in kept else e for e in episodes
