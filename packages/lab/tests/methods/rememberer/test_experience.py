@@ -24,15 +24,11 @@ from trailnotes_lab.methods.rememberer.table import (
 VECTOR = np.zeros((2, 4), np.float32)
 
 
-def make_settings(**keys: Any) -> RemembererConfig:
-    """Make settings in which `keys` may be constants as well."""
+def table(path: Path | None = None, **keys: Any) -> ExperienceTable:
+    """Make a table by settings in which `keys` may be constants as well."""
     constants = {name: keys.pop(name) for name in [*keys] if name not in RemembererConfig.model_fields}
     kind: type[RemembererConfig] = type("Settings", (RemembererConfig,), {"__module__": __name__, **constants})
-    return kind(**keys)
-
-
-def table(path: Path | None = None, **keys: Any) -> ExperienceTable:
-    return ExperienceTable(path, HashingEmbedder(), make_settings(**keys))
+    return ExperienceTable(path, HashingEmbedder(), kind(**keys))
 
 
 def episode(*rewards: float, goal: str = "g", states: str = "s{}", actions: str = "a{}") -> list[Experience]:
@@ -47,9 +43,7 @@ def teach(taught: ExperienceTable, *episodes: Sequence[Experience]) -> Experienc
 
 
 def value(taught: ExperienceTable, observation: str, action: str, goal: str = "g") -> float:
-    record = taught.find(goal, observation)
-    assert record is not None
-    return record.values[action].value
+    return taught.find(goal, observation).values[action].value
 
 
 # -- the vectors of the specification, section 8
