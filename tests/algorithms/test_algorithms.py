@@ -11,17 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyrun import (
-    SAME,
-    differences,
-    distance,
-    equal_weights,
-    metrics,
-    record,
-    tiny_config,
-    train_in_parts,
-    train_in_process,
-)
+import tinyrun
 from trailnotes.algorithms.empo2 import draw_modes
 from trailnotes.config.methods_schema import Empo2Config
 from trailnotes.errors import ConfigError
@@ -73,12 +63,12 @@ def test_only_off_policy_rows_drop_the_tips_and_have_tip_free_denominators(
 ) -> None:
     """Mixed groups, half of whose members act with tips, of which half are trained without them."""
     algorithm = {"p_memory": 0.5, "q_off_policy": 0.5, "old_logprobs": "tip_free"}
-    config = tiny_config(
+    config = tinyrun.tiny_config(
         start_model, algorithm=algorithm, rollout={"num_tasks": 5, "group_size": 6}, optim={"lr": 1e-9}
     )
     with monkeypatch.context() as patch:
-        played, learned = record(patch, Iteration, "rollout"), record(patch, Learner, "update")
-        run = train_in_process(config, tmp_path)
+        played, learned = tinyrun.record(patch, Iteration, "rollout"), tinyrun.record(patch, Learner, "update")
+        run = tinyrun.train_in_process(config, tmp_path)
     episodes = [[t for group in groups for t in group.trajectories] for _, groups in played]
     samples = [[*arguments[1]] for arguments, _ in learned]
     assert [[s.trajectory for s in rows] for rows in samples] == [list(range(len(each))) for each in episodes]
@@ -108,14 +98,14 @@ def test_rows_that_still_show_tips_measure_no_tip_and_need_prompts_that_extend_e
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sections = {"empo2": {"p_memory": 1.0, "distilled_context": "release"}, "train": {"iterations": 2}}
-    config = tiny_config(start_model, optim={"rows": "step"}, **sections)
-    train_in_process(config, tmp_path / "run")
-    line = metrics(tmp_path / "run")[1]
+    config = tinyrun.tiny_config(start_model, optim={"rows": "step"}, **sections)
+    tinyrun.train_in_process(config, tmp_path / "run")
+    line = tinyrun.metrics(tmp_path / "run")[1]
     assert line["update/tokens_off_policy"] > 0
     assert not {"tips/reliance", "tips/logprob_gain", "tips/measured"} & line.keys()
     monkeypatch.setattr(HFPolicy, "append_only", property(lambda _: False, lambda *_: None), raising=False)
     with pytest.raises(ConfigError, match="template rewrites earlier turns"):
-        train_in_process(config, tmp_path / "rewritten")
+        tinyrun.train_in_process(config, tmp_path / "rewritten")
 
 
 # --- novelty
@@ -135,12 +125,12 @@ def test_novelty_teaches_where_returns_are_equal(
 ) -> None:
     for kind in (intrinsic, "none"):
         algorithm = {"name": method, "p_memory": 1.0, "intrinsic": kind, "novelty_threshold": 0.5, "mode_unit": unit}
-        config = tiny_config(start_model, algorithm=algorithm, env={"name": "tinyrun:Echo"}, loss={"kl": 0.0})
-        train_in_process(config, tmp_path / kind)
-    lines = metrics(tmp_path / intrinsic)
+        config = tinyrun.tiny_config(start_model, algorithm=algorithm, env={"name": "tinyrun:Echo"}, loss={"kl": 0.0})
+        tinyrun.train_in_process(config, tmp_path / kind)
+    lines = tinyrun.metrics(tmp_path / intrinsic)
     assert {line["rollout/return"] for line in lines} == {0.0}
-    assert equal_weights(tmp_path / "none", start_model), "without novelty there is nothing to learn from"
-    assert distance(tmp_path / intrinsic, start_model) > 1e-3
+    assert tinyrun.equal_weights(tmp_path / "none", start_model), "without novelty there is nothing to learn from"
+    assert tinyrun.distance(tmp_path / intrinsic, start_model) > 1e-3
     assert max(line["update/advantage_std"] for line in lines) > 0
 
 
@@ -148,10 +138,10 @@ def test_novelty_teaches_where_returns_are_equal(
 @pytest.mark.parametrize("kind", ["states", "rnd"])
 def test_novelty_survives_a_resumption(start_model: Path, tmp_path: Path, kind: str) -> None:
     algorithm = {"p_memory": 1.0, "intrinsic": kind, "novelty_threshold": 0.5, "mode_unit": "iteration"}
-    train_in_process(tiny_config(start_model, algorithm=algorithm), tmp_path / "whole")
-    configs = [tiny_config(start_model, algorithm=algorithm, train={"iterations": number}) for number in (1, 3)]
-    train_in_parts(tmp_path / "parts", *configs)
-    assert differences(tmp_path / "whole", tmp_path / "parts") == SAME
+    tinyrun.train_in_process(tinyrun.tiny_config(start_model, algorithm=algorithm), tmp_path / "whole")
+    configs = [tinyrun.tiny_config(start_model, algorithm=algorithm, train={"iterations": number}) for number in (1, 3)]
+    tinyrun.train_in_parts(tmp_path / "parts", *configs)
+    assert tinyrun.differences(tmp_path / "whole", tmp_path / "parts") == tinyrun.SAME
     for name in ("novelty.safetensors", "novelty.json"):
         kept, resumed = (
             (tmp_path / part / "checkpoints/step-000003" / name).read_bytes() for part in ("whole", "parts")
