@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.algorithms.opsd import (
-    BETA,
-    OpsdConfig,
-    add_teacher_signal,
-    compute_gate,
-    compute_teacher_signal,
-    log_ratio,
-)
+from trailnotes.algorithms import opsd
 
 FORMS = ("sdpo", "sdar", "opcd")
 TEACHER = np.log([0.5, 0.1, 0.4])  # of three tokens that were sampled with probabilities .25, .2 and .4
@@ -26,15 +19,15 @@ STUDENT = np.log([0.25, 0.2, 0.4])
 
 def advantages(episode: float, known: tuple[bool, ...] = (True,) * 3, **options: Any) -> list[float]:
     """Of the three tokens of an episode with the advantage `episode`."""
-    ratios = log_ratio(TEACHER, STUDENT)
-    return add_teacher_signal(
-        np.full(3, episode), ratios, np.array(known), OpsdConfig(**{"gate": "none"} | options)
+    ratios = opsd.log_ratio(TEACHER, STUDENT)
+    return opsd.add_teacher_signal(
+        np.full(3, episode), ratios, np.array(known), opsd.OpsdConfig(**{"gate": "none"} | options)
     ).tolist()
 
 
 def test_the_log_ratio_is_what_the_tips_add() -> None:
-    assert log_ratio(TEACHER, STUDENT).tolist() == pytest.approx([math.log(2), -math.log(2), 0])
-    assert log_ratio([math.nan, -1.0], [-2.0, -3.0]).tolist() == [0, 2]
+    assert opsd.log_ratio(TEACHER, STUDENT).tolist() == pytest.approx([math.log(2), -math.log(2), 0])
+    assert opsd.log_ratio([math.nan, -1.0], [-2.0, -3.0]).tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("form", ["sdpo", "opcd"])
@@ -51,10 +44,10 @@ def test_sdar_adds_a_sigmoid_to_the_advantage_of_the_group() -> None:
 
 def test_the_half_that_sdar_goes_without_is_a_baseline() -> None:
     """Over the three tokens as the student draws them, grad log pi is 0 on average, and so is a constant times it."""
-    pi, options = np.array([0.25, 0.35, 0.4]), OpsdConfig(form="sdar", coefficient=1.0)
-    ratios = log_ratio(TEACHER, np.log(pi))
-    centred = compute_teacher_signal(ratios, options)
-    published = 1 / (1 + np.exp(-BETA * ratios))
+    pi, options = np.array([0.25, 0.35, 0.4]), opsd.OpsdConfig(form="sdar", coefficient=1.0)
+    ratios = opsd.log_ratio(TEACHER, np.log(pi))
+    centred = opsd.compute_teacher_signal(ratios, options)
+    published = 1 / (1 + np.exp(-opsd.BETA * ratios))
     by_logit = np.eye(3) - pi  # [token, logit]: d log pi(token) / d logit
     np.testing.assert_allclose((pi * centred) @ by_logit, (pi * published) @ by_logit, atol=1e-12)
 
@@ -72,7 +65,7 @@ def test_the_half_that_sdar_goes_without_is_a_baseline() -> None:
     ],
 )
 def test_the_reward_keeps_the_gate(gate: str, episode: float, expected: list[bool]) -> None:
-    assert compute_gate(log_ratio(TEACHER, STUDENT), np.full(3, episode), gate).tolist() == expected
+    assert opsd.compute_gate(opsd.log_ratio(TEACHER, STUDENT), np.full(3, episode), gate).tolist() == expected
     for form in FORMS:
         free, kept = advantages(episode, form=form), advantages(episode, form=form, gate=gate)
         assert kept == [one if is_open else episode for one, is_open in zip(free, expected, strict=True)]
@@ -81,8 +74,8 @@ def test_the_reward_keeps_the_gate(gate: str, episode: float, expected: list[boo
 
 def test_the_log_ratio_is_held_within_its_bound() -> None:
     ratios = np.array([9.0, -9.0, 1.0])
-    assert compute_teacher_signal(ratios, OpsdConfig()).tolist() == [5, -5, 1]
-    assert compute_teacher_signal(ratios, OpsdConfig(), math.inf).tolist() == [9, -9, 1]
+    assert opsd.compute_teacher_signal(ratios, opsd.OpsdConfig()).tolist() == [5, -5, 1]
+    assert opsd.compute_teacher_signal(ratios, opsd.OpsdConfig(), math.inf).tolist() == [9, -9, 1]
 
 
 finite = st.floats(-30, 30)
@@ -91,5 +84,5 @@ finite = st.floats(-30, 30)
 @given(episode=finite, ratios=st.lists(finite, min_size=1, max_size=5), form=st.sampled_from(FORMS))
 def test_a_weight_of_zero_leaves_the_group_alone_bit_for_bit(episode: float, ratios: list[float], form: str) -> None:
     group, known = np.full(len(ratios), episode), np.ones(len(ratios), dtype=bool)
-    options = OpsdConfig(form=form, coefficient=0)
-    assert add_teacher_signal(group, np.array(ratios), known, options).tolist() == group.tolist()
+    options = opsd.OpsdConfig(form=form, coefficient=0)
+    assert opsd.add_teacher_signal(group, np.array(ratios), known, options).tolist() == group.tolist()
