@@ -13,15 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trailnotes.envs.workers.main import (
-    HEARTBEAT,
-    EnvServer,
-    Slots,
-    decode_frames,
-    encode,
-    unpack_error,
-    unpack_observation,
-)
+from trailnotes.envs.workers import main as worker
 from trailnotes.errors import ConfigError, EnvError, MissingExtraError
 from trailnotes.storage.files import trajectory_to_json
 from trailnotes.types import Observation, Task, Trajectory
@@ -62,42 +54,42 @@ garbage = st.fixed_dictionaries({"text": texts}, optional=good) | st.fixed_dicti
 @given(garbage)
 def test_any_observation_is_taken_or_refused_alike_with_and_without_a_worker(values: dict[str, Any]) -> None:
     Garbage.fields = values
-    local, remote = Slots("test_wire:Garbage", {}), EnvServer()
+    local, remote = worker.Slots("test_wire:Garbage", {}), worker.EnvServer()
     local.run("open", 0)
     for request in (["start", "test_wire:Garbage", {}], ["open", 0, None]):
         remote.answer(request)
-    [(status, *answer)] = decode_frames(bytearray(remote.answer(["step", 0, ""])))
+    [(status, *answer)] = worker.decode_frames(bytearray(remote.answer(["step", 0, ""])))
     if status == "error":
         with pytest.raises(EnvError) as caught:
             local.run("step", 0, "")
         assert str(caught.value) == answer[1]
         return
     taken = local.run("step", 0, "")
-    assert taken == unpack_observation(answer[0])
+    assert taken == worker.unpack_observation(answer[0])
     json.dumps(trajectory_to_json(Trajectory(Task("t", "x"), (), taken, "truncated", False, 0.0)), allow_nan=False)
 
 
 @given(texts.filter(bool), st.integers(), infos)
 def test_tasks_survive(name: str, seed: int, options: dict[str, Any]) -> None:
     task = Task(name, "env", seed, "test", MappingProxyType(options))
-    [values] = decode_frames(bytearray(encode(task)))
+    [values] = worker.decode_frames(bytearray(worker.encode(task)))
     assert Task(*values) == Task(name, "env", seed, "test", options)
 
 
 @given(st.lists(st.none() | texts.map(lambda text: [text])), st.lists(st.integers(1, 7), min_size=1))
 def test_frames_may_arrive_in_any_pieces(messages: list[Any], sizes: list[int]) -> None:
-    stream = b"".join(HEARTBEAT if message is None else encode(message) for message in messages)
+    stream = b"".join(worker.HEARTBEAT if message is None else worker.encode(message) for message in messages)
     buffer, got, turn = bytearray(), [], 0
     while stream:
         size = sizes[turn % len(sizes)]
         buffer += stream[:size]
-        got += decode_frames(buffer)
+        got += worker.decode_frames(buffer)
         stream, turn = stream[size:], turn + 1
     assert got == [message for message in messages if message is not None]
 
 
 @pytest.mark.parametrize("kind", [EnvError, ConfigError, MissingExtraError])
 def test_errors_keep_their_kind(kind: type[Exception]) -> None:
-    error = unpack_error(kind.__name__, "é\nhere")
+    error = worker.unpack_error(kind.__name__, "é\nhere")
     assert (type(error), str(error)) == (kind, "é\nhere")
-    assert type(unpack_error("PolicyError", "x")) is EnvError
+    assert type(worker.unpack_error("PolicyError", "x")) is EnvError
