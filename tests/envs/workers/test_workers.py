@@ -298,7 +298,6 @@ asyncio.run(main())
 def test_workers_end_with_a_parent_that_is_killed() -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=env) as parent:
-        assert parent.stdout is not None
         pids = [int(parent.stdout.readline()) for _ in range(3)]
         assert all(alive(pid) for pid in pids)
         os.kill(pids[2], signal.SIGSTOP)
