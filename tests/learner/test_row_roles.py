@@ -204,7 +204,6 @@ def test_the_divergence_by_hand() -> None:
     expected = 0.5 * np.log(2) + 0.5 * np.log(2 / 3)
     assert kl.tolist() == pytest.approx([expected, 0.0, expected], abs=1e-6)
     kl.sum().backward()
-    assert student.grad is not None
     assert student.grad[:, :2].tolist() == [pytest.approx(row) for row in [[-0.25, 0.25], [0, 0], [0.25, -0.25]]]
     assert scorer.compute_kl(student[:0], lambda states: states, teacher[:0]).shape == (0,)
 
