@@ -101,21 +101,16 @@ def strangers(server: EmbeddingServer, tmp_path: Path, monkeypatch: pytest.Monke
     return run
 
 
-def memory_commands(run: Path) -> dict[str, list[str]]:
-    """Those that need vectors, with what they say."""
-    place, more = str(run), str(run.parent / "more.jsonl")
-    return {
+def test_a_person_names_the_server_of_a_memory_and_no_file_does(
+    server: EmbeddingServer, strangers: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    place, more = str(strangers), str(strangers.parent / "more.jsonl")
+    commands = {  # those that need vectors, by what they say
         "mind the dog": ["add", place, "mind the dog", "--task", "maze/1", "--key", "a gate"],
         "1 tips imported": ["import", place, more, "--enable"],
         "similarity 1.000": ["search", place, "maze/1", "a gate", "--top-k", "1"],
     }
-
-
-def test_a_person_names_the_server_of_a_memory_and_no_file_does(
-    server: EmbeddingServer, strangers: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    commands = memory_commands(strangers)
-    for words in (*commands.values(), ["serve", str(strangers), "--write"]):
+    for words in (*commands.values(), ["serve", place, "--write"]):
         assert main(["memory", *words]) == 2
         assert "OPENAI_BASE_URL" in capsys.readouterr().err
     assert not server.asked
