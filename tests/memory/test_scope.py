@@ -37,14 +37,11 @@ def memory_of(scope: Scope, tasks: Iterable[Task] = (), **settings: object) -> T
     return memory
 
 
-def test_sessions_tell_the_memory_their_tasks() -> None:
+def test_sessions_tell_the_memory_tasks_that_no_run_has_registered() -> None:
     with memory_of("all") as memory:
         memory.session("a", "red door")
         memory.add([Tip("a", "knock twice", "red door", 1.0)])
         assert [tip.text for tip in memory.session("b", "red door").tips] == ["knock twice"]
-
-
-def test_a_session_leaves_a_task_that_a_run_has_registered_in_its_family() -> None:
     with memory_of("family", [task("a"), task("b")]) as memory:
         assert {tip.text for tip in memory.session("a", "red door").tips} == {"a", "b"}
 
