@@ -264,7 +264,6 @@ class TwoWriters(RuleBasedStateMachine):
     @rule(writer=WRITERS, instead=BATCHES)
     def restore(self, writer: int, instead: list[Tip]) -> None:
         self.memories[writer].restore(self.path.with_name("saved.db"))
-        assert self.saved is not None
         self.model, self.by_owner = copy.deepcopy(self.saved), 0
         self.add(writer, instead)
 
@@ -272,7 +271,6 @@ class TwoWriters(RuleBasedStateMachine):
     @rule(writer=WRITERS, instead=BATCHES)
     def go_back(self, writer: int, instead: list[Tip]) -> None:
         rewind_to_snapshot(self.memories[writer], self.path.with_name("saved.db"), self.path.with_name("aside.jsonl"))
-        assert self.saved is not None
         self.model = copy.deepcopy(self.saved)
         self.add(writer, instead)
 
