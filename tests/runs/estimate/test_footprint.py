@@ -141,16 +141,14 @@ def test_scaled_logits_are_computed_whole(scale: float, copies: int, tmp_path: P
 
 
 def test_eight_ranks_split_the_weights() -> None:
-    config = settings(model=FULL, learner={"world_size": 8}, loss={"kl": 0.01}, engine={"name": "vllm"} | NOT_HERE)
+    elsewhere = {"name": "vllm", "devices": ("8",)}
+    config = settings(model=FULL, learner={"world_size": 8}, loss={"kl": 0.01}, engine=elsewhere)
     shape, (ranks, _) = seven(), estimate_footprint(config).devices
     assert (ranks.name, ranks.count) == ("ranks 0 to 7", 8)
     assert sum(ranks.static.values()) == pytest.approx((16 + 2) * shape.whole / 8), "with the reference, in bfloat16"
     learning = ranks.phases["learning"]
     assert learning["weights gathered for a pass"] == 2 * (shape.around + 3 * shape.block)
     assert learning["the reference's gathered"] == 2 * shape.around
-
-
-NOT_HERE = {"devices": ("8",)}
 
 
 def test_rank_0_holds_the_acting_model() -> None:
