@@ -21,6 +21,7 @@ import trailnotes.runs.training  # noqa: F401 - here pytest itself compiles it, 
 from proxy import Proxy, proxying
 from served import serving
 from small import save_start_model
+from tinyrun import trained_once
 from trailnotes.commands import relax_gc
 from trailnotes.config import methods
 from trailnotes.policies.hf import policy
@@ -88,6 +89,12 @@ def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face directory, never written to."""
     return save_start_model(tmp_path_factory.mktemp("start") / "model")
+
+
+@pytest.fixture
+def run_dir(start_model: Path) -> Path:
+    """Two iterations of EMPO2, with checkpoints and a memory."""
+    return trained_once(start_model, train={"iterations": 2})
 
 
 @pytest.fixture(scope="module")

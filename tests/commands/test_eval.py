@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from small import lines, small_config
-from tinyrun import trained_once
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_tasks
 from trailnotes.errors import ConfigError
@@ -22,12 +21,6 @@ from trailnotes.runs.load_policy import EvaluatedModel
 from trailnotes.runs.panels import JOURNAL_FILE
 from trailnotes.storage import checkpoint
 from trailnotes.types import Trajectory
-
-
-@pytest.fixture
-def run_dir(start_model: Path) -> Path:
-    """Two iterations of EMPO2, with checkpoints and a memory."""
-    return trained_once(start_model, train={"iterations": 2})
 
 
 def a_config(start: Path, **sections: Any) -> Config:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyrun import tiny_config, train_in_process, trained_once
+from tinyrun import tiny_config, train_in_process
 from trailnotes.config.schema import Config, MemoryConfig, RolloutConfig
 from trailnotes.errors import RunError
 from trailnotes.policies.hf.policy import HFPolicy
@@ -50,12 +50,6 @@ def test_random_policy_is_uniform_and_repeatable() -> None:
 
 
 # -- who is examined
-
-
-@pytest.fixture
-def run_dir(start_model: Path) -> Path:
-    """Two iterations of EMPO2, with checkpoints and a memory."""
-    return trained_once(start_model, train={"iterations": 2})
 
 
 def resolve(model_or_run: Path | str) -> EvaluatedModel:
