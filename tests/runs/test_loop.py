@@ -21,10 +21,6 @@ from trailnotes.runs.signals import interrupt_on_signals, request_stop_on_signal
 WORD = contextvars.ContextVar("WORD", default="")
 
 
-def in_program(call: Callable[[], Any]) -> Any:
-    return call()
-
-
 def in_notebook(call: Callable[[], Any]) -> Any:
     """`call` in a task of a running loop, which must be as it was afterwards."""
 
@@ -42,7 +38,7 @@ def in_notebook(call: Callable[[], Any]) -> Any:
     return asyncio.run(cell())
 
 
-@pytest.fixture(params=[in_program, in_notebook])
+@pytest.fixture(params=[lambda call: call(), in_notebook], ids=["in_program", "in_notebook"])
 def place(request: pytest.FixtureRequest) -> Any:
     return request.param
 
