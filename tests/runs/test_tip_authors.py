@@ -194,6 +194,7 @@ def test_the_actions_up_to_the_last_raise_are_quoted() -> None:
     assert (tip.score, tip.model, tip.step, tip.namespace) == (0.75, "extract", 3, "t"), "the score of what is quoted"
     (tip,) = extracted(*REWARDED, style="full")
     assert tip.text == "What raised the score: 'go to hall', 'look', 'take 'lamp''."
+    assert extracted(("look", 0.0), ("eat lamp", -1.0)) == [], "an episode that raised nothing has no tip"
 
 
 def test_a_long_quotation_loses_whole_actions_at_its_end() -> None:
@@ -211,10 +212,6 @@ def test_an_entry_of_a_step_quotes_its_action_alone() -> None:
     assert [tip.text for tip in extracted((" ", 0.0), *REWARDED, entries="step")] == [tip.text for tip in tips]
     (first, *_) = extracted(*REWARDED, entries="step", style="full")
     assert first.text == "What raised the score: 'go to hall'."
-
-
-def test_an_episode_that_raised_nothing_has_no_tip() -> None:
-    assert extracted(("look", 0.0), ("eat lamp", -1.0)) == []
 
 
 @pytest.mark.long
