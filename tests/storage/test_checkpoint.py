@@ -120,7 +120,6 @@ def test_a_kill_at_any_write_leaves_whole_checkpoints_alone(tmp_path: Path) -> N
         process.join(60)
         assert all(not c.problems for c in checkpoint.scan(tmp_path))
         newest = checkpoint.find_latest(tmp_path)
-        assert newest is not None
         assert newest.name in {"step-000001", "step-000002"}
         if process.exitcode == 0:
             break
