@@ -7,19 +7,12 @@ from email.utils import format_datetime
 
 import pytest
 
-from trailnotes.web.faults import (
-    MAX_RETRY_AFTER,
-    compute_wait,
-    explain_refusal,
-    extract_error_text,
-    is_retryable,
-    parse_retry_after,
-)
+from trailnotes.web import faults
 
 
 def test_retry_after_may_be_a_date() -> None:
     in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
-    assert 50 < (parse_retry_after({"retry-after": in_a_minute}) or 0) <= 60
+    assert 50 < (faults.parse_retry_after({"retry-after": in_a_minute}) or 0) <= 60
 
 
 @pytest.mark.parametrize(
@@ -27,23 +20,25 @@ def test_retry_after_may_be_a_date() -> None:
     [("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("soon", None), ("Thu, 01 Jan 1970 00:01:40 GMT", 0.0)],
 )
 def test_retry_after_is_read_as_seconds(value: str, seconds: float | None) -> None:
-    assert parse_retry_after({"retry-after": value}) == seconds
+    assert faults.parse_retry_after({"retry-after": value}) == seconds
 
 
 def test_waits_double_up_to_a_minute_and_respect_the_server() -> None:
     failures = (1, None), (2, None), (3, None, 503), (20, None), (1, None, 429), (5, None, 429)
-    drawn = [[compute_wait(*failure) for _ in range(50)] for failure in failures]
+    drawn = [[faults.compute_wait(*failure) for _ in range(50)] for failure in failures]
     for seconds, most in zip(drawn, (0.5, 1.0, 2.0, 60.0, 5.0, 60.0), strict=True):
         assert most / 2 <= min(seconds) < max(seconds) <= most
-    assert 10.0 <= compute_wait(1, 10.0) <= 10.25
-    assert MAX_RETRY_AFTER <= compute_wait(1, 1e9, 429) <= MAX_RETRY_AFTER + 0.25
+    assert 10.0 <= faults.compute_wait(1, 10.0) <= 10.25
+    assert faults.MAX_RETRY_AFTER <= faults.compute_wait(1, 1e9, 429) <= faults.MAX_RETRY_AFTER + 0.25
 
 
 def test_which_statuses_are_retried() -> None:
-    assert all(is_retryable(status, {"message": "busy"}) for status in (408, 409, 425, 429, 500, 502, 503, 504, 529))
-    assert not any(is_retryable(status, None) for status in (400, 401, 402, 403, 404, 413, 422))
+    assert all(
+        faults.is_retryable(status, {"message": "busy"}) for status in (408, 409, 425, 429, 500, 502, 503, 504, 529)
+    )
+    assert not any(faults.is_retryable(status, None) for status in (400, 401, 402, 403, 404, 413, 422))
     spent = {"code": "insufficient_quota"}, {"type": "insufficient_quota", "code": None}
-    assert not any(is_retryable(429, body) for body in (*spent, *({"error": body} for body in spent)))
+    assert not any(faults.is_retryable(429, body) for body in (*spent, *({"error": body} for body in spent)))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +62,7 @@ def test_which_statuses_are_retried() -> None:
     ],
 )
 def test_a_refusal_names_the_fix_on_one_line(status: int, body: object, key: str) -> None:
-    text = explain_refusal(status, body, url="http://here/v1", model="small", key_env="MY_KEY")
+    text = faults.explain_refusal(status, body, url="http://here/v1", model="small", key_env="MY_KEY")
     assert key in text
     assert text.startswith(f"http://here/v1 answers {status}: ")
     assert "\n" not in text
@@ -81,4 +76,4 @@ def test_a_refusal_names_the_fix_on_one_line(status: int, body: object, key: str
     ],
 )  # fmt: skip
 def test_the_message_of_a_server_is_quoted_on_one_line_and_cut(body: object, text: str) -> None:
-    assert extract_error_text(body) == text
+    assert faults.extract_error_text(body) == text
