@@ -41,7 +41,6 @@ def test_a_record_holds_the_lines_of_a_run_and_nothing_replaces_it_by_less(tmp_p
     record(run, target)
     with tarfile.open(target) as archive:
         kept = archive.extractfile("run/episodes.jsonl")
-        assert kept is not None
         assert kept.read() == episodes.encode()
     before = target.read_bytes()
     with pytest.raises(SystemExit, match="rum holds no comparison and no run"):
