@@ -92,7 +92,7 @@ def test_request_for_a_tip_continues_the_ended_episode(model, tokenizer, monkeyp
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
-def test_common_prompt_of_a_group_is_computed_once(model_of, tokenizer, kind):
+async def test_common_prompt_of_a_group_is_computed_once(model_of, tokenizer, kind):
     """Four members with one prompt, two with another end, one with another beginning; then all go on."""
     model = model_of(kind)
     policy = HFPolicy(model, tokenizer, deterministic=True)
@@ -110,10 +110,7 @@ def test_common_prompt_of_a_group_is_computed_once(model_of, tokenizer, kind):
         policy.close_episode(name)
         return [first, second]
 
-    async def play_group() -> list[list[Completion]]:
-        return await asyncio.gather(*map(member, range(len(texts))))
-
-    episodes = asyncio.run(play_group())
+    episodes = await asyncio.gather(*map(member, range(len(texts))))
     longest = max(len(completions[0].prompt_ids) for completions in episodes)
     computed = sum(rows * width for rows, width in passes[:2])  # what two begin with, and the ends of others, padded
     assert computed <= 2 * longest + 64
@@ -146,53 +143,46 @@ def test_deterministic_composition_does_not_depend_on_timing(model, tokenizer, m
     assert batches([0, 1, 2, 3]) == batches([3, 1, 0, 2])
 
 
-def test_whatever_happens_to_a_slot_logprobs_are_those_of_a_fresh_forward(model_of, tokenizer):
+async def test_whatever_happens_to_a_slot_logprobs_are_those_of_a_fresh_forward(model_of, tokenizer):
     """Histories grow and are rewritten, episodes take over slots that others left, and weights change."""
     model, rng = model_of(), random.Random(0)
     policy = HFPolicy(model, tokenizer, deterministic=False)
-
-    async def run() -> None:
-        policy.open_episode("keeper")  # holds the memory, so that arrays are used again
-        await policy.generate([Message("user", "dark " * 30)], Sampling(max_tokens=5), "keeper")
-        for number in range(24):
-            if number % 4 == 0:
-                policy.close_episode(f"e{number - 4}")
-                policy.open_episode(f"e{number}")
-                talk: list[Message] = []
-            elif rng.random() < 0.3:
-                talk[2 * rng.randrange(len(talk) // 2)] = Message("user", "A key.")
-            talk.append(Message("user", " ".join(rng.choices(WORDS, k=rng.randint(1, 20)))))
-            done = await policy.generate(talk, Sampling(max_tokens=4, seed=number), f"e{number - number % 4}")
-            assert_logprobs(model, [done])
-            talk.append(Message("assistant", done.text, done.token_ids))
-            if number % 5 == 2:
-                with torch.no_grad():
-                    for parameter in model.parameters():
-                        parameter.mul_(1.05)
-                policy.bump_version()
-        policy.close_episode("e20")
-        policy.close_episode("keeper")
-        await policy.sleep()
-
-    asyncio.run(run())
+    policy.open_episode("keeper")  # holds the memory, so that arrays are used again
+    await policy.generate([Message("user", "dark " * 30)], Sampling(max_tokens=5), "keeper")
+    for number in range(24):
+        if number % 4 == 0:
+            policy.close_episode(f"e{number - 4}")
+            policy.open_episode(f"e{number}")
+            talk: list[Message] = []
+        elif rng.random() < 0.3:
+            talk[2 * rng.randrange(len(talk) // 2)] = Message("user", "A key.")
+        talk.append(Message("user", " ".join(rng.choices(WORDS, k=rng.randint(1, 20)))))
+        done = await policy.generate(talk, Sampling(max_tokens=4, seed=number), f"e{number - number % 4}")
+        assert_logprobs(model, [done])
+        talk.append(Message("assistant", done.text, done.token_ids))
+        if number % 5 == 2:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.05)
+            policy.bump_version()
+    policy.close_episode("e20")
+    policy.close_episode("keeper")
+    await policy.sleep()
     assert policy.version == 5
     cache = policy.engine.decoder.cache
     assert cache.capacity == cache.num_slots == len(cache.layers) == 0
 
 
-def test_weights_may_not_change_under_a_completion(model, tokenizer):
+async def test_weights_may_not_change_under_a_completion(model, tokenizer):
     policy = HFPolicy(model, tokenizer)
-
-    async def run() -> None:
-        policy.open_episode("a")
-        policy.open_episode("b")
-        asking = asyncio.create_task(policy.generate([Message("user", "x")], Sampling(), "a"))
-        await asyncio.sleep(0)
-        with pytest.raises(PolicyError, match="1 completions were under way"):
-            policy.bump_version()
-        asking.cancel()
-
-    asyncio.run(run())
+    policy.open_episode("a")
+    policy.open_episode("b")
+    asking = asyncio.create_task(policy.generate([Message("user", "x")], Sampling(), "a"))
+    await asyncio.sleep(0)
+    with pytest.raises(PolicyError, match="1 completions were under way"):
+        policy.bump_version()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
     policy.bump_version()
 
 
