@@ -296,13 +296,9 @@ def test_no_more_requests_are_under_way_than_allowed(proxy: Proxy) -> None:
     assert len(proxy.asked) == 12
 
 
-def test_equal_requests_share_answers_across_episodes(proxy: Proxy) -> None:
+async def test_equal_requests_share_answers_across_episodes(proxy: Proxy) -> None:
     endpoint = policy(proxy.url)
-
-    async def main() -> list[list[Completion]]:
-        return await asyncio.gather(*(play(endpoint, *[sampling()] * 3, episode=episode) for episode in "abcd"))
-
-    played = asyncio.run(main())
+    played = await asyncio.gather(*(play(endpoint, *[sampling()] * 3, episode=episode) for episode in "abcd"))
     assert all(done == played[0] for done in played)
     assert list(proxy.counts.values()) == [3]
 
