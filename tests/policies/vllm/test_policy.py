@@ -67,45 +67,36 @@ def test_weights_that_an_engine_has_not_taken_over(
         asyncio.run(policy.load(weights, 4, learner.score(policy.probes)))
 
 
-def test_weights_may_not_change_under_a_completion(policy_of, learner, engine_faults: Path) -> None:
+async def test_weights_may_not_change_under_a_completion(policy_of, learner, engine_faults: Path) -> None:
     policy = policy_of()
     (engine_faults / "slow").touch()
-
-    async def run() -> None:
-        policy.open_episode("e")
-        asking = asyncio.create_task(policy.generate(HALL, Sampling(max_tokens=8), "e"))
-        await asyncio.sleep(0)
-        with pytest.raises(PolicyError, match="changed while 1 completions were under way"):
-            await policy.load(learner.update(1), 1, learner.score(policy.probes))
-        await asking
-        loading = asyncio.create_task(policy.load(learner.update(1), 1, learner.score(policy.probes)))
-        await asyncio.sleep(0)
-        with pytest.raises(PolicyError, match="await load before the next completion"):
-            await policy.generate(HALL, Sampling(), "e")
-        await loading
-
-    asyncio.run(run())
+    policy.open_episode("e")
+    asking = asyncio.create_task(policy.generate(HALL, Sampling(max_tokens=8), "e"))
+    await asyncio.sleep(0)
+    with pytest.raises(PolicyError, match="changed while 1 completions were under way"):
+        await policy.load(learner.update(1), 1, learner.score(policy.probes))
+    await asking
+    loading = asyncio.create_task(policy.load(learner.update(1), 1, learner.score(policy.probes)))
+    await asyncio.sleep(0)
+    with pytest.raises(PolicyError, match="await load before the next completion"):
+        await policy.generate(HALL, Sampling(), "e")
+    await loading
     assert policy.version == 1
 
 
-def test_episodes_go_to_the_engine_that_has_the_fewest_and_stay(policy_of) -> None:
-    policy = policy_of(replicas=2)
-
-    async def run() -> list[int]:
-        order = []
-        for name in "abcdAebfd":
-            if name == "A":
-                policy.close_episode("a")
-                policy.close_episode("c")  # the first engine has none now
-                policy.close_episode("never opened")
-                continue
-            if name not in policy._assigned:
-                policy.open_episode(name)
-            await policy.generate(HALL, Sampling(max_tokens=2), name)
-            order.append(policy.replicas.index(policy._assigned[name]))
-        return order
-
-    assert asyncio.run(run()) == [0, 1, 0, 1, 0, 1, 0, 1]
+async def test_episodes_go_to_the_engine_that_has_the_fewest_and_stay(policy_of) -> None:
+    policy, order = policy_of(replicas=2), []
+    for name in "abcdAebfd":
+        if name == "A":
+            policy.close_episode("a")
+            policy.close_episode("c")  # the first engine has none now
+            policy.close_episode("never opened")
+            continue
+        if name not in policy._assigned:
+            policy.open_episode(name)
+        await policy.generate(HALL, Sampling(max_tokens=2), name)
+        order.append(policy.replicas.index(policy._assigned[name]))
+    assert order == [0, 1, 0, 1, 0, 1, 0, 1]
     assert [replica.num_episodes for replica in policy.replicas] == [2, 2]
 
 
