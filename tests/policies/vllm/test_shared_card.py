@@ -75,17 +75,13 @@ def test_an_engine_stays_awake_unless_it_shares_its_device(policy_of, engine_fau
     assert "/sleep" not in "".join(list_calls(engine_faults))
 
 
-def test_nobody_waits_for_an_engine_that_sleeps(policy_of) -> None:
+async def test_nobody_waits_for_an_engine_that_sleeps(policy_of) -> None:
     policy = policy_of(shared_card=True)
-
-    async def run() -> None:
-        policy.open_episode("e")
-        await policy.sleep()
-        for request in (policy.generate(HALL, ONE, "e"), policy.score(HALL, [""])):
-            with pytest.raises(PolicyError, match="await wake"):
-                await asyncio.wait_for(request, 5)
-
-    asyncio.run(run())
+    policy.open_episode("e")
+    await policy.sleep()
+    for request in (policy.generate(HALL, ONE, "e"), policy.score(HALL, [""])):
+        with pytest.raises(PolicyError, match="await wake"):
+            await asyncio.wait_for(request, 5)
 
 
 def test_weights_that_cannot_be_shared(policy_of) -> None:
@@ -94,7 +90,7 @@ def test_weights_that_cannot_be_shared(policy_of) -> None:
         asyncio.run(policy.load({"w": torch.empty(2, device="meta")}, 1))
 
 
-def test_weights_that_sleep_has_dropped_are_sent_again_without_an_update(
+async def test_weights_that_sleep_has_dropped_are_sent_again_without_an_update(
     policy_of, learner, engine_faults: Path
 ) -> None:
     policy = policy_of(shared_card=True)
@@ -107,12 +103,9 @@ def test_weights_that_sleep_has_dropped_are_sent_again_without_an_update(
             scores = iter(learner.score(policy.probes))
             return [(*(0.0 for row_mask in row.loss_mask if not row_mask), *next(scores)) for row in rows]
 
-    async def run() -> None:
-        sync = WeightSync(Config(engine={"name": "vllm"}), policy, LiveLearner(), None)
-        for loads in (1, 2):
-            await sync.acquire()
-            assert list_calls(engine_faults).count("replace_weights") == loads
-            await policy.sleep()
-            sync.release()
-
-    asyncio.run(run())
+    sync = WeightSync(Config(engine={"name": "vllm"}), policy, LiveLearner(), None)
+    for loads in (1, 2):
+        await sync.acquire()
+        assert list_calls(engine_faults).count("replace_weights") == loads
+        await policy.sleep()
+        sync.release()
