@@ -54,11 +54,8 @@ def test_values_and_rewards_are_means_over_visits() -> None:
     assert [value(taught, f"s{i}", f"a{i}") for i in range(3)] == pytest.approx([1.25, 1.25, 1.0])
     teach(taught, episode(0.5, 0.25, 0.0))
     assert [value(taught, f"s{i}", f"a{i}") for i in range(3)] == pytest.approx([1.0, 0.75, 0.5])
-    assert [record.values[f"a{i}"].reward for i in range(3) if (record := taught.find("g", f"s{i}"))] == [
-        0.25,
-        0.25,
-        0.5,
-    ]
+    rewards = [taught.find("g", f"s{i}").values[f"a{i}"].reward for i in range(3)]
+    assert rewards == [0.25, 0.25, 0.5]
 
 
 def test_the_action_of_smallest_value_is_dropped() -> None:
