@@ -126,10 +126,14 @@ class FixedCritic:
 
 
 class Door:
-    """Two turns; the first offers `actions`."""
+    """Two turns that offer `actions`; and the pool that lends it."""
 
     def __init__(self, actions: tuple[str, ...] | None) -> None:
         self.actions = actions
+
+    @asynccontextmanager
+    async def lease(self) -> Any:
+        yield self
 
     async def reset(self, task: Task) -> Observation:
         self.done: list[str] = []
@@ -147,15 +151,10 @@ def play(
     journal: list[dict[str, Any]] = []
     config = Config(rollout={"style": "terse", "temperature": 0.4}, retrospex=retrospex)
 
-    class OneDoor:
-        @asynccontextmanager
-        async def lease(self) -> Any:
-            yield Door(actions)
-
     def make_actor(seat: EpisodeContext) -> RescoringActor:
         return RescoringActor(override_sampling(seat), taste, EMBEDDER, journal.append)
 
-    runner = GroupRunner(policy, OneDoor(), None, config, seed=3, make_actor=make_actor)
+    runner = GroupRunner(policy, Door(actions), None, config, seed=3, make_actor=make_actor)
     groups = asyncio.run(runner.play([Task("t", "door")], [["plain"]]))
     return groups[0].trajectories[0], journal
 
