@@ -76,14 +76,10 @@ def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def needs(name: str) -> None:
-    if lacking := [package for package in PACKAGES[name] if find_spec(package) is None]:
-        pytest.skip(f"needs {', '.join(lacking)}: pip install '.[{name}]'")
-
-
 def twice(local: Path, name: str, caplog: pytest.LogCaptureFixture) -> Path:
     """A run with texts that no page may take for its own, resumed once."""
-    needs(name)
+    if lacking := [package for package in PACKAGES[name] if find_spec(package) is None]:
+        pytest.skip(f"needs {', '.join(lacking)}: pip install '.[{name}]'")
     run = tracked(local / "run", name, words=HOSTILE)
     again(run, name, iterations=2)
     assert not warnings_of(caplog)
