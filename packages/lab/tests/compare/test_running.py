@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,15 +53,6 @@ def make_stage(out: Path, name: str, code: str, needs: tuple[str, ...] = ()) -> 
     return RunStage(run, "adapt", (code, str(directory)), needs)
 
 
-def interrupt_when(ready: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleep(_: float) -> None:
-        if ready():
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(running.time, "sleep", sleep)
-
-
 def test_a_failed_stage_stops_only_those_that_need_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages = [
         make_stage(tmp_path, "last", "", ("middle adapt",)),
@@ -105,7 +95,13 @@ def test_an_interrupt_asks_each_process_once_to_save(
 ) -> None:
     stages = [make_stage(tmp_path, name, SLEEPER) for name in ("one", "two")]
     pids = [tmp_path / "runs" / name / "pid" for name in ("one", "two")]
-    interrupt_when(lambda: all(pid.exists() for pid in pids), monkeypatch)
+
+    def sleep(_: float) -> None:
+        if all(pid.exists() for pid in pids):
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(running.time, "sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
         run_stages(stages, 2)
     assert all((pid.parent / "saved").exists() for pid in pids)
