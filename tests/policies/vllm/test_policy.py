@@ -32,9 +32,6 @@ def load(policy: VLLMPolicy, learner: Any, version: int, temperature: float = 1.
     return asyncio.run(policy.load(weights, version, learner.score(policy.probes, temperature)))
 
 
-# -- what it says
-
-
 def test_tokens_come_with_their_logprobs_of_the_newest_weights(policy_of, learner) -> None:
     policy = policy_of(temperature=0.5)
     assert asyncio.run(policy.load(learner.model.state_dict(), 0, learner.score(policy.probes, 0.5))) < 1e-5
