@@ -205,9 +205,6 @@ def test_adaptation_writes_table_curve_and_evaluation(tmp_path: Path) -> None:
     assert (tmp_path / "eval" / "eval.toml").read_text() == (tmp_path / "config.toml").read_text()
 
 
-# -- trials by themselves
-
-
 def with_trials(path: Path, body: Any, **sections: dict[str, Any]) -> Any:
     """Run `body(trials)`, a coroutine, in a run directory."""
 
