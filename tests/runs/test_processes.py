@@ -37,10 +37,8 @@ def settings_of(start: Path, model: dict[str, Any], **sections: dict[str, Any]) 
     ("model", "sections"),
     [
         ({}, {"algorithm": {"name": "grpo"}}),
-        (
-            LORA,
-            {"rollout": {"num_tasks": 5, "max_async_iterations": 1}, "run": {"seed": 1}},
-        ),  # seed 0 draws at a boundary
+        # seed 0 draws at a boundary
+        (LORA, {"rollout": {"num_tasks": 5, "max_async_iterations": 1}, "run": {"seed": 1}}),
         (LORA, {"algorithm": {"author": "start"}, "learner": {"world_size": 2}}),
     ],
     ids=["grpo-full", "empo2-lora-ahead", "empo2-lora-start-author-two"],
@@ -79,9 +77,6 @@ def test_engine_sleeps_on_the_learners_device_while_it_updates(
     order = [call for call, _ in groupby((tmp_path / "calls").read_text().splitlines())]
     start, load = ["/v1/completions"], ["/pause", "replace_weights", "/resume", "/v1/completions"]
     assert order == [*start, "/wake_up", *load, "/sleep?level=2", *load, "/sleep?level=2"]
-
-
-# -- what goes wrong
 
 
 @pytest.mark.long
@@ -141,12 +136,6 @@ def test_killed_run_ends_its_engine_and_resumes(start_model: Path, tmp_path: Pat
     assert [line["iteration"] for line in metrics(tmp_path / "two")] == [0, 1, 2]
 
 
-# -- ranks of the learner
-
-
-TWO = {"world_size": 2}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("model", [{}, LORA], ids=["full", "lora"])
@@ -160,7 +149,7 @@ def test_two_processes_train_what_one_trains(
         "algorithm": {"anchor_tips": 0.25},
     }
     train(tiny_config(start_model, **settings), tmp_path / "one")
-    train(tiny_config(start_model, learner=TWO, **settings), tmp_path / "two")
+    train(tiny_config(start_model, learner={"world_size": 2}, **settings), tmp_path / "two")
     assert list_actions(tmp_path / "two") == list_actions(tmp_path / "one")
     assert distance(tmp_path / "one", tmp_path / "two") < 1e-5
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
