@@ -30,7 +30,6 @@ from trailnotes.types import Sample
 from trailnotes.web.tinker import TinkerServer
 
 TOLERANCE = 1e-4  # of a weight after three updates of lr 1e-3, each of several steps
-renamed = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 
 
 def make_config(server: Server, *words: str) -> Config:
@@ -97,7 +96,7 @@ CASES = {  # modes of a group's members, and settings
 }
 
 
-@renamed
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 @pytest.mark.parametrize("case", CASES)
 def test_three_updates_give_the_weights_that_they_give_here(case: str, pair: Any) -> None:
     modes, words = CASES[case]
