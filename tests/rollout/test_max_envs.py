@@ -22,8 +22,6 @@ from trailnotes.policies.hf.policy import HFPolicy, load_model
 from trailnotes.rollout.groups import GroupRunner
 from trailnotes.types import Message, Mode, TokenIds, Trajectory, TrajectoryGroup
 
-LIMITS = [1, 2, 3, 6, 100]
-
 
 class WatchedPolicy(SeededPolicy):
     """Records what was opened, and how many were open after each opening and closing."""
@@ -45,7 +43,7 @@ class WatchedPolicy(SeededPolicy):
             self.lives.append(len(self.open_episodes))
 
 
-@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("limit", [1, 2, 3, 6, 100])
 def test_as_many_are_open_as_may_be_until_none_waits(limit: int) -> None:
     policy, ended, pool = WatchedPolicy(), list[Trajectory](), FakePool(shuffled_pauses())
     groups = play_groups(policy, pool, settings(max_envs=limit), progress=ended.append)
@@ -69,9 +67,6 @@ def test_a_policy_that_fails_ends_those_that_wait_too(limit: int) -> None:
         play_groups(policy, pool, settings(max_envs=limit))
     assert not policy.open_episodes
     assert pool.out == 0
-
-
-# --- real environments
 
 
 def echoes(**env: Any) -> Config:
