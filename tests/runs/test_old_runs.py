@@ -20,13 +20,12 @@ from trailnotes.storage.files import read_jsonl
 DATA = Path(__file__).parents[1] / "data"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.unpack_archive(DATA / "old_runs.tar.xz", tmp_path, filter="data")
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.usefixtures("_old")
 def test_an_old_training_resumes_after_its_checkpoint() -> None:
     run = Path("trained")
     before, tips = metrics(run), len(tip_rows(run))
@@ -40,7 +39,6 @@ def test_an_old_training_resumes_after_its_checkpoint() -> None:
     assert {episode["iteration"] for episode in episodes(run)} == {0, 1, 2}
 
 
-@pytest.mark.usefixtures("_old")
 def test_an_old_checkpoint_is_examined_with_its_memory() -> None:
     with open_evaluated_model("trained") as subject:
         assert (subject.name, subject.spent["iteration"]) == ("empo2", 2)
@@ -49,7 +47,6 @@ def test_an_old_checkpoint_is_examined_with_its_memory() -> None:
     assert (result.memory, result.num_tasks, result.env_steps) == (True, 2, subject.spent["env_steps"])
 
 
-@pytest.mark.usefixtures("_old")
 def test_an_old_adaptation_continues_with_one_more_trial() -> None:
     run = Path("adapted")
     before = episodes(run)
