@@ -28,7 +28,6 @@ from trailnotes.reporting.intervals import (
     estimate_difference,
 )
 
-COPIES = (1, 3, 100)
 NO_SEEDS = VarianceComponent(np.array(0.0), np.array(1.0))
 
 
@@ -43,9 +42,6 @@ def panel(*seeds: Sequence[Sequence[float]]) -> tuple[Values, dict[str, str]]:
 
 def of(*seeds: Sequence[Sequence[float]], rates: bool = True) -> Estimate:
     return estimate(*panel(*seeds), RATE_BOUNDS if rates else None)
-
-
-# -- by hand
 
 
 def test_on_the_panel_the_seeds_are_the_sample() -> None:
@@ -125,10 +121,7 @@ def test_interval_of_returns() -> None:
     assert (same.beyond, same.not_beyond, same.not_on_panel) == (None, NO_VARIATION, SEEDS_ALIKE)
 
 
-# -- identical seeds
-
-
-@pytest.mark.parametrize("copies", COPIES)
+@pytest.mark.parametrize("copies", [1, 3, 100])
 def test_copied_runs_do_not_narrow_intervals(copies: int) -> None:
     half = [[1.0] * 2, [0.0] * 2] * 8
     grpo, families = panel(*[half] * copies)
@@ -147,9 +140,6 @@ def test_equal_means_of_unlike_seeds_are_chance() -> None:
     assert estimated.on_panel == Interval(0.5, 0.0, 1.0)
 
 
-# -- seeds and games that are missing
-
-
 def test_only_games_that_every_seed_has_played_count() -> None:
     values, families = panel([[1.0, 0.0]] * 8, [[1.0, 0.0]] * 8)
     lost = {0: values[0], 1: {name: value for name, value in values[1].items() if name != "0/1"}}
@@ -165,9 +155,6 @@ def test_a_difference_is_of_common_seeds_and_games() -> None:
     assert estimate_difference(values, {}, families, rates=True) is None
 
 
-# -- differences
-
-
 def test_difference_of_all_and_none() -> None:
     """In ten families nothing varied in the difference of 1; by Wilson's each rate has room, and so has this."""
     won, families = panel([[1.0] * 2] * 10)
@@ -175,9 +162,6 @@ def test_difference_of_all_and_none() -> None:
     result = estimate_difference(won, lost, families, rates=True)
     room = 2.2622**2 / (9 + 2.2622**2)
     assert (result.beyond.low, result.beyond.high) == pytest.approx((1 - room * 2**0.5, 1.0), abs=1e-4)
-
-
-# -- coverage
 
 
 @pytest.mark.long
