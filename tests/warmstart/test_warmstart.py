@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -30,9 +30,6 @@ from trailnotes.warmstart.training import collate, compute_learning_rate, iter_b
 def _few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train tokenizers on the texts of 300 demonstrations instead of 4,000."""
     monkeypatch.setattr(module, "_iter_texts", partial(module._iter_texts, num=300))
-
-
-# -- the command
 
 
 def test_a_few_steps_lower_the_loss_and_the_directory_acts(tmp_path: Path) -> None:
@@ -153,10 +150,6 @@ def at_step(number: int, do: Callable[[], object]) -> Callable[[dict[str, float]
     return lambda state: do() if state["step"] == number else None  # type: ignore[func-returns-value, return-value]
 
 
-def die() -> None:
-    raise Killed
-
-
 @pytest.mark.parametrize("given", [False, True])
 def test_resume_after_kill(given: bool, start_model: Path, tmp_path: Path) -> None:
     config = small_config(warmstart={"steps": 8, "save_every": 3})
@@ -166,7 +159,7 @@ def test_resume_after_kill(given: bool, start_model: Path, tmp_path: Path) -> No
         config = in_model(tuning, dtype="bfloat16", lora=lora)
     whole = warmstart(config, tmp_path / "whole")
     with pytest.raises(Killed):
-        warmstart(config, tmp_path / "parts", progress=at_step(5, die))
+        warmstart(config, tmp_path / "parts", progress=at_step(5, Mock(side_effect=Killed)))
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["unfinished"]
     seen: list[dict[str, float]] = []
     notes: list[str] = []
