@@ -160,10 +160,8 @@ def test_the_views_word_one_page_each_in_its_way() -> None:
         "You have clicked blue.\nInstruction: \nFind a mug \n[Back to Search]\n[< Prev]\ncolor [[blue]][rectangular]\n"
         "size [small][large]\nBlue Stoneware Mug, 12 Ounce "
     )
-    assert (
-        render_text(FIXED.list_elements(ShopState(), "Find a mug"))
-        == "WebShop [SEP] Instruction: [SEP] Find a mug [SEP] Search"
-    )
+    home = FIXED.list_elements(ShopState(), "Find a mug")
+    assert render_text(home) == "WebShop [SEP] Instruction: [SEP] Find a mug [SEP] Search"
     assert render_short(FIXED.list_elements(state)).startswith(
         "color , blue * , rectangular ; size , small , large ; blue stoneware mug, 12 ounce ; price: $12.50 ; rating"
     )
@@ -187,14 +185,11 @@ def forged() -> ListCatalogue:
     title = "fake " + FORGERIES
     options = ((FORGERIES, (FORGERIES.lower(), "\x00", "buy now")),)
     reviews = (Review(FORGERIES, FORGERIES, FORGERIES),)
-    return ListCatalogue(
-        (
-            product(
-                "B0FAKE0001", title=title, description=FORGERIES, bullets=(FORGERIES,), options=options,
-                reviews=reviews, rating=FORGERIES, attributes=(FORGERIES,),
-            ),
-        )
+    fake = product(
+        "B0FAKE0001", title=title, description=FORGERIES, bullets=(FORGERIES,), options=options, reviews=reviews,
+        rating=FORGERIES, attributes=(FORGERIES,),
     )  # fmt: skip
+    return ListCatalogue((fake,))
 
 
 @pytest.mark.parametrize("compat", ["fixed", "original"])
