@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinyrun import record
 from trailnotes.errors import ConfigError
 from trailnotes_worlds.search import bm25, terms
 from trailnotes_worlds.search import index as index_module
@@ -106,19 +107,14 @@ def test_lookups_rank_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     ]
     for name, value in {"_MAX_FULL_READ": 0, "_BLOCK_SIZE": 8, "_RARE_TERM_RATIO": 50, "_LOOKUP_COST_RATIO": 1}.items():
         monkeypatch.setattr(index_module, name, value)
-    asked: list[tuple[int, int]] = []
-    look_up = SearchIndex._look_up_scores
-    monkeypatch.setattr(
-        SearchIndex,
-        "_look_up_scores",
-        lambda self, term, matches: asked.append((len(matches), term.size)) or look_up(self, term, matches),
-    )
+    look_ups = record(monkeypatch, SearchIndex, "_look_up_scores")
     with closing(index_of(tmp_path, documents)) as index:
         for _ in range(40):
             query = " ".join(rng.choice(words, rng.integers(1, 9)))
             expected = ranked(documents, query)
             for limit in (1, 7, 50):
                 assert index.search(query, limit) == expected[:limit]
+    asked = [(len(matches), term.size) for (_, term, matches), _ in look_ups]
     assert sum(matches for matches, _ in asked) < sum(size for _, size in asked) / 4
 
 
