@@ -137,15 +137,11 @@ def test_closed_terminal_is_ignored() -> None:
 def test_training_line(fake_time: Clock) -> None:
     line = {"return": 0.125, "success": 0.5, "return/plain": 0.1, "return/off_policy": 1}
     line = {f"rollout/{name}": value for name, value in line.items()}
-    lines = [
-        {"iteration": 0, "env_steps": 300, "tokens_generated": 1000, **line},
-        {"iteration": 1, "env_steps": 600, "tokens_generated": 4000, **line},
-    ]
     stream, config = io.StringIO(), load_config(None, ["--train.iterations", "4", "--algorithm.name", "grpo"])
     with TrainingProgress(config, Path("runs/a"), stream=stream) as progress:
-        for each in lines:
+        for iteration, steps, tokens in ((0, 300, 1000), (1, 600, 4000)):
             fake_time.now += 20
-            progress.update_metrics(each)
+            progress.update_metrics({"iteration": iteration, "env_steps": steps, "tokens_generated": tokens, **line})
         progress.note("done")
     assert stream.getvalue().splitlines() == [
         "grpo a  iteration 1/4  return 0.125  success 0.5  mode plain+off_policy",
