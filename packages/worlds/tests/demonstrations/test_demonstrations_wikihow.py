@@ -22,10 +22,8 @@ from trailnotes_worlds.wikihow.protocols import TaskSelection, _make_task, make_
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The small library, but that its first article is one to train on."""
     peel = replace(small_wikihow.BOIL, title="Peel an Egg")
-    lists = [
-        replace(page, articles=(peel.path, *page.articles[1:]))
-        for page in (small_wikihow.ANN, small_wikihow.EGGS, small_wikihow.FOOD)
-    ]
+    pages = small_wikihow.ANN, small_wikihow.EGGS, small_wikihow.FOOD
+    lists = [replace(page, articles=(peel.path, *page.articles[1:])) for page in pages]
     folder = tmp_path_factory.mktemp("libraries") / "small"
     write_library(folder, [peel, small_wikihow.FRY, small_wikihow.FRY_TWO, *small_wikihow.MORE, *lists]).close()
     return str(folder)
