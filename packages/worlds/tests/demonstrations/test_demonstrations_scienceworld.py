@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -66,14 +67,10 @@ def test_a_path_is_shortened_to_teleportations_with_one_look() -> None:
 
 def driven(script: Script, answer: str) -> list[str]:
     """The actions of a script to which every observation is `answer`."""
-    actions = []
-    action = next(script, None)
-    while action is not None:
-        actions.append(action)
-        try:
-            action = script.send(Observation(answer))
-        except StopIteration:
-            action = None
+    actions = [next(script)]
+    with suppress(StopIteration):
+        while True:
+            actions.append(script.send(Observation(answer)))
     return actions
 
 
