@@ -187,21 +187,19 @@ def adviser() -> ScriptedPolicy:
     return ScriptedPolicy(answer)
 
 
-def test_a_scripted_player_fills_the_table_and_reaches_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scripted_player_fills_the_table_and_reaches_the_end(
+    small: str, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("google.protobuf", reason="the extra mobile-env is not installed")
-    small_wikihow.small_library(tmp_path / "library").close()
-    for split in ("train", "test"):
-        (tmp_path / "tasks" / split).mkdir(parents=True)
-        (tmp_path / "tasks" / split / f"{split}_boil-4.textproto").write_text(small_wikihow.TASK)
     monkeypatch.setattr("trailnotes.runs.load_policy.load_policy", lambda *_: adviser())
     config = load_config("wikihow/rememberer")
-    options = {**config.env.options, "library": str(tmp_path / "library"), "tasks": str(tmp_path / "tasks")}
+    options = {**config.env.options, "library": small, "tasks": str(files)}
     changes = {
         "env": config.env.model_copy(update={"options": options, "num_workers": 0}),
         "rememberer": config.rememberer.model_copy(update={"epochs": 2}),
     }
-    adapt(config.model_copy(update=changes), "adviser", out=tmp_path / "out", method="rememberer")
-    first, *_, panel = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    adapt(config.model_copy(update=changes), "adviser", out=files / "out", method="rememberer")
+    first, *_, panel = [json.loads(line) for line in (files / "out/metrics.jsonl").read_text().splitlines()]
     assert (first["table/records"], panel["table/records"]) == (0, 3)  # the home page, the results, the article
     assert (first["known"], panel["known"]) == (0, 1)
     assert (panel["rollout/success"], panel["table/q_max"]) == (1, 3)
