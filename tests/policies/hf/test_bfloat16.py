@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,17 +45,13 @@ def draw_tensor(*shape: int) -> Tensor:
 # --- the attention of one token
 
 
-class Heads(torch.nn.Module):
-    num_key_value_groups = 3
-
-
 @pytest.mark.parametrize("num_new", [1, 4])
 def test_attention_over_a_cache_is_that_of_torch(num_new: int) -> None:
     """Six heads of which three share keys, 2 rows, 40 columns; the second row sees 25 of them."""
     query, key, value = draw_tensor(2, 6, num_new, 8), draw_tensor(2, 2, 40, 8), draw_tensor(2, 2, 40, 8)
     hidden = torch.arange(40) >= torch.tensor([40, 25])[:, None, None, None]
     mask = torch.zeros(2, 1, num_new, 40, dtype=HALF).masked_fill(hidden, torch.finfo(HALF).min)
-    mixed = attend(Heads(), query, key, value, mask, scaling=0.5)[0]
+    mixed = attend(SimpleNamespace(num_key_value_groups=3), query, key, value, mask, scaling=0.5)[0]
     wide = [states.double() for states in (query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1))]
     wanted = scaled_dot_product_attention(*wide, attn_mask=~hidden, scale=0.5).transpose(1, 2)
     assert mixed.shape == (2, num_new, 6, 8)
