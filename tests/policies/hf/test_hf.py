@@ -233,24 +233,17 @@ def test_a_model_with_other_layers_recomputes_and_is_right(model_of, tokenizer, 
     assert any(rows > 1 for rows, _ in passes)
 
 
-@pytest.mark.parametrize("window", [6, 256])
-@pytest.mark.parametrize("kind", ["mistral", "gemma2"])
-def test_sliding_windows(model_of, tokenizer, kind, window):
-    model = model_of(kind, sliding_window=window)
+WINDOWS = [(kind, {"sliding_window": window}) for kind in ("mistral", "gemma2") for window in (6, 256)]
+
+
+@pytest.mark.parametrize(("kind", "options"), [*WINDOWS, ("stablelm", {}), ("nemotron", {})])
+def test_sliding_windows_and_attention_that_ignores_ours_keep_the_cache(model_of, tokenizer, kind, options):
+    model = model_of(kind, **options)
     policy = HFPolicy(model, tokenizer)
     assert isinstance(policy.engine.decoder, SlotDecoder)
     capped = policy.engine.decoder.network.parts is None
     assert capped == (kind == "gemma2")
     for completions in play_at_random(policy, 1, 2, 3, 4, 5):
-        assert_logprobs(model, completions, tol=2e-5)
-
-
-@pytest.mark.parametrize("kind", ["stablelm", "nemotron"])
-def test_attention_that_ignores_ours_still_keeps_its_cache(model_of, tokenizer, kind):
-    model = model_of(kind)
-    policy = HFPolicy(model, tokenizer)
-    assert isinstance(policy.engine.decoder, SlotDecoder)
-    for completions in play_at_random(policy, 1, 2, 3):
         assert_logprobs(model, completions, tol=2e-5)
 
 
