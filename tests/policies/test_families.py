@@ -23,12 +23,9 @@ def chats() -> dict[str, ChatFormat]:
     return {name: ChatFormat(family_tokenizer(name)) for name in FAMILIES}
 
 
-REFUSES_SYSTEM = ("gemma2", "mistral1")
-
-
 def shown_of(name: str, messages: list[Message]) -> list[Message]:
     """What is rendered: where there is no system role, its message opens the user's first one."""
-    if messages[0].role != "system" or name not in REFUSES_SYSTEM:
+    if messages[0].role != "system" or name not in {"gemma2", "mistral1"}:
         return messages
     return [Message("user", f"{messages[0].content}\n\n{messages[1].content}"), *messages[2:]]
 
@@ -76,14 +73,6 @@ def test_what_is_taught_are_the_chosen_answers_with_their_ends(chats, name, syst
     assert taught.replace(" ", "") == f"take key{FAMILIES[name].end}".replace(" ", "")
 
 
-# -- played and trained
-
-
-def player(model_of: Any, name: str) -> tuple[Any, Any]:
-    tokenizer = family_tokenizer(name)
-    return tokenizer, model_of("qwen2", positions=512, vocab_size=len(tokenizer))
-
-
 def rows_of(done: Trajectory) -> list[Sample]:
     return build_samples([TrajectoryGroup(done.task, (done,))], [[1.0]])
 
@@ -96,15 +85,13 @@ def trained(sample: Sample) -> list[int]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_game_is_played_and_trained_in_the_words_of_the_template(model_of, name, system) -> None:
     """The end of a turn ends the answer, also where it is not the tokenizer's end token."""
-    (tokenizer, model), end = player(model_of, name), FAMILIES[name].end
+    tokenizer, end = family_tokenizer(name), FAMILIES[name].end
+    model = model_of("qwen2", positions=512, vocab_size=len(tokenizer))
     replies = ("go north", "take key", "look")
     answers = [f"{words}{end} and then what" for words in replies]
-    runs = [
-        play(led(tokenizer, model, *answers), mode, OneTip() if mode != "plain" else None, system_prompt=system)
-        for mode in ("plain", "off_policy")
-    ]
-    (plain, actions), (tipped, actions_with_tips) = runs
-    assert actions == actions_with_tips == list(replies)
+    plain, actions = play(led(tokenizer, model, *answers), system_prompt=system)
+    tipped, tipped_actions = play(led(tokenizer, model, *answers), "off_policy", OneTip(), system_prompt=system)
+    assert actions == tipped_actions == list(replies)
     seen = ("leave\na hall", "after go north", "after take key")
     for turn, (step, other) in enumerate(zip(plain.steps, tipped.steps, strict=True)):
         so_far = [text for pair in zip(seen, replies, strict=True) for text in pair][: 2 * turn + 1]
@@ -124,8 +111,6 @@ def test_a_game_is_played_and_trained_in_the_words_of_the_template(model_of, nam
         token for step in plain.steps for token in step.completion.token_ids
     ]
 
-
-# -- tips in a model's own words
 
 PROSE = (
     'Here is my note:\n\n1. Go north.\n2. Take the "brass" key.\n- **Never** read the note!\n\n```\nopen door\n```',
