@@ -57,10 +57,11 @@ def test_run_to_end_returns_the_result_in_context(place: Any) -> None:
     assert contextvars.copy_context().run(place, call) == "tip"
 
 
-def test_run_to_end_raises_and_nests(place: Any) -> None:
-    async def fail() -> None:
-        raise LookupError("inner")
+async def fail() -> None:
+    raise LookupError("inner")
 
+
+def test_run_to_end_raises_and_nests(place: Any) -> None:
     async def outer() -> str:
         with pytest.raises(LookupError, match="inner"):
             run_to_end(fail())
@@ -136,9 +137,6 @@ def test_signal_cancels_a_server_outside_its_tasks(number: signal.Signals) -> No
 
 
 def test_a_server_that_ends_by_itself() -> None:
-    async def fail() -> None:
-        raise LookupError("inner")
-
     run_to_end(run_until_signal(asyncio.sleep(0)))
     with pytest.raises(LookupError, match="inner"):
         run_to_end(run_until_signal(fail()))
