@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from start_model import parse_rule
-from test_demonstrations import episodes
+from test_demonstrations import ALL_FAMILIES, episodes
 
 from small import small_config
 from trailnotes.config.schema import Config
@@ -22,13 +22,8 @@ from trailnotes.warmstart.demonstrations.waymarks_english import truncate_guess
 
 SIZES = {"route": 4, "keys": 3}
 KIND_OF = {family: kind for kind in ws.KINDS for family in ws.FAMILY_NAMES[kind]}
-PANELS = frozenset().union(
-    *(
-        list_panel_rules([f"{k}/{f}" for f, k in KIND_OF.items()], seed, s)
-        for seed in (0, 7)
-        for s in ({}, COMPARE_SIZES, SIZES)
-    )
-)
+LAYOUTS = [(seed, sizes) for seed in (0, 7) for sizes in ({}, COMPARE_SIZES, SIZES)]
+PANELS = {rule for layout in LAYOUTS for rule in list_panel_rules(ALL_FAMILIES, *layout)}
 BEGINNINGS = re.compile(rf"\b({'|'.join(KIND_OF)})\b", re.IGNORECASE)
 
 
@@ -62,9 +57,6 @@ def tells_a_panel(family: str, rule: ws.Rule) -> bool:
     return any((KIND_OF[family], family, rule[:n]) in PANELS for n in range(1, len(rule) + 1))
 
 
-# -- words
-
-
 @pytest.mark.parametrize("won", [True, False])
 @pytest.mark.parametrize("kind", ws.KINDS)
 def test_a_rule_is_read_back_out_of_every_wording(kind: ws.Kind, won: bool) -> None:
@@ -91,9 +83,6 @@ def test_an_attempt_is_read_back_out_of_every_wording(kind: ws.Kind) -> None:
             assert (told(text), failed(text)) == (tried, True), text
 
 
-# -- no answers
-
-
 def all_that_is_said(demo: Demonstration) -> Iterator[tuple[str, ws.Rule]]:
     """Family and rule of each line that tells one, be it quoted, read in the archive, or written."""
     assert demo.task
@@ -117,9 +106,6 @@ def test_no_demonstration_reveals_a_panel_rule(shares: dict[str, float]) -> None
         for demo in demos:
             for family, rule in all_that_is_said(demo):
                 assert not tells_a_panel(family, rule), (family, rule)
-
-
-# -- what follows from tips
 
 
 def test_the_right_tip_is_followed() -> None:
