@@ -108,7 +108,7 @@ def build_lessons(
     weighed = iteration.samples(groups, [[1.0] * len(group.trajectories) for group in groups])  # importance weights
     asked = build_samples(teachers, [[0.0] * len(group.trajectories) for group in teachers], rows=rows)
     scored = iteration.learner.logprobs(asked, initial=initial)
-    # The sampler's own numbers are rounded otherwise than the learner's, and that difference would count as advantage.
+    # The sampler rounds log-probabilities differently from the learner, and the difference would count as advantage.
     taught = {row.trajectory for row in asked}
     students = iter(iteration.learner.logprobs([row for row in samples if row.trajectory in taught]))
     samples = [replace(row, behavior_logprobs=next(students)) if row.trajectory in taught else row for row in samples]

@@ -28,11 +28,12 @@ class ProcessResult:
 
 def record_process(run_dir: Path, stage: str, ended: ProcessResult) -> None:
     """Add the time and memory of one process of the run, and count steps and tokens of the run anew."""
-    processes = [*_read_json(run_dir).get("processes", []), {
+    before = _read_json(run_dir)
+    processes = [*before.get("processes", []), {
         "stage": stage, "status": ended.status, "seconds": round(ended.seconds, 2),
         "cpu_seconds": round(ended.cpu_seconds, 2), "peak_memory": ended.peak_memory,
     }]  # fmt: skip
-    record = {"processes": processes, "total": _sum_costs(run_dir, processes)}
+    record = {"processes": processes, "total": _sum_costs(run_dir, processes, before.get("total", {}))}
     write_text_atomic(run_dir / COST_FILE, json.dumps(record, indent=1) + "\n")
 
 
@@ -45,12 +46,12 @@ def load_costs(run_dir: Path) -> dict[str, float]:
     counted, and processor seconds are not known.
     """
     record, line = _read_json(run_dir), (_read_lines(run_dir) or [{}])[-1]
-    if "total" in record and _holds_for(record["total"], line):
+    if "total" in record and _is_current(record["total"], line):
         return dict(record["total"])  # no command by hand has gone on since
-    return _sum_costs(run_dir, record.get("processes", []))
+    return _sum_costs(run_dir, record.get("processes", []), record.get("total", {}))
 
 
-def _holds_for(total: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+def _is_current(total: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
     return all(total.get(name) == line[name] for name in COUNTERS if name in line)
 
 
@@ -58,15 +59,14 @@ def _read_lines(run_dir: Path) -> list[dict[str, Any]]:
     return [*filter(None, map(parse_record, read_lines_from(run_dir / "metrics.jsonl")))]
 
 
-def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]]) -> dict[str, float]:
+def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]], before: Mapping[str, float]) -> dict[str, float]:
     lines = _read_lines(run_dir)
     line = lines[-1] if lines else {}
     own = [own for own in processes if own["stage"].split()[0] != EVAL_STAGE]
     total = {name: line[name] for name in COMPARISON_FIELDS if name in line}
     if line and "tokens_read" not in total:  # a training run: the prompts of its actions and tips, each counted whole
-        known = _read_json(run_dir).get("total", {})
-        if "tokens_read" in known and _holds_for(known, line):
-            total["tokens_read"] = known["tokens_read"]  # a record has no prompts of its training
+        if "tokens_read" in before and _is_current(before, line):
+            total["tokens_read"] = before["tokens_read"]  # a record has no prompts of its training
         elif (episodes := run_dir / TRAJECTORIES).exists():
             steps = (step for record in read_jsonl(episodes) for step in record["steps"])
             total["tokens_read"] = sum(step["prompt_tokens"] for step in steps)
