@@ -64,6 +64,8 @@ ENVS: list[tuple[str, dict[str, Any], str]] = [
     ("gymnasium", {**LAKE, "kwargs": {"depth": 3}}, "unexpected keyword argument 'depth'"),
     ("gymnasium", {**LAKE, "success_return": float("nan")}, "success_return"),
     ("gymnasium", {**LAKE, "success_return": 1, "max_return": -1}, "max_return"),
+    ("gymnasium", {**LAKE, "success_return": 0, "max_return": 1}, "success_return must be above 0"),
+    ("gymnasium", {**LAKE, "max_steps": 3, "kwargs": {"max_episode_steps": 9}}, "leave one out"),
     ("gymnasium", {"id": "CartPole-v1", "observation": "ansi"}, "observation"),
     ("gymnasium", {**LAKE, "action_names": ["w", "s", "d", "W"]}, "action_names"),
     ("openenv", {"url": "localhost:8000"}, "url"),

@@ -114,6 +114,10 @@ def test_a_folder_may_hold_splits_or_plain_games(game: Path, tmp_path: Path) -> 
     assert [task.id for task in tasks_of(tmp_path, "test")] == ["textworld/test/c"]
     assert tasks_of(tmp_path, "validation") == []
     assert [task.id for task in tasks_of(tmp_path / "train", "test")] == ["textworld/test/a", "textworld/test/b"]
+    before = TextWorldEnv.identity(tmp_path)
+    assert before == TextWorldEnv.identity(str(tmp_path)) != TextWorldEnv.identity(tmp_path / "train")
+    (tmp_path / "test/c.z8").write_bytes(b"another game of this name")
+    assert TextWorldEnv.identity(tmp_path) != before
 
 
 @pytest.mark.parametrize(

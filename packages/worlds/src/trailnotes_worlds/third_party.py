@@ -77,6 +77,8 @@ class SuccessRule:
                 raise ConfigError(f"env.options.{name} = {value} must be finite")
         if self.max_return is not None and self.max_return <= 0:
             raise ConfigError(f"env.options.max_return = {self.max_return:g} must be above 0, or be left out")
+        if self.max_return is not None and self.least_return is not None and self.least_return <= 0:
+            raise ConfigError("env.options.success_return must be above 0 with max_return: a success has a score")
 
     @property
     def is_defined(self) -> bool:

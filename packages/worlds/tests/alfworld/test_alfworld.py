@@ -43,6 +43,13 @@ def test_no_floor_plan_is_in_two_splits_and_all_are_in_one() -> None:
     assert plans["test"] == {first + number for first in (0, 200, 300, 400) for number in range(1, 7)}
 
 
+@pytest.mark.parametrize("kind", TASK_TYPES)
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_few_games_have_each_kind_of_room(kind: str, split: str) -> None:
+    rooms_of = {task.options["plan"] // 100 for task in alfworld_tasks(split, task_types=kind, num_games=10)}
+    assert len(rooms_of) == len(TASK_TYPES[kind])
+
+
 def publish(root: Path, name: str, **facts: Any) -> None:
     folder = root / "json_2.1.1" / name
     folder.mkdir(parents=True)

@@ -129,23 +129,23 @@ def test_warm_start_and_evaluation_share_no_task() -> None:
 
 
 @pytest.mark.long
-def test_recordings_are_training_variations_and_repeat(tmp_path: Path) -> None:
+def test_recordings_are_training_variations_and_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAILNOTES_CACHE", str(tmp_path))
     config = Config(
         env=EnvConfig(name="scienceworld", options={"task": "lifespan-shortest-lived"}),
         rollout=RolloutConfig(max_steps=8),
         warmstart=WarmstartConfig(variations=1),
     )
-    recorded = scienceworld.load_recordings(config, tmp_path)
-    (one,) = recorded
+    (one,) = scienceworld.ScienceWorldDemonstrator(config, len, 0).recordings
     task = one.wandered[0].task
     assert task.options["variation"] in get_simulator_split(task.options["task"])["train"]
     assert (one.gold.success, one.gold.score) == (True, 100.0)
     assert get_actions(one.gold) == ["teleport to outside", "look around", "focus on baby mouse"]
     assert len(one.wandered) == scienceworld.NUM_WANDERINGS
     assert len(one.all_episodes) == scienceworld.NUM_WANDERINGS + 1
-    (file,) = tmp_path.glob("scienceworld-*.jsonl")
+    (file,) = tmp_path.rglob("scienceworld-*.jsonl")
     before = file.read_bytes()
-    assert scienceworld.load_recordings(config, tmp_path) == recorded  # from the file
+    assert scienceworld.ScienceWorldDemonstrator(config, len, 0).recordings == [one]  # from the file
     file.unlink()
-    scienceworld.load_recordings(config, tmp_path)
+    assert scienceworld.ScienceWorldDemonstrator(config, len, 0).recordings == [one]
     assert file.read_bytes() == before

@@ -132,6 +132,7 @@ def test_actions_are_offered_as_asked_and_asking_changes_nothing(game: FaultTole
     assert len({tuple((o.text, o.score, o.reward) for o in observations) for observations in seen.values()}) == 1
     assert {o.actions for o in seen["none"]} == {None}
     hints, valid = seen["templates"][1].actions or (), seen["valid"][1].actions or ()
+    assert "reset task" not in hints
     assert {"open OBJ", "pick up OBJ", "cupboard", "sink"} <= set(hints)
     assert {"open cupboard", "focus on sink"} <= set(valid)
     assert len(valid) == len(set(valid)) > 200

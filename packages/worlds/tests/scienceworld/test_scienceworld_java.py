@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -205,17 +206,28 @@ def simulator() -> Iterator[ScienceWorldSimulator]:
         ("sleep 60", "it said nothing within 0.2 s"),
     ],
 )
-def test_a_program_that_is_no_java(tmp_path: Path, script: str, words: str) -> None:
+def test_a_program_that_is_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str) -> None:
     java, numbers = tmp_path / "java", tmp_path / "pid"
     java.write_text(f"#!/bin/sh\necho $$ > {numbers}\n{script}\n")
     java.chmod(0o755)
-    limit = 0.2 if "0.2" in words else 30.0
+    if "within" in words:
+        monkeypatch.setattr("trailnotes_worlds.java.simulator.START_LIMIT", 0.2)
     passing = "SIGKILL" in words or "memory" in words
     with pytest.raises(EnvError if passing else ConfigError, match="Java could not be started") as caught:
-        ScienceWorldSimulator(str(java), start_limit=limit)
+        ScienceWorldSimulator(str(java), timeout=0.2)
     assert words in str(caught.value)
     assert ("Java 11 or newer is needed" in str(caught.value)) is not passing
     assert not numbers.exists() or not alive(int(numbers.read_text() or 0)), "it may be ended before it writes"
+
+
+def test_a_java_that_is_slow_to_answer_is_no_wrong_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "java"
+    monkeypatch.setattr("trailnotes_worlds.java.simulator.START_LIMIT", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        java.write_text(f"#!/bin/sh\necho {server.getsockname()[1]}\necho token\nsleep 60\n")
+        java.chmod(0o755)
+        with pytest.raises(EnvError, match="no answer within timeout = 2 s"):
+            ScienceWorldSimulator(str(java), timeout=0.2)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))

@@ -134,8 +134,9 @@ def test_our_splits_have_no_article_in_common() -> None:
     }
     assert sum(map(len, articles.values())) == len(set.union(*articles.values()))
     for split in wh.SPLITS:  # what one dataset seed trains on, no other examines
-        others = {task.options["slug"] for task in listed(split, dataset_seed=1)}
-        assert not others - {task.options["slug"] for task in sides[split]}
+        others = listed(split, dataset_seed=1)
+        assert not {task.options["slug"] for task in others} - {task.options["slug"] for task in sides[split]}
+        assert not {task.id for task in others} & {task.id for task in sides[split]}, "a memory tells them apart"
 
 
 def test_rememberer_has_the_published_sizes() -> None:

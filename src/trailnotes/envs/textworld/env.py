@@ -207,6 +207,15 @@ class TextWorldEnv:
         seeds = range(first, first + num_games)
         return [Task(f"{family}/{split}-{seed}", "textworld", seed, split, chosen, family) for seed in seeds]
 
+    @staticmethod
+    def identity(path: str | Path | None = None) -> dict[str, Any]:
+        """Return a hash of the compiled games of `path`: a name alone may stand for another game later."""
+        if path is None:
+            return {}
+        files = sorted(Path(path).rglob("*.z8")) if Path(path).is_dir() else [_require_game_file(Path(path))]
+        contents = b"".join(file.name.encode() + hashlib.sha256(file.read_bytes()).digest() for file in files)
+        return {"games": hashlib.sha256(contents).hexdigest()}
+
     def reset(self, task: Task) -> Observation:
         path = self._resolve_path(task)
         objective, self._max_score = _load_game_info(path)

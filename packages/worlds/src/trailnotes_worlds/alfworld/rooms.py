@@ -22,7 +22,7 @@ from trailnotes.errors import ConfigError, MissingExtraError, format_install_com
 from trailnotes.types import derive_seed
 
 EXTRA: Final = "alfworld"
-VERSION: Final = 1  # of the generator: another version makes other games of the same seeds
+VERSION: Final = 2  # of the generator: another version makes other games of the same seeds
 
 # Kind of task -> its rooms in the package.
 TASK_TYPES: Final[dict[str, tuple[str, ...]]] = {
@@ -74,7 +74,8 @@ def import_alfworld_module(module: str) -> ModuleType:
 
 
 def list_floor_plans(split: str, task_type: str) -> list[int]:
-    plans = [ROOM_OFFSETS[room] + number for room in TASK_TYPES[task_type] for number in FLOOR_PLANS[split]]
+    """List floor plans in the order in which games take them: each kind of room in turn."""
+    plans = [ROOM_OFFSETS[room] + number for number in FLOOR_PLANS[split] for room in TASK_TYPES[task_type]]
     return [plan for plan in plans if task_type != "look_at_obj_in_light" or plan not in _PLANS_WITHOUT_LAMP]
 
 

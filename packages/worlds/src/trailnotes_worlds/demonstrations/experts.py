@@ -47,6 +47,21 @@ class ExpertDemonstrator(RecordedDemonstrator):
         while True:
             yield from self.demonstrate_episode(self.rng.choice(by_family[self.rng.choice(families)]))
 
+    @classmethod
+    def record_episodes(cls, config: Config) -> Iterator[Trajectory]:
+        """Play the expert's episode of each game, as member 0 if it fits `rollout.max_steps`, and wanderings."""
+        options: dict[str, Any] = {**config.env.options, "max_steps": config.rollout.max_steps, "actions": True}
+        env: Any = make_env(config.env.name, **options)  # with `solution(task)`: actions that win
+        try:
+            for task in cls.choose_tasks(config):
+                best = play_script(env, task, partial(replay_actions, env.solution(task)))
+                if best.success:
+                    yield best
+                for member in range(1, 1 + NUM_WANDERINGS):
+                    yield play_script(env, task, partial(_act_randomly, random.Random(f"{task.id} {member}")), member)
+        finally:
+            env.close()
+
     @cached_property
     def recordings(self) -> list[RecordedGame]:
         config = self.config
@@ -57,7 +72,7 @@ class ExpertDemonstrator(RecordedDemonstrator):
             "variations": config.warmstart.variations,
             "max_steps": config.rollout.max_steps,
         }
-        return load_or_record(config.env.name, wanted, lambda: _record_episodes(config))
+        return load_or_record(config.env.name, wanted, lambda: self.record_episodes(config))
 
 
 def spread_by_family(games: Iterable[Task], config: Config) -> list[Task]:
@@ -66,21 +81,6 @@ def spread_by_family(games: Iterable[Task], config: Config) -> list[Task]:
     for task in games:
         by_family.setdefault(task.family, []).append(task)
     return [task for tasks in by_family.values() for task in panel(tasks, config.warmstart.variations)]
-
-
-def _record_episodes(config: Config) -> Iterator[Trajectory]:
-    # The expert's episode is member 0, if it fits `rollout.max_steps`, and wanderings are members 1 on.
-    options: dict[str, Any] = {**config.env.options, "max_steps": config.rollout.max_steps, "actions": True}
-    env: Any = make_env(config.env.name, **options)  # with `solution(task)`: actions that win
-    try:
-        for task in ExpertDemonstrator.choose_tasks(config):
-            best = play_script(env, task, partial(replay_actions, env.solution(task)))
-            if best.success:
-                yield best
-            for member in range(1, 1 + NUM_WANDERINGS):
-                yield play_script(env, task, partial(_act_randomly, random.Random(f"{task.id} {member}")), member)
-    finally:
-        env.close()
 
 
 def _act_randomly(rng: random.Random, observation: Observation) -> Script:

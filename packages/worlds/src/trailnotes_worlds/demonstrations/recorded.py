@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from trailnotes.storage.demonstrations import Demonstration
@@ -80,13 +79,13 @@ class RecordedDemonstrator(Demonstrator):
 
 
 def load_or_record(
-    name: str, wanted: Mapping[str, Any], record: Callable[[], Iterable[Trajectory]], folder: Path | None = None
+    name: str, wanted: Mapping[str, Any], record: Callable[[], Iterable[Trajectory]]
 ) -> list[RecordedGame]:
     """Load recorded games from the cache, or record them into it.
 
     `wanted` has everything that decides the recording, as JSON values; the expert's episodes have `member` 0.
     """
-    path = (folder or get_cache_dir("games")) / f"{name}-{sha256(encode_line(dict(wanted))).hexdigest()[:24]}.jsonl"
+    path = get_cache_dir("games") / f"{name}-{sha256(encode_line(dict(wanted))).hexdigest()[:24]}.jsonl"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes_atomic(path, b"".join(encode_line(trajectory_to_json(episode)) for episode in record()))

@@ -11,22 +11,19 @@ import logging
 import random
 import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 
 from trailnotes.config.schema import Config
 from trailnotes.envs import Env, make_env
 from trailnotes.envs.tasks import load_tasks
-from trailnotes.errors import ConfigError
 from trailnotes.types import Observation, Task, Trajectory
 from trailnotes.warmstart.demonstrations.episodes import Script, play_script, replay_actions
 from trailnotes_worlds.demonstrations.experts import ExpertDemonstrator, spread_by_family
-from trailnotes_worlds.demonstrations.recorded import NUM_WANDERINGS, RecordedGame, load_or_record
+from trailnotes_worlds.demonstrations.recorded import NUM_WANDERINGS
 from trailnotes_worlds.scienceworld.client import GOLD_PATH_FINDER
 from trailnotes_worlds.scienceworld.tasks import DEFAULT_TASK, scienceworld_tasks
 
 logger = logging.getLogger(__name__)
-VERSION = 1  # of the scripts and their recordings
 ROOMS = (
     "kitchen", "bathroom", "living room", "bedroom", "workshop", "art studio", "hallway", "greenhouse", "outside",
     "foundry",
@@ -55,40 +52,22 @@ class ScienceWorldDemonstrator(ExpertDemonstrator):
         held_out = {task.id for split in ("validation", "test") for task in load_tasks(config, split)}
         return spread_by_family([task for task in tasks if task.id not in held_out], config)
 
-    @cached_property
-    def recordings(self) -> list[RecordedGame]:
-        return load_recordings(self.config)
-
-
-def load_recordings(config: Config, folder: Path | None = None) -> list[RecordedGame]:
-    """Load the episodes of `config`, or record them; they are the same in every process."""
-    wanted = {
-        "version": VERSION,
-        "options": dict(config.env.options),
-        "variations": config.warmstart.variations,
-        "max_steps": config.rollout.max_steps,
-    }
-    recordings = load_or_record("scienceworld", wanted, lambda: _record_episodes(config), folder)
-    if not recordings:
-        raise ConfigError(f"no episode of {config.env.options.get('task')!r} fits rollout.max_steps: raise it")
-    return recordings
-
-
-def _record_episodes(config: Config) -> Iterator[Trajectory]:
-    # The gold path is member 0 of each variation, wanderings are members 1 on.
-    options = {key: value for key, value in config.env.options.items() if key not in ("task", "protocol")}
-    env = make_env("scienceworld", **{**options, "max_steps": config.rollout.max_steps})
-    try:
-        for task in ScienceWorldDemonstrator.choose_tasks(config):
-            if gold := _play_gold_path(env, task, options.get("simplification", "easy"), config.rollout.max_steps):
-                yield gold
-            for member in range(1, 1 + NUM_WANDERINGS):
-                rng = random.Random(f"{task.id} {member}")
-                yield play_script(env, task, partial(wander, rng), member)
-            logger.info("recorded %s", task.id)
-    finally:
-        env.close()
-        GOLD_PATH_FINDER.close()
+    @classmethod
+    def record_episodes(cls, config: Config) -> Iterator[Trajectory]:
+        """Play the gold path of each variation, as member 0 if it fits `rollout.max_steps`, and wanderings."""
+        options = {key: value for key, value in config.env.options.items() if key not in ("task", "protocol")}
+        env = make_env("scienceworld", **{**options, "max_steps": config.rollout.max_steps})
+        try:
+            for task in cls.choose_tasks(config):
+                if gold := _play_gold_path(env, task, options.get("simplification", "easy"), config.rollout.max_steps):
+                    yield gold
+                for member in range(1, 1 + NUM_WANDERINGS):
+                    rng = random.Random(f"{task.id} {member}")
+                    yield play_script(env, task, partial(wander, rng), member)
+                logger.info("recorded %s", task.id)
+        finally:
+            env.close()
+            GOLD_PATH_FINDER.close()
 
 
 def _play_gold_path(env: Env, task: Task, simplification: str | Sequence[str], max_steps: int) -> Trajectory | None:

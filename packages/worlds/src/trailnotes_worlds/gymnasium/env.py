@@ -159,7 +159,8 @@ class GymnasiumEnv:
         require_choice("observation", observation, get_args(ObservationMode))
         self._game = format_game_name(require_type(str, "id", id), "kwargs", kwargs)
         toy = find_toy_text(id)
-        max_steps = require_int("max_steps", max_steps, 0)
+        if require_int("max_steps", max_steps, 0) and "max_episode_steps" in kwargs:
+            raise ConfigError("env.options.max_steps and kwargs.max_episode_steps both limit the steps: leave one out")
         self._env, self._limit = _unwrap(_make_env(id, dict(kwargs), max_steps, drawn=observation != "value"))
         self._shown = _choose_observation_mode(self._env, id, observation)
         self._space = self._env.action_space  # a property that asks every wrapper in turn, so read once

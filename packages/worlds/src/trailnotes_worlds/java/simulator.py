@@ -102,7 +102,7 @@ def _drain_tail(descriptor: int, words: deque[bytes]) -> None:
                 words.popleft()
 
 
-START_LIMIT = 60.0  # seconds for Java to start and print its port: one is usual, a loaded machine takes many more
+START_LIMIT = 60.0  # seconds, at least, to start and print the port: one is usual, a loaded machine takes many more
 
 _OPTIONS_TEXT = Path(__file__).with_name("jvm.options").read_text(encoding="utf-8")
 OPTIONS = tuple(line for line in _OPTIONS_TEXT.splitlines() if not line.startswith("#"))
@@ -112,7 +112,7 @@ T = TypeVar("T")
 
 _started_before: set[str] = set()  # programs that have worked in this process
 # Faults of the machine, not of the program: a worker that replaces a killed one starts Java for the first time, too.
-_PASSING = re.compile("SIGKILL|memory|temporarily unavailable")
+_PASSING = re.compile("SIGKILL|memory|temporarily unavailable|no answer within")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +162,7 @@ def find_jars(title: str, package: str, extra: str, jar: str) -> tuple[Path, Pat
 class Simulator:
     """Java process with one simulator. One thread calls at a time, others wait; unusable in a forked child."""
 
-    def __init__(
-        self, program: JavaProgram, java: str, timeout: float, heap: str, start_limit: float = START_LIMIT
-    ) -> None:
+    def __init__(self, program: JavaProgram, java: str, timeout: float, heap: str) -> None:
         self._title = program.title
         self._lock = threading.Lock()
         executable = find_java(java, program.extra)
@@ -174,7 +172,7 @@ class Simulator:
         try:
             self._child = ChildProcess(command, program.jars[-1].parent, environment)
             try:
-                self._gateway, self._server = _connect(self._child, program.server, start_limit)
+                self._gateway, self._server = _connect(self._child, program.server, max(START_LIMIT, timeout))
                 self._gateway.set_timeout(timeout)
                 self._end = weakref.finalize(self, _end, self._child, self._gateway)
             except BaseException:

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 
 from trailnotes.errors import EnvError
 from trailnotes_worlds.java.gateway import Reference, SimulatorLostError, Value
-from trailnotes_worlds.java.simulator import START_LIMIT, JavaProgram, Simulator, find_jars
+from trailnotes_worlds.java.simulator import JavaProgram, Simulator, find_jars
 from trailnotes_worlds.scienceworld.tasks import resolve_simplifications, resolve_task, validate_variation
 
 GAMES = 20  # that share one Java process
@@ -20,6 +20,7 @@ GOLD_HEAP = "512m"  # the gold path of test-conductivity needs over 128 MB
 SERVER = "scienceworld.runtime.pythonapi.PythonInterface"
 COUNTER = "util.UniqueIdentifier"  # numbers the objects of all games of a process
 DRAWING_TASKS = ("grow-", "mendelian-")  # in which plants, and the bees around them, draw at random
+RESET = "reset task"  # drops the progress; admissible, but not shown, as in the published protocol
 LOOK = "look around"  # the first action of every episode: free, and the first observation
 GOLD_TIMEOUT = 120.0  # seconds: the simulator needs up to 9 for its longest gold paths, on a free machine
 
@@ -39,12 +40,10 @@ def find_scienceworld_jars() -> tuple[Path, Path]:
 class ScienceWorldSimulator(Simulator):
     """Java process with one or several games of ScienceWorld, which share the generator of all its draws."""
 
-    def __init__(
-        self, java: str = "", timeout: float = 30.0, heap: str = HEAP, start_limit: float = START_LIMIT
-    ) -> None:
+    def __init__(self, java: str = "", timeout: float = 30.0, heap: str = HEAP) -> None:
         """Start the process (a second). Raises as `Simulator` and `find_jars` do."""
         program = JavaProgram("ScienceWorld", find_scienceworld_jars(), SERVER, "scienceworld")
-        super().__init__(program, java, timeout, heap, start_limit)
+        super().__init__(program, java, timeout, heap)
         self.settings = java, timeout
         self._idle = [self._server]
         self._num_games = 1  # idle ones included
@@ -120,9 +119,6 @@ class ScienceWorldClient:
         text, score = str(call("step", action)), cast("float", call("getScore"))
         return StepResult(text, score, bool(call("getCompleted")), cast("int", call("getNumMoves")))
 
-    def look(self) -> str:
-        return str(self._call("freeActionLook"))
-
     def inventory(self) -> str:
         return str(self._call("freeActionInventory"))
 
@@ -130,7 +126,8 @@ class ScienceWorldClient:
         return str(self._call("getTaskDescription"))
 
     def action_templates(self) -> tuple[str, ...]:
-        return self.simulator.list_strings("getPossibleActions", self._game)
+        """List the forms of actions but for `RESET`."""
+        return tuple(form for form in self.simulator.list_strings("getPossibleActions", self._game) if form != RESET)
 
     def objects(self) -> tuple[str, ...]:
         return self.simulator.list_strings("getPossibleObjects", self._game)

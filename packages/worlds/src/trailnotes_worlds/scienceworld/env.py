@@ -35,7 +35,6 @@ from trailnotes_worlds.scienceworld.tasks import (
 SCORE_CONVENTIONS = ("raw", "floor0", "last_positive")
 SUCCESS_RULES = ("complete", "above70")
 ACTION_OFFERS = ("none", "templates", "valid")
-RESET_ACTION = "reset task"  # drops the progress; hidden but admissible, as in the published protocol
 MAX_ACTION_CHARS = 500  # no action of the simulator is longer
 
 
@@ -227,7 +226,7 @@ class ScienceWorldEnv:
 def _build_briefing(client: ScienceWorldClient) -> tuple[str, dict[str, Any]]:
     instruction = client.task_description()
     facts: dict[str, Any] = {
-        "action_formats": [template for template in client.action_templates() if template != RESET_ACTION],
+        "action_formats": list(client.action_templates()),
         "inventory": client.inventory(),
     }
     if objects := parse_focus_objects(instruction):

@@ -199,7 +199,8 @@ def _split_by_product(shelves: Catalogue, choice: GoalSelection) -> Splits:
     """Assign all goals of a product to one split, by its title alone, whatever its asins.
 
     The split depends neither on the rest of the catalogue nor on the dataset seed: no seed evaluates on the products
-    that another trains on. Training leaves out every instruction of an evaluation goal, even of another product.
+    that another trains on. Training leaves out every instruction of an evaluation goal, even of another product
+    (the same wish with another price limit is another instruction).
     """
     splits: dict[str, list[NumberedGoal]] = {split: [] for split in SPLITS}
     listed = enumerate(_iter_catalogue_goals(shelves, choice.goals or "both", choice.seed))

@@ -212,7 +212,8 @@ def _make_task(goal: WikiHowGoal | str, split: str, choice: TaskSelection) -> Ta
     if isinstance(goal, str):
         name = goal.removesuffix(".textproto")
         return Task(f"wikihow/files/{name}", "wikihow", choice.seed, split, {"file": goal})
-    return Task(f"wikihow/{choice.protocol}/{goal.id}", "wikihow", choice.seed, split, goal.to_json())
+    name = f"wikihow/{choice.protocol}/{goal.id}" + (f"@{choice.seed}" if choice.seed else "")
+    return Task(name, "wikihow", choice.seed, split, goal.to_json())
 
 
 def _iter_goals(library: Library, seed: int) -> Iterator[WikiHowGoal]:
