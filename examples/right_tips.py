@@ -55,8 +55,7 @@ async def about(policy: Policy, config: Config, *, reads: bool) -> Counter[str]:
         if not trajectory.success:
             specs.append(spec)
             groups.append(TrajectoryGroup(trajectory.task, (trajectory,)))
-    texts: list[str] = []
-    await write_tips(policy, groups, config, seed=0, step=0, on_tip=lambda tip: texts.append(tip.completion.text))
+    texts = [tip.completion.text for tip in await write_tips(policy, groups, config, seed=0, step=0)]
     return Counter(kind_of(spec, text) for spec, text in zip(specs, texts, strict=True))
 
 

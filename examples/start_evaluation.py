@@ -11,7 +11,7 @@ from trailnotes.memory import open_memory
 from trailnotes.memory.tips import clean_tip
 from trailnotes.policies.base import Policy
 from trailnotes.rollout.groups import GroupRunner
-from trailnotes.rollout.tips import WrittenTip, write_tips
+from trailnotes.rollout.tips import write_tips
 from trailnotes.types import Mode, Observation, Task, Tip, Trajectory, TrajectoryGroup
 
 
@@ -58,17 +58,14 @@ class StartEvaluation:
     async def write(self, episodes: Sequence[Trajectory]) -> dict[str, list[Tip]]:
         """Have the policy write a tip about each episode; the ids of tasks whose tip is unusable are absent."""
         tips: dict[str, list[Tip]] = {}
-
-        def keep(tip: WrittenTip) -> None:
+        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
+        for tip in await write_tips(self.policy, groups, self.config, seed=0, step=0):
             episode = tip.trajectory
             if self.config.memory.entries == "step":
                 tips[episode.task.id] = list(tip.tips)
             elif text := clean_tip(tip.completion.text):
                 name = episode.task.id
                 tips[name] = [Tip(name, text, key="", score=episode.score, max_score=episode.max_score)]
-
-        groups = [TrajectoryGroup(episode.task, (episode,)) for episode in episodes]
-        await write_tips(self.policy, groups, self.config, seed=0, step=0, on_tip=keep)
         return tips
 
 

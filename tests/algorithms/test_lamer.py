@@ -91,6 +91,7 @@ def test_a_member_reads_its_own_tips_of_this_task_and_iteration_alone(watched: W
             own = {text for earlier in range(k) for text in authors[earlier * B * N + place]}
             read = {tip.text for step in trajectory.steps for tip in step.tips}
             assert read <= own
+            assert bool(trajectory.steps[0].tips) == bool(own), "however unlike its beginning the end was"
             shown += len(read)
     assert shown > B * N, "little was read: the test shows little"
     texts = [text for tips in authors for text in tips]

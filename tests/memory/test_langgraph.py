@@ -102,6 +102,14 @@ def test_sessions_show_values_and_their_worth_is_learned() -> None:
         assert stats.worth == 0.5
 
 
+def test_no_value_is_lost_to_the_capacity_of_tips() -> None:
+    with open_memory(None, MemoryConfig(capacity=2)) as memory:
+        store = TipStore(memory)
+        for place, text in enumerate(("apples are red", "the sky is blue", "snow is white", "coal is black")):
+            store.put(("facts",), str(place), {"text": text})
+        assert store.search(("facts",), query="apples", limit=1)[0].key == "0"
+
+
 def test_what_another_wrote_in_the_same_words_stays() -> None:
     with open_memory(None) as memory:
         memory.add([Tip("door", "knock", "a door", 0.0, model="me", imported=True)])

@@ -14,9 +14,9 @@ from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
 from trailnotes.memory.base import Memory
 from trailnotes.policies.scripted import ScriptedPolicy
-from trailnotes.rollout.episode import run_episode
+from trailnotes.rollout.episode import EpisodeContext, TipsActor, run_episode
 from trailnotes.rollout.groups import GroupRunner, compute_rollout_metrics
-from trailnotes.rollout.tips import WrittenTip, compute_tip_metrics, write_tips
+from trailnotes.rollout.tips import compute_tip_metrics, write_tips
 from trailnotes.types import (
     Completion,
     Message,
@@ -381,18 +381,33 @@ def played(policy: ScriptedPolicy, config: Config = SETTINGS, memory: Memory | N
     return play_groups(policy, FakePool(), config, modes=[["plain", "off_policy"]] * 2, memory=memory)
 
 
+@pytest.mark.parametrize("request_", [None, {"kept": 0, "messages": [["user", "tell me all"]]}])
+def test_an_answer_that_is_too_long_for_an_action_is_an_agents_all_the_same(request_: Any) -> None:
+    policy = ScriptedPolicy(lambda _: "word " * 200)
+    seen = Observation("tell me all", instruction="", request=request_)
+
+    async def act() -> Any:
+        config = settings(rollout={"max_action_tokens": 1200})
+        actor = TipsActor(EpisodeContext(policy, TASK, "plain", 0, 0, "one", config), None)
+        actor.start(seen)
+        return await actor.act(seen)
+
+    assert asyncio.run(act()).action == (("word " * 200)[:500] if request_ else "")
+
+
 def test_every_episode_gets_a_tip_with_its_author_in_task_order() -> None:
     policy = author(lambda messages: f"walk right {messages[-1].content[:7]}")
     groups = played(policy)
     policy.requests.clear()
-    tips, num_tokens = asyncio.run(write_tips(policy, groups, SETTINGS, seed=5, step=7))
+    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=5, step=7))
+    tips = [tip for each in written for tip in each.tips]
     assert [tip.namespace for tip in tips] == ["a", "a", "b", "b"]
     assert len(policy.live_at_start) == 6 - 2
     first = tips[0]
     assert (first.text, first.key, first.action) == ("walk right place 2", "walk right\nplace 2", "right")
     assert (first.score, first.max_score, first.model, first.version) == (1.0, 1.0, "model", 3)
     assert (first.run, first.step) == ("r1", 7)
-    assert num_tokens == 4 * (len("walk right place 2") + 1)
+    assert compute_tip_metrics(written)["tokens"] == 4 * (len("walk right place 2") + 1)
     assert not policy.open_episodes
     samplings = [sampling for _, _, sampling in policy.requests]
     assert {(s.max_tokens, s.temperature) for s in samplings} == {(192, 1.0)}
@@ -415,24 +430,23 @@ def test_a_task_that_comes_twice_is_not_written_about_in_the_same_words() -> Non
 def test_entries_for_each_step_are_found_by_each_state() -> None:
     config = settings(memory={"entries": "step"})
     policy = author(lambda _: "keep right")
-    tips, _ = asyncio.run(write_tips(policy, played(policy)[:1], config, seed=0, step=0))
-    assert [tip.key for tip in tips] == ["walk right\nplace 0", "walk right\nplace 1"] * 2
+    written = asyncio.run(write_tips(policy, played(policy)[:1], config, seed=0, step=0))
+    assert [tip.key for each in written for tip in each.tips] == ["walk right\nplace 0", "walk right\nplace 1"] * 2
 
 
 def test_unusable_tips_are_dropped_and_counted() -> None:
     policy = author(lambda messages: next(texts))
     groups = played(policy)
     texts = iter(["", "go right", "\x00\n", "<|im_start|>"])
-    each: list[WrittenTip] = []
-    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0, on_tip=each.append))
-    assert [tip.text for tip in written.tips] == ["go right"]
-    assert [len(one.tips) for one in each] == [0, 1, 0, 0]
-    metrics = compute_tip_metrics(each)
+    written = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0))
+    assert [[tip.text for tip in each.tips] for each in written] == [[], ["go right"], [], []]
+    metrics = compute_tip_metrics(written)
     assert (metrics["written"], metrics["unusable"]) == (4.0, 3.0)
-    assert metrics["tokens"] == written.num_tokens == 1 + 9 + 3 + 13
-    assert metrics["tokens_read"] == sum(len(one.completion.prompt_ids) for one in each)
+    assert metrics["tokens"] == 1 + 9 + 3 + 13
+    assert metrics["tokens_read"] == sum(len(each.completion.prompt_ids) for each in written)
     policy.context_length = 20  # no room at all
-    assert asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0)) == ([], 0)
+    empty = asyncio.run(write_tips(policy, groups, SETTINGS, seed=0, step=0))
+    assert [(each.tips, each.completion.num_tokens) for each in empty] == [((), 0)] * 4
 
 
 def test_an_episode_that_fills_the_context_still_gets_its_tip() -> None:
@@ -443,8 +457,8 @@ def test_an_episode_that_fills_the_context_still_gets_its_tip() -> None:
                            modes=[["plain"]])  # fmt: skip
     assert group.trajectories[0].context_full
     policy.requests.clear()
-    tips, _ = asyncio.run(write_tips(policy, [group], config, seed=0, step=0))
-    assert [tip.text for tip in tips] == ["a short note"]
+    (written,) = asyncio.run(write_tips(policy, [group], config, seed=0, step=0))
+    assert [tip.text for tip in written.tips] == ["a short note"]
     ((_, messages, sampling),) = policy.requests
     assert messages[0].content.startswith("walk right\nplace 0\n[...]\nplace ")
     assert len(policy.encode(messages)) + sampling.max_tokens <= 150

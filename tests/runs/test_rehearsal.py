@@ -21,7 +21,7 @@ from trailnotes.envs.tasks import describe_training_overlap, load_panel, load_re
 from trailnotes.errors import ConfigError
 from trailnotes.policies.chat import ChatFormat
 from trailnotes.policies.hf.policy import HFPolicy, load_tokenizer
-from trailnotes.rollout.tips import TipBatch, write_tips
+from trailnotes.rollout.tips import WrittenTip, write_tips
 from trailnotes.runs.dry_run import count_rehearsal_episodes, dry_run, estimate_iterations, shrink_config, split_usage
 from trailnotes.runs.load_policy import build_model_policy
 from trailnotes.runs.rehearsal import (
@@ -310,11 +310,11 @@ def test_the_start_model_writes_the_tips(
     start = build_model_policy(tiny_config(start_model))
     written: list[tuple[list[str], list[str]]] = []
 
-    async def listening(policy: HFPolicy, groups: Any, config: Config, **options: Any) -> TipBatch:
+    async def listening(policy: HFPolicy, groups: Any, config: Config, **options: Any) -> list[WrittenTip]:
         result = await write_tips(policy, groups, config, **options)
-        again = await write_tips(start, groups, config, **{k: v for k, v in options.items() if k != "on_tip"})
-        written.append(([tip.text for tip in result.tips], [tip.text for tip in again.tips]))
-        assert {tip.version for tip in result.tips} == {0 if author == "start" else len(written) - 1}
+        again = await write_tips(start, groups, config, **options)
+        written.append(([each.completion.text for each in result], [each.completion.text for each in again]))
+        assert {tip.version for each in result for tip in each.tips} == {0 if author == "start" else len(written) - 1}
         return result
 
     monkeypatch.setattr("trailnotes.runs.iteration.write_tips", listening)

@@ -183,9 +183,9 @@ def extracted(
         raise AssertionError("no model is asked")
 
     groups = [TrajectoryGroup(trajectory.task, (trajectory,))]
-    tips, num_tokens = asyncio.run(write_tips(ScriptedPolicy(never), groups, config, seed=0, step=3))
-    assert num_tokens == 0
-    return tips
+    (written,) = asyncio.run(write_tips(ScriptedPolicy(never), groups, config, seed=0, step=3))
+    assert written.completion.num_tokens == 0
+    return list(written.tips)
 
 
 def test_the_actions_up_to_the_last_raise_are_quoted() -> None:

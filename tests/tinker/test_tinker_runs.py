@@ -375,8 +375,10 @@ def test_the_start_model_writes_and_leaves_what_is_trained(
     """In a run of overlapping iterations, and in one that resumes after the first."""
     write_tips, written = iterations.write_tips, []
 
-    async def write_and_remember(*given: Any, on_tip: Callable[[Any], None], **named: Any) -> Any:
-        return await write_tips(*given, on_tip=lambda tip: (written.append(tip.completion), on_tip(tip)), **named)
+    async def write_and_remember(*given: Any, **named: Any) -> Any:
+        tips = await write_tips(*given, **named)
+        written.extend(tip.completion for tip in tips)
+        return tips
 
     monkeypatch.setattr(iterations, "write_tips", write_and_remember)
     sections = {"algorithm": {"author": "start"}, "rollout": {"max_async_iterations": overlap}}

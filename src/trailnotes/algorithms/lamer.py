@@ -80,11 +80,13 @@ async def sample_next_episode(
     """Sample the next episode of each trial, in which each member reads its own earlier tips alone."""
     modes: list[list[Mode]] = [["on_policy_tips"] * iteration.config.rollout.group_size for _ in trials]
     embedder, places = iteration.embedder(), list(trials)
+    # A tip's key is the end of its episode, and must match the beginning of the next one; none is another's.
+    settings = iteration.config.memory.model_copy(update={"threshold": -1.0})
     with ExitStack() as opened:
 
         def memory_of(row: int, member: int) -> TipMemory:
             keys = [(places[row], member, episode) for episode in range(len(trials[places[row]]))]
-            memory = opened.enter_context(open_memory(None, iteration.config.memory, embedder=embedder))
+            memory = opened.enter_context(open_memory(None, settings, embedder=embedder))
             memory.add([tip for key in keys if key in written for tip in written[key].tips])
             return memory
 

@@ -24,7 +24,7 @@ TipSource = Literal["own"] | ControlKind
 class ControlMemory(TipMemory):
     """A view of `memory` on the same rows that retrieves something else, and never more tips than `memory` would.
 
-    "other" retrieves the best tips of another task, of another family where one has any, always the same; with a scope
+    "other" retrieves the best tips of another task, of another family where one has any; with a scope
     beyond the task, those of another family's tasks. "empty" retrieves the tips of `memory` with their scores, without
     words and action: a turn shows a text once, so that is one line (without `memory.repeat_shown`).
     """

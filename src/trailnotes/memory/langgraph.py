@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -32,11 +33,14 @@ class TipStore(base.BaseStore):
     A time to live is refused: tips are retired by what they were worth to their readers (`memory.retire`).
     """
 
-    __slots__ = ("memory",)
+    __slots__ = ("_unlimited", "memory")
     supports_ttl = False
 
     def __init__(self, memory: TipMemory) -> None:
-        self.memory = memory
+        self.memory = memory  # of all authors' tips; a value's is kept until the value goes, however many there are
+        self._unlimited = TipMemory(
+            memory.store, memory.embedder, memory.config.model_copy(update={"capacity": sys.maxsize})
+        )
 
     def batch(self, ops: Iterable[base.Op]) -> list[base.Result]:
         """Execute operations; as in `InMemoryStore`, all reads see the state before the batch."""
@@ -47,7 +51,7 @@ class TipStore(base.BaseStore):
         last = {(op.namespace, op.key): op for op in given if isinstance(op, base.PutOp)}
         values = {place: None if op.value is None else _encode(op) for place, op in last.items()}
         tips = {place: tip for place, op in last.items() if (tip := _build_tip(op))}
-        self.memory.add([*tips.values()])  # a process that dies here leaves tips without values, and loses nothing
+        self._unlimited.add([*tips.values()])  # a process that dies here leaves tips without values, and loses nothing
         with self.memory.store.transaction():
             for place, op in last.items():
                 self._put(op, values[place], tips.get(place))
@@ -63,6 +67,9 @@ class TipStore(base.BaseStore):
             rows = store.load_items(json.dumps(op.namespace), op.key)
             return _build_item(rows[0]) if rows else None
         rows = store.load_items()
+        if isinstance(op, base.SearchOp):
+            start = [*op.namespace_prefix]
+            rows = [row for row in rows if parse_json(row.namespace)[: len(start)] == start]
         items = {(item.namespace, item.key): item for item in map(_build_item, rows)}
         scratch = InMemoryStore()
         scratch.batch([base.PutOp(namespace, key, item.value) for (namespace, key), item in items.items()])
@@ -87,7 +94,7 @@ class TipStore(base.BaseStore):
         before = next((row.tip for row in store.load_items(namespace, op.key)), None)
         tip_id = store.find_duplicate(tip) if tip else None
         store.put_item(namespace, op.key, value, tip_id)
-        if before is not None and before not in {row.tip for row in store.load_items()}:
+        if before is not None and not store.query("SELECT 1 FROM items WHERE tip = ? LIMIT 1", (before,)):
             old = store.get_tip(before)
             store.delete([before] if old and old.model == AUTHOR else [])  # it may be another's, in the same words
 

@@ -16,8 +16,9 @@ from trailnotes.config.schema import Config
 from trailnotes.errors import EnvError, redact_environment
 from trailnotes.memory.base import AsyncMemory, Memory
 from trailnotes.policies.base import Policy
-from trailnotes.rollout.conversation import Conversation, build_memory_query, parse_action
+from trailnotes.rollout.conversation import MAX_ACTION_CHARS, Conversation, build_memory_query, parse_action
 from trailnotes.types import (
+    NO_OP,
     Completion,
     Message,
     Mode,
@@ -236,6 +237,8 @@ class TipsActor:
         plain_ids = policy.encode(conversation.plain) if conversation.tips_shown else completion.prompt_ids
         conversation.act(completion.text, completion.token_ids)
         action = parse_action(completion.text, config.rollout.action_format, config.rollout.style)
+        if observation.request and action == NO_OP:  # an agent gets the whole answer, however long its first line
+            action = completion.text.strip()[:MAX_ACTION_CHARS]
         return Decision(action, completion, plain_ids, tips)
 
 

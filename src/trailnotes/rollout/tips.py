@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from trailnotes.config.schema import Config
 from trailnotes.memory.tips import clean_tip
@@ -69,21 +69,13 @@ class WrittenTip:
     tips: tuple[Tip, ...]
 
 
-class TipBatch(NamedTuple):
-    """The tips of a batch in task order, and their cost."""
-
-    tips: list[Tip]
-    num_tokens: int  # generated for all tips, unusable ones included
-
-
 async def write_tips(
-    policy: Policy, groups: Sequence[TrajectoryGroup], config: Config, *, seed: int, step: int,
-    on_tip: Callable[[WrittenTip], None] | None = None,
-) -> TipBatch:  # fmt: skip
+    policy: Policy, groups: Sequence[TrajectoryGroup], config: Config, *, seed: int, step: int
+) -> list[WrittenTip]:
     """Have the policy write one tip about each episode, without tips in the prompt, `env.max_envs` at a time.
 
-    With `algorithm.author = "extract"` no model writes. Nothing is stored here. Episodes without a step are skipped. An
-    unusable tip gives no entry, but counts in `num_tokens` and reaches `on_tip`, which is called in task order.
+    With `algorithm.author = "extract"` no model writes. Nothing is stored here. Episodes without a step are skipped;
+    the others' tips come in task order.
     """
     trajectories = select_usable([t for group in groups for t in group.trajectories])
     if config.algorithm.author == EXTRACT:
@@ -91,11 +83,7 @@ async def write_tips(
     else:
         requests = build_tip_requests(policy, trajectories, config, seed=seed)
         completions = await complete_requests(policy, requests, limit=config.env.max_envs)
-    written = parse_tips(policy, trajectories, completions, config, step=step)
-    if on_tip is not None:
-        for each in written:
-            on_tip(each)
-    return TipBatch([tip for each in written for tip in each.tips], sum(each.completion.num_tokens for each in written))
+    return parse_tips(policy, trajectories, completions, config, step=step)
 
 
 def compute_tip_metrics(written: Sequence[WrittenTip]) -> dict[str, float]:

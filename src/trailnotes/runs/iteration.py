@@ -162,16 +162,13 @@ class Iteration:
 
     async def write_tips(self, groups: Sequence[TrajectoryGroup], purpose: str = "tips") -> list[WrittenTip]:
         """Have the policy write about every episode; the memory of the run gets what it wrote when learning begins."""
-        written: list[WrittenTip] = []
         with self._time_section("write_tips"):
             async with self.run.weights.use_author() as author:
-                tips, num_tokens = await write_tips(
-                    author, groups, self.config, seed=self.seed(purpose), step=self.number,
-                    on_tip=written.append,
-                )  # fmt: skip
-        self._tips += tips
+                seed = self.seed(purpose)
+                written = await write_tips(author, groups, self.config, seed=seed, step=self.number)
+        self._tips += [tip for each in written for tip in each.tips]
         self._metrics |= getattr(author, "metrics", dict)()  # of an endpoint
-        self._tokens_written += num_tokens
+        self._tokens_written += sum(each.completion.num_tokens for each in written)
         self.add_metrics("tips", compute_tip_metrics(written))
         return written
 

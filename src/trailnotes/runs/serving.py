@@ -169,8 +169,8 @@ class OpenGateway:
         group = TrajectoryGroup(episode.task, (episode,))
         try:
             async with self._learning:  # an author writes about one session at a time
-                batch = await write_tips(self._policy, [group], self._config, seed=seed, step=0)
-            await asyncio.to_thread(self._memory.add, batch.tips)
+                written = await write_tips(self._policy, [group], self._config, seed=seed, step=0)
+            await asyncio.to_thread(self._memory.add, [tip for each in written for tip in each.tips])
         except TrailnotesError as error:
             logger.error("no tip about %r: %s", episode.task.id, error)  # noqa: TRY400 (the text says it)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.learner.credit.episodes import Array, Scores, discounted_return, group_relative
 from trailnotes.memory import Embedder
-from trailnotes.memory.index import ExactIndex
+from trailnotes.memory.index import DECIMALS
 from trailnotes.memory.retrieval import Floats
 from trailnotes.storage.checkpoint import Arrays, ComponentState
 from trailnotes.types import Trajectory, TrajectoryGroup, hash_state
@@ -165,24 +165,33 @@ class StateCounter(Estimator):
         self._visits: dict[str, list[int]] = {}  # n of them
 
     def rate(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        texts = list(dict.fromkeys(step.observation.text for t in trajectories for step in t.steps))
-        vectors = dict(zip(texts, self.embedder.embed(texts), strict=True))
+        by_task: dict[str, list[str]] = {}
         for trajectory in trajectories:
-            for step in trajectory.steps:
-                vector = vectors[step.observation.text]
-                states = self._states.get(trajectory.task.id, np.empty((0, self.embedder.dim), np.float32))
-                visits = self._visits.setdefault(trajectory.task.id, [])
-                similar, similarities = ExactIndex(states).find_within(vector, self.threshold)
-                if len(similar):
-                    visits[similar[similarities.argmax()]] += 1
-                else:
-                    self._states[trajectory.task.id] = np.vstack([states, vector])
-                    visits.append(1)
-        return [[1.0 / self._count(t.task.id, vectors[s.observation.text]) for s in t.steps] for t in trajectories]
+            by_task.setdefault(trajectory.task.id, []).extend(step.observation.text for step in trajectory.steps)
+        texts = list(dict.fromkeys(itertools.chain(*by_task.values())))
+        vectors = dict(zip(texts, self.embedder.embed(texts), strict=True))
+        counts = {task: self._visit(task, visited, vectors) for task, visited in by_task.items()}
+        return [[1.0 / counts[t.task.id][step.observation.text] for step in t.steps] for t in trajectories]
 
-    def _count(self, namespace: str, vector: Floats) -> int:
-        similar, _ = ExactIndex(self._states[namespace]).find_within(vector, self.threshold)
-        return sum(self._visits[namespace][row] for row in similar)
+    def _visit(self, task: str, visited: Sequence[str], vectors: Mapping[str, Floats]) -> dict[str, int]:
+        """Count the visits of a task's states, one for each of `visited`; return those of states like each text."""
+        known = self._states.get(task, np.empty((0, self.embedder.dim), np.float32))
+        rows = {text: row for row, text in enumerate(dict.fromkeys(visited))}
+        new = np.array([vectors[text] for text in rows], np.float32).reshape(-1, self.embedder.dim)
+        candidates = np.concatenate([known, new])
+        similarities = np.round(new @ candidates.T, DECIMALS)  # (texts, candidates)
+        similarities[similarities < np.float32(self.threshold)] = -np.inf
+        states, visits = list(range(len(known))), self._visits.setdefault(task, [])  # rows of the candidates
+        for text in visited:
+            own = similarities[rows[text], states]
+            if own.max(initial=-np.inf) > -np.inf:
+                visits[int(own.argmax())] += 1
+            else:
+                states.append(len(known) + rows[text])
+                visits.append(1)
+        self._states[task] = candidates[states]
+        sums = (similarities[:, states] > -np.inf) @ np.array(visits, np.int64)
+        return {text: int(sums[row]) for text, row in rows.items()}
 
     def state_dict(self) -> ComponentState:
         """Return "vectors" float32 (sum of sizes, dim), "visits" int64 (sum of sizes,), and their owners."""

@@ -16,7 +16,7 @@ import pytest
 import caves
 from small import small_config
 from trailnotes.config.schema import Config
-from trailnotes.errors import BudgetError
+from trailnotes.errors import BudgetError, ConfigError
 from trailnotes.memory import make_config_embedder
 from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.advice import ValuedAction
@@ -43,6 +43,12 @@ def cave_config(**keys: Any) -> Config:
         eval={"num_tasks": 0, "split": "test"},
         rememberer={"epochs": 3, "temperature": 0.0} | keys,
     )
+
+
+def test_an_agents_own_prompts_are_left_alone() -> None:
+    config = small_config(env={"name": "gateway"}, algorithm={"name": "rememberer"})
+    with pytest.raises(ConfigError, match="rememberer asks by a prompt of its own"):
+        config.validate_method()
 
 
 def run(out: Path, monkeypatch, policy: ScriptedPolicy | None = None, **keys: Any) -> list[dict[str, Any]]:

@@ -65,11 +65,9 @@ def test_only_a_terminated_end_is_terminal() -> None:
 def test_episodes_of_all_kinds_of_runs_are_read(tmp_path: Path) -> None:
     run = write(tmp_path / "run", episode([0.0]), episode([1.0], "error", success=False))
     evaluation = write(tmp_path / "eval", episode([0.1]), name="episodes.jsonl")
-    notes = write(tmp_path / "adapt", episode([0.2]), name="trial-00.jsonl")
-    write(notes, episode([0.3]), name="trial-01.jsonl")
-    places = [run, evaluation, notes, run / "trajectories.jsonl"]
-    assert [t.episode_return for t in transitions.read_episodes(places)] == [0.0, 0.1, 0.2, 0.3, 0.0]
-    assert [step.episode for step in transitions.read_transitions(places)] == [0, 1, 2, 3, 4]
+    places = [run, evaluation, run / "trajectories.jsonl"]
+    assert [t.episode_return for t in transitions.read_episodes(places)] == [0.0, 0.1, 0.0]
+    assert [step.episode for step in transitions.read_transitions(places)] == [0, 1, 2]
 
 
 @given(names=st.sets(st.text("abc/", min_size=1, max_size=3)), share=st.floats(0, 0.99), seed=st.integers(0, 3))

@@ -15,6 +15,7 @@ from trailnotes.config.methods import Method
 from trailnotes.config.refusals import require_own_tips
 from trailnotes.config.schema import Config
 from trailnotes.envs.tasks import load_tasks, panel
+from trailnotes.errors import ConfigError
 from trailnotes.memory import make_config_embedder
 from trailnotes.rollout import advice as words
 from trailnotes.rollout.advice import Example, Situation, ValuedAction
@@ -88,7 +89,7 @@ def choose_advice(
     """Choose the encouraged and discouraged actions of a record.
 
     Encouraged is the best action, if its value is above 0; else a random admissible one that was not tried, or is not
-    discouraged, with a made-up value below 0.5. Discouraged are all others, the worst first.
+    discouraged, with a made-up value below 0.5. Discouraged are those of 0 or less, the worst first.
     """
     ranked = record.rank_values()
     encouraged = [ValuedAction(value.action, value.value) for value in ranked[:1] if value.value > 0]
@@ -185,9 +186,16 @@ def table_metrics(table: ExperienceTable, groups: Sequence[TrajectoryGroup]) -> 
     return {"known": known / max(1, len(situations)), "table": table.stats()}
 
 
+def validate_actor(config: Config) -> None:
+    """Require tasks whose steps this method may answer alone; raises `ConfigError`."""
+    require_own_tips(config)
+    if config.env.name == "gateway":
+        raise ConfigError("rememberer asks by a prompt of its own, and an agent's requests have theirs: use another")
+
+
 METHOD = Method(
     "rememberer", "REMEMBERER", rememberer, trains=False, colour="#e69f00", learned_from=load_training_tasks,
-    sections={"rememberer": RemembererConfig}, validate=require_own_tips,
+    sections={"rememberer": RemembererConfig}, validate=validate_actor,
     metrics=(  # of the table as it was read
         ("known", "share", "steps whose exact situation has a record",
          "rises in training; low on a panel of new situations"),

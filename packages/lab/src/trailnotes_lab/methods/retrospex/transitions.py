@@ -34,7 +34,7 @@ class RetrospexConfig(Section):
     floor: float = key(0.6, "b: the policy's least weight", RETROSPEX, ge=0, le=1)
 
 
-EPISODE_FILES = ("trajectories.jsonl", "episodes.jsonl", "trial-*.jsonl")  # of a run, an evaluation, an adaptation
+EPISODE_FILES = ("trajectories.jsonl", "episodes.jsonl")  # of a run or an adaptation, and of an evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def read_episodes(places: Iterable[str | Path]) -> Iterator[Trajectory]:
 
 
 def _iter_records(places: Iterable[str | Path]) -> Iterator[dict[str, Any]]:
-    return (record for place in places for file in find_episode_files(Path(place)) for record in read_jsonl(file))
+    return (record for place in places for record in read_jsonl(find_episode_file(Path(place))))
 
 
 def read_games(places: Iterable[str | Path]) -> list[Task]:
@@ -80,13 +80,11 @@ def load_critic_games(config: Config) -> list[Task]:
     return [Task(**game) for game in games]
 
 
-def find_episode_files(place: Path) -> list[Path]:
-    """Return the episode files of a directory: the first kind of `EPISODE_FILES` that exists."""
-    if place.is_file():
-        return [place]
-    for pattern in EPISODE_FILES:
-        if files := sorted(place.glob(pattern)):
-            return files
+def find_episode_file(place: Path) -> Path:
+    """Return a file itself, or that of a directory: the first of `EPISODE_FILES` that exists."""
+    for file in (place, *(place / name for name in EPISODE_FILES)):
+        if file.is_file():
+            return file
     raise ConfigError(f"{place} holds no episodes ({', '.join(EPISODE_FILES)}): name a run that has played")
 
 
