@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -57,8 +57,9 @@ def test_the_method_of_the_guide_trains(tmp_path: Path, monkeypatch: pytest.Monk
     method, script = read_blocks("docs/guides/add-a-method.md", "python")
     assert len([line for line in method.splitlines() if line]) <= 40
     Path("own_method.py").write_text(method)
-    names = runpy.run_path("own_method.py")
-    assert names["compute_advantages"]([1.0, 0.0, 0.0], 1 / 3, 0.0) == [1.0, -0.5, -0.5]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_method", raising=False)
+    assert importlib.import_module("own_method").compute_advantages([1.0, 0.0, 0.0], 1 / 3, 0.0) == [1.0, -0.5, -0.5]
     exec(compile(script, "add-a-method.md", "exec"), {})
     (line,) = Path("runs/own/metrics.jsonl").read_text().splitlines()
     assert 0 <= json.loads(line)["own/wins"] <= 1

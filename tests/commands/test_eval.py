@@ -62,6 +62,11 @@ def test_a_panel_is_fixed_recorded_and_repeatable(start_model: Path, tmp_path: P
     assert (first.num_tasks, first.num_episodes, first.seeds, first.env_steps) == (4, 8, 1, 0)
 
 
+def test_an_evaluation_is_not_put_into_the_run_of_another_model(run_dir: Path, start_model: Path) -> None:
+    with pytest.raises(ConfigError, match="lies in a run of another model"):
+        evaluate(a_config(start_model), start_model, out=run_dir / "eval")
+
+
 def test_the_memory_of_a_run_is_read_on_request_and_never_written(run_dir: Path, tmp_path: Path) -> None:
     config = a_config(run_dir, eval={"split": "train", "num_tasks": 0})
     before = fingerprint(run_dir)

@@ -219,6 +219,7 @@ def test_a_method_brings_its_section_to_the_command_line_and_on_resume(
     assert run_in_a_new_process("eval", "run", "--eval.num_tasks", "1") == 0
     assert run_in_a_new_process(*words, "--own.wieght", "2") == 2
     assert "section [own] has no key 'wieght': did you mean own.weight?" in capsys.readouterr().err
+    assert "[own]\nweight = 1.0" in to_toml(load_config("base.toml", ["--algorithm.name", "own_methods:OURS"]))
     panel = ("adapt", "random", "--config", "base.toml", "--method", "own_methods:PANEL", "--out", "panel")
     assert run_in_a_new_process(*panel, "--eval.show_tips", "empty") == 2
     assert 'own_methods:PANEL shows no tips: set eval.show_tips = "own"' in capsys.readouterr().err

@@ -113,6 +113,7 @@ REFUSED = {  # words of a command line -> what the line names: the key, and what
     "--optim.temprature 3": ["[optim]", "temperature?"],
     "--train.lr 3": ["[train]", "did you mean optim.lr or warmstart.lr?"],
     "--zzz 3": ["preset, run, model"],
+    "--own.hard 3": ["no section 'own'", 'algorithm.name = "module:NAME"'],
     "--model.lora.rnak 3": ["[model.lora]", "model.lora.rank"],
     "--rollout.group_size 0": ["command line: rollout.group_size = 0", "1"],
     "--rollout.group_size 1": ["rollout.group_size >= 2"],

@@ -20,7 +20,7 @@ from test_gateway_sessions import StrictPolicy
 from trailnotes.client import session
 from trailnotes.commands import main
 from trailnotes.config.schema import Config
-from trailnotes.errors import ConfigError, Interrupted, MemoryStoreError, PolicyError
+from trailnotes.errors import BudgetError, ConfigError, Interrupted, MemoryStoreError, PolicyError
 from trailnotes.gateway.requests import ModelCall, RequestRefused, parse_chat_call
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Report
@@ -59,10 +59,10 @@ async def test_each_report_before_the_end_is_recorded_and_gets_a_tip(tmp_path: P
 
 @asynccontextmanager
 async def serve(
-    config: Config, path: Path, memory: Any = None, token: str = ""
+    config: Config, path: Path, memory: Any = None, token: str = "", script: Any = echo
 ) -> AsyncIterator[tuple[OpenGateway, str]]:
     """An open gateway with its address; its episodes are in `path`."""
-    gateway = OpenGateway(ScriptedPolicy(echo), memory, config, path, 0.0)
+    gateway = OpenGateway(ScriptedPolicy(script), memory, config, path, 0.0)
     listener = open_listener("127.0.0.1", 0)
     server = GatewayServer(gateway.find, listener, token=token, find_default=gateway.find_default)
     await server.start()
@@ -161,6 +161,19 @@ async def test_a_client_that_names_no_session_plays_one_after_the_other(tmp_path
     assert [line["task"]["id"] for line in read_jsonl(tmp_path / "episodes.jsonl")] == ["default"] * 3
 
 
+@pytest.mark.parametrize("error", [PolicyError("the endpoint is down"), BudgetError("endpoint.max_cost is reached")])
+async def test_a_model_that_fails_is_no_fault_of_the_request(tmp_path: Path, error: Exception) -> None:
+    script = Mock(side_effect=error)
+    async with (
+        serve(agent_config(tmp_path), tmp_path / "episodes.jsonl", script=script) as (_, url),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=2) as client,
+    ):
+        with pytest.raises(openai.InternalServerError, match=str(error)) as caught:
+            await client.chat.completions.create(model="trailnotes", messages=[{"role": "user", "content": "a"}])
+    assert (caught.value.status_code, caught.value.code, caught.value.type) == (502, "model_failed", "server_error")
+    assert script.call_count == 1, "the client was told that no retry helps"
+
+
 async def test_a_session_needs_the_token_and_a_task(tmp_path: Path) -> None:
     async with serve(agent_config(tmp_path), tmp_path / "episodes.jsonl", token="secret") as (_, url):
         with pytest.raises(ConfigError, match="Say the token"):
@@ -208,7 +221,7 @@ async def test_no_client_writes_a_line_of_the_log_and_no_default_session_stays(
         assert not gateway._defaults
         broken: Any = ScriptedPolicy(Mock(side_effect=PolicyError("broken")))
         gateway = OpenGateway(broken, None, config, tmp_path / "episodes.jsonl", 0.0)
-        with pytest.raises(RequestRefused, match="PolicyError"):
+        with pytest.raises(RequestRefused, match="broken"):
             await gateway.find_default("x\nERROR: all is lost").ask(CALL)
         await gateway.close()
     assert [message.count("\n") for message in caplog.messages] == [0] * (9 + 9 + 2)

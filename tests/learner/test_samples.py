@@ -84,6 +84,11 @@ def test_each_step_may_have_an_advantage_of_its_own() -> None:
     assert second.advantages == (0.0, 2.0, 2.0)
 
 
+def test_an_advantage_that_is_not_finite_is_the_methods_fault() -> None:
+    with pytest.raises(ValueError, match="an advantage of .* is not finite: nan"):
+        build_samples([group(trajectory([step([1], [2])]))], [[float("nan")]])
+
+
 @given(st.lists(st.integers(2, 40), max_size=20), st.integers(1, 100))
 def test_microbatches_hold_each_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = make_microbatches([(0,) * n for n in lengths], budget)

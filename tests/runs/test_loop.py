@@ -69,6 +69,9 @@ def test_run_to_end_raises_and_nests(place: Any) -> None:
         return "went on"
 
     assert place(lambda: run_to_end(outer())) == "went on"
+    with pytest.raises(LookupError) as caught:
+        place(lambda: run_to_end(fail()))
+    assert caught.value.__context__ is None, "no traceback of another error comes first"
 
 
 def test_ctrl_c_cancels_the_coroutine(place: Any) -> None:

@@ -237,7 +237,8 @@ def _flatten_tree(section: type[Section], tree: Mapping[str, Any], origin: str, 
     for name, value in tree.items():
         field = section.model_fields.get(name)
         if field is None:
-            raise ConfigError(f"{origin}: {_describe_unknown(section, name, prefix)}")
+            is_table = isinstance(value, Mapping)
+            raise ConfigError(f"{origin}: {_describe_unknown(section, name, prefix, is_table=is_table)}")
         inner = get_section_type(field)
         if inner is None:
             leaves[prefix + name] = None if value == "none" and _is_accepted(field, type(None)) else value
@@ -248,12 +249,14 @@ def _flatten_tree(section: type[Section], tree: Mapping[str, Any], origin: str, 
     return leaves
 
 
-def _describe_unknown(section: type[Section], name: str, prefix: str) -> str:
+def _describe_unknown(section: type[Section], name: str, prefix: str, *, is_table: bool) -> str:
     if not prefix and name in ("compare", "methods", "panels"):
         return "this is a comparison of methods: trailnotes compare run FILE runs it"
     where = f"section [{prefix[:-1]}]" if prefix else "the config"
     known = [*section.model_fields, *(list_sections() if issubclass(section, Config) else ())]
     near = [prefix + match for match in difflib.get_close_matches(name, known, 1)]
+    if not near and is_table and not prefix:
+        return f'{where} has no section {name!r}: that of your own method needs algorithm.name = "module:NAME"'
     if not near:
         last_parts = {dotted: dotted.rpartition(".")[2] for dotted in collect_fields(full_config_type())}
         matches = difflib.get_close_matches(name, last_parts.values(), 1, 0.75)
@@ -279,7 +282,7 @@ def _explain_error(error: ValidationError, values: Mapping[str, Any], origins: M
     meaning, _ = explain_key(name)
     if first["type"] == "dict_type":
         message = f"must be a table: write --{name}.KEY VALUE, or {{ KEY = VALUE }} for all of it"
-    return f"{origins[name]}: {name} = {format_toml_value(values[name])}: {message}; it is: {meaning}{more}"
+    return f"{origins[name]}: {name} = {format_toml_value(values[name])}: {message} ({meaning}){more}"
 
 
 def _iter_toml_lines(config: Config) -> Iterator[tuple[str, str]]:

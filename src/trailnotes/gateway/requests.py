@@ -43,6 +43,7 @@ _ROLE_TAG: Final = re.compile(r"<(\\*/?(?:system|tool_response)>)")  # gets a ba
 MIN_TEMPERATURE: Final = 0.01  # lower ones overflow logits
 MAX_ANSWERS: Final = 128  # to one request, as OpenAI has it
 MAX_STOPS: Final = 64  # of a request: each is looked for after each token
+MODEL_FAILED: Final = "model_failed"  # code of a refusal that no retry helps
 _BEGINNING: Final = "(The conversation begins.)"  # in place of a user's turn before the model's first
 
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trailnotes.gateway import requests
-from trailnotes.gateway.requests import MODEL, ModelCall, ModelReply, RequestRefused
+from trailnotes.gateway.requests import MODEL, MODEL_FAILED, ModelCall, ModelReply, RequestRefused
 from trailnotes.gateway.session import Session, parse_report
 from trailnotes.storage.files import encode_line, parse_json, task_to_json
 from trailnotes.web.guard import LOOPBACK_NAMES, BearerMiddleware, SecurityMiddleware
@@ -187,7 +187,8 @@ def _refuse(status: int, text: str) -> Response:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestRefused):
-        return JSONResponse(error.to_json(), error.status)
+        headers = {"x-should-retry": "false"} if error.code == MODEL_FAILED else None  # to clients of OpenAI
+        return JSONResponse(error.to_json(), error.status, headers)
     if isinstance(error, HTTPException):  # no route serves it
         called = f"{request.method} {request.url.path}"
         return _refuse(error.status_code, f"there is no {called} here: the base URL of a client ends in /v1")

@@ -255,18 +255,18 @@ class Session:
         """Answer with a text that no model sampled."""
         return await self.answer(Completion((), (), (), action))
 
-    def close(self, reason: str = _OVER) -> None:
-        """Refuse all requests, and end the agent."""
+    def close(self, reason: str = _OVER, status: int = 400, code: str = "episode_over") -> None:
+        """Refuse all requests, and end the agent; `status` and `code` are for requests that wait."""
         self._over = True
-        self._refuse(reason)
+        self._refuse(reason, status, code)
         if self._stop is not None:
             self._stop()
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, status: int = 400, code: str = "episode_over") -> None:
         self._refusal = reason
         for request in [*self._queue, *([self._now] if self._now else [])]:
             if not request.answer.done():
-                request.answer.set_exception(RequestRefused(reason, 400, "episode_over"))
+                request.answer.set_exception(RequestRefused(reason, status, code))
                 request.answer.exception()  # its clients may have gone
         self._queue.clear()
         self._now = None

@@ -83,7 +83,10 @@ def evaluate(
     directory = None if out is None else Path(out)
     if directory is not None and (directory / "table.json").exists():
         logger.warning("%s holds a finished evaluation, which this one replaces", directory)
+    run = directory.parent.resolve() if directory and (directory.parent / "config.toml").is_file() else None
     with open_evaluated_model(model_or_run) as subject:
+        if run is not None and not Path(subject.model).resolve().is_relative_to(run):  # tables would count its costs
+            raise ConfigError(f"--out {directory} lies in a run of another model: choose another directory")
         if warning := describe_training_overlap(subject.trained, config):
             logger.warning("%s", warning)
         episodes, remark = evaluate_model(config, subject, use_memory=memory, directory=directory, progress=progress)

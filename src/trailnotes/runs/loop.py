@@ -32,9 +32,8 @@ def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, A
 @contextmanager
 def _suspend_outer_loop() -> Iterator[None]:
     """Suspend this thread's event loop, its task and its handler of SIGINT, which would cancel a task of that loop."""
-    try:
-        outer = asyncio.get_running_loop()
-    except RuntimeError:
+    outer = asyncio._get_running_loop()  # noqa: SLF001 (the public function raises where there is none)
+    if outer is None:
         yield
         return
     task, handler = asyncio.current_task(), signal.getsignal(signal.SIGINT)

@@ -10,10 +10,11 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import TrailnotesError
-from trailnotes.gateway.requests import RequestRefused
+from trailnotes.gateway.requests import MODEL_FAILED, RequestRefused
 from trailnotes.gateway.server import GatewayServer
 from trailnotes.gateway.session import Session
 from trailnotes.memory import TipMemory
@@ -125,7 +126,8 @@ class OpenGateway:
         is_plain = self._memory is None or random.Random(seed).random() < self._plain_share
         name = f"session/{session.key}"  # of the episode with the policy, where authors have theirs
         self._policy.open_episode(name)
-        lost, reason = "the report is not kept, or not in full: the server failed, and its log says why", ""
+        lost = "the report is not kept, or not in full: the server failed, and its log says why"
+        closing: tuple[Any, ...] = ()  # what waiting requests are told; by default that the episode is over
         refusal: RequestRefused | None = RequestRefused(lost, 500, "not_kept")
         try:
             episode = await run_episode(
@@ -139,11 +141,13 @@ class OpenGateway:
             refusal = RequestRefused(why, 422, "not_kept") if episode.error else None
         except Exception as error:  # noqa: BLE001 (the other sessions go on)
             logger.error("session %s of %r: %s", number, session.task.id, error)  # noqa: TRY400 (the text says it)
-            reason = f"this session ended by an error of the server: {type(error).__name__}"
+            closing = (f"this session ended by an error of the server: {type(error).__name__}",)
+            if isinstance(error, TrailnotesError):  # its text is fit for a user
+                closing = str(error), 502, MODEL_FAILED
             return
         finally:
             self._policy.close_episode(name)
-            session.close(*filter(None, [reason]))
+            session.close(*closing)
             if session.kept is not None and not session.kept.done():
                 session.kept.set_result(refusal)
             self._sessions.pop(session.key, None)

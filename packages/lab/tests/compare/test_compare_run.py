@@ -196,8 +196,9 @@ def test_runs_after_a_removed_one_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (PLAN.replace('name = "tiny"', "nme = 1"), r"compare\.nme is not a key of a comparison"),
-        (PLAN.replace('"grpo"', '"ppo"'), "'ppo' names no method of the comparison"),
+        (PLAN.replace('name = "tiny"', "nme = 1"), r"compare\.nme is not a key of a comparison; did you mean name"),
+        (PLAN.replace('"grpo"', '"ppo"'), r"'ppo' names no method of the comparison.*\bgrpo"),
+        (PLAN.replace('config = "', 'config = "no-'), r"plan\.toml: compare\.config: beside this file there is no no-"),
         (PLAN + '[methods.empo2-tips]\nafter = "naive"', "after = 'naive' trains no model to start from"),
         (PLAN.replace("env_steps = 24", ""), "train without a budget: set budget.env_steps or budget.tokens"),
         (PLAN + '"train.max_env_steps" = 9', r"half of them sets train\.max_env_steps, which is the comparison's"),

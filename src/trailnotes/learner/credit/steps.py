@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from trailnotes.config.schema import MemoryConfig
 from trailnotes.learner.credit.episodes import Array, Scores, discounted_return, group_relative
 from trailnotes.memory import Embedder
-from trailnotes.memory.index import DECIMALS
-from trailnotes.memory.retrieval import Floats
+from trailnotes.memory.retrieval import DECIMALS, Floats
 from trailnotes.storage.checkpoint import Arrays, ComponentState
 from trailnotes.types import Trajectory, TrajectoryGroup, hash_state
 

@@ -74,7 +74,10 @@ def expand_runs(spec: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]
     The shared settings lie beside `path`, the file of the comparison, or are a config of the package.
     """
     beside = path.parent / spec.compare.config
-    base = (beside if beside.exists() else find_config(spec.compare.config)) if spec.compare.config else None
+    try:
+        base = (beside if beside.exists() else find_config(spec.compare.config)) if spec.compare.config else None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: compare.config: beside this file there is no {error}") from None
     trained = [name for name in spec.methods if resolve_method(spec.get_algorithm(name)).trains]
     if trained and not (spec.budget.env_steps or spec.budget.tokens):
         raise ConfigError(f"{path}: {', '.join(trained)} train without a budget: set budget.env_steps or budget.tokens")

@@ -14,6 +14,7 @@ from pydantic import ValidationError, ValidationInfo, model_validator
 
 from trailnotes.config.methods import find_method, resolve_method, validate_method_name
 from trailnotes.config.section import Section, key
+from trailnotes.envs.base import suggest_nearest
 from trailnotes.errors import ConfigError
 
 INITIAL_MODEL_METHOD = "naive"  # the method that evaluates the start model as it is
@@ -99,7 +100,8 @@ class ComparisonSpec(Section):
     def validate_spec(self, info: ValidationInfo) -> Self:
         """Refuse unknown names, and names that would share a directory or a label."""
         if self.compare.baseline and self.compare.baseline not in self.methods:
-            raise ValueError(f"compare.baseline = {self.compare.baseline!r} names no method of the comparison")
+            hint = suggest_nearest(self.compare.baseline, self.methods)
+            raise ValueError(f"compare.baseline = {self.compare.baseline!r} names no method of the comparison{hint}")
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ValueError("compare.seeds names a seed twice")
         for kind, names in (("methods", self.methods), ("panels", self.panels)):
@@ -203,7 +205,9 @@ def parse_spec(text: str, path: Path, *, imports: bool = True) -> ComparisonSpec
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise ConfigError(f"{path}: {where} is not a key of a comparison") from None
+            known = [name for kind in (CompareSection, Budget, MethodSpec, PanelSpec) for name in kind.model_fields]
+            hint = suggest_nearest(str(first["loc"][-1]), [*ComparisonSpec.model_fields, *known])
+            raise ConfigError(f"{path}: {where} is not a key of a comparison{hint}") from None
         message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
         raise ConfigError(f"{path}: {f'{where}: ' if where else ''}{message}") from None
     except (TypeError, ValueError):
