@@ -133,9 +133,7 @@ def resolve_method(name: str) -> Method:
     validate_method_name(name)
     if is_known(name):
         return find_method(name)
-    here = str(Path.cwd())
-    if not {"", here} & set(sys.path):  # the working directory counts, as it does for an environment of one's own
-        sys.path.append(here)
+    add_working_directory()
     try:
         method = _import_target(name)
     except Exception as error:  # the boundary: a user's file raises whatever it does
@@ -144,6 +142,13 @@ def resolve_method(name: str) -> Method:
         raise ConfigError(f"{name} is not a Method: give the NAME of a trailnotes.config.methods.Method in module:NAME")
     loaded.setdefault(name, method)  # for its label and its colour
     return method
+
+
+def add_working_directory() -> None:
+    """Let modules of the working directory be imported, as for ``python script.py``."""
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)
 
 
 def find_method(name: str) -> Method:

@@ -12,7 +12,6 @@ import inspect
 import json
 import math
 import re
-import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
+from trailnotes.config.methods import add_working_directory
 from trailnotes.errors import (
     ConfigError,
     EnvError,
@@ -202,9 +202,7 @@ def _import_class(name: str, target: str) -> Callable[..., Any]:
     module_name, _, class_name = target.partition(":")
     if not module_name or not class_name:
         raise ConfigError(f"env.name = {name!r} must be module:Class, for example my_env:MyEnv")
-    here = str(Path.cwd())
-    if not {"", here} & set(sys.path):
-        sys.path.append(here)
+    add_working_directory()
     try:
         with _translate_import_error(name):
             module = importlib.import_module(module_name)

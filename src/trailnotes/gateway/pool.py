@@ -14,7 +14,6 @@ import pkgutil
 import secrets
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from subprocess import Popen
 from typing import TYPE_CHECKING, Any, Final
 
 from trailnotes.client import AgentSession
+from trailnotes.config.methods import add_working_directory
 from trailnotes.envs.base import describe_env_error
 from trailnotes.envs.workers.pool import EnvPool, Host
 from trailnotes.errors import ConfigError, SessionOver, sanitize_text
@@ -42,8 +42,7 @@ MAX_OUTPUT: Final = 2000  # characters of an agent's output that an error shows
 
 def import_function(key: str, target: str) -> Callable[..., Any]:
     """Import the function of a setting; the working directory counts, as for ``python script.py``."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    add_working_directory()
     try:
         function = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:

@@ -12,8 +12,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, Self
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal
 
 from trailnotes.envs.workers.main import (
     READ_CHUNK_BYTES,
@@ -352,7 +352,7 @@ class Lease:
         return observation
 
 
-class EnvPool:
+class EnvPool(AbstractContextManager["EnvPool"]):
     """A lender of environments; it serves one event loop after another, and all leases of a loop at once.
 
     ``env.num_workers`` processes share the leases evenly; 0 keeps them in this process, without time limits. A worker
@@ -398,9 +398,6 @@ class EnvPool:
             if host:
                 host.close()
         self._hosts = [None] * len(self._hosts)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
