@@ -9,7 +9,7 @@ import copy
 import json
 import logging
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,8 +57,11 @@ def drop_removed_keys(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
     Raises:
         ConfigError: a removed key has another value; the text names the origin and what replaces the key.
     """
+    lab_sections = {*LAB_METHODS} & {*tree}
+    missing = lab_sections and lab_sections - list_sections().keys()  # no installed method brings them
+    lab_keys = {key: default for key, default in LAB_KEYS.items() if key.partition(".")[0] in missing}
     kept = copy.deepcopy({**tree})
-    for key, default in _list_removed_keys(tree).items():
+    for key, default in {**REMOVED_KEYS, **lab_keys}.items():
         values, name = _find_section(kept, key)
         if name not in values:
             continue
@@ -71,13 +74,6 @@ def drop_removed_keys(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
         if not kept[key.partition(".")[0]]:
             del kept[key.partition(".")[0]]
     return kept
-
-
-def _list_removed_keys(sections: Iterable[str]) -> dict[str, Any]:
-    """Map the removed keys, and those of `sections` that no installed method brings, to their former defaults."""
-    lab_sections = {*LAB_METHODS} & {*sections}
-    missing = lab_sections and lab_sections - list_sections().keys()  # which imports all methods
-    return {**REMOVED_KEYS} | {key: LAB_KEYS[key] for key in LAB_KEYS if key.partition(".")[0] in missing}
 
 
 def _find_section(tree: Any, key: str) -> tuple[dict[str, Any], str]:
