@@ -14,17 +14,16 @@ import re
 import secrets
 import tomllib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from trailnotes.errors import ConfigError, RunError
 from trailnotes.types import Completion, Observation, Step, Task, Tip, Trajectory
 
 Nonfinite = Literal["keep", "drop", "refuse"]
-T = TypeVar("T")
 _FIX_HINT = "free space or fix the permissions, then run the same command again"
 _FIELDS = ("mode", "member", "outcome", "success", "score", "max_score", "error", "context_full")
 _STEP_FIELDS = ("action", "reward", "reward_intrinsic", "policy_version", "other_tokens")
@@ -74,17 +73,6 @@ def get_cache_dir(name: str) -> Path:
     """Return ``$TRAILNOTES_CACHE/<name>`` or ``~/.cache/trailnotes/<name>``, for data that can be made again."""
     root = os.environ.get("TRAILNOTES_CACHE")
     return (Path(root) if root else Path.home() / ".cache" / "trailnotes") / name
-
-
-def open_or_make(folder: Path, make: Callable[[], T], open_made: Callable[[], T]) -> T:
-    """Open a folder of the user's cache, or make it; several processes may, and the first to finish gives its own."""
-    try:
-        if not folder.is_dir():
-            return make()
-    except (ConfigError, RunError, OSError) as error:
-        if isinstance(error, OSError) or not folder.is_dir():  # else another process was faster
-            raise RunError(f"{error} (set TRAILNOTES_CACHE to another folder)") from error
-    return open_made()
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:

@@ -7,10 +7,10 @@ import os
 import sqlite3
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from trailnotes.errors import ConfigError, RunError
 from trailnotes.storage.files import parse_json, write_text_atomic
 
 META = "meta.json"
+T = TypeVar("T")
 
 
 class MappedFolder:
@@ -108,6 +109,20 @@ def write_folder(folder: Path) -> Iterator[Path]:
     except (OSError, sqlite3.OperationalError) as error:
         why = getattr(error, "strerror", None) or error
         raise RunError(f"cannot write {folder} ({why}): free space or name another folder") from error
+
+
+def open_or_write(folder: Path, write: Callable[[Mapping[str, str]], T], open_written: Callable[[Path], T]) -> T:
+    """Open a folder of the user's cache, or write it; several processes may, and the first to finish gives its own.
+
+    `write` gets a fact of ``meta.json``: what to do about a damaged folder.
+    """
+    try:
+        if not folder.is_dir():
+            return write({"again": "delete its folder, and it is made again"})
+    except (ConfigError, RunError, OSError) as error:
+        if isinstance(error, OSError) or not folder.is_dir():  # else another process was faster
+            raise RunError(f"{error} (set TRAILNOTES_CACHE to another folder)") from error
+    return open_written(folder)
 
 
 def allocate(path: Path, dtype: Any, length: int) -> np.memmap[Any, Any]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from trailnotes.storage.files import get_cache_dir, open_or_make
+from trailnotes.storage.files import get_cache_dir
 from trailnotes.types import derive_seed
+from trailnotes_worlds.search.mapped import open_or_write
 from trailnotes_worlds.webshop.catalogue import VERSION, Catalogue, write_catalogue
 from trailnotes_worlds.webshop.nouns import extract_nouns_by_rules
 from trailnotes_worlds.webshop.products import Instruction, Product, format_price
@@ -53,9 +54,8 @@ def open_catalogue(place: str | Path) -> Catalogue:
 def open_synthetic(count: int = NUM_PRODUCTS, seed: int = 0) -> Catalogue:
     """Open the synthetic catalogue in the user's cache, generated if need be. Raises as `open_catalogue`."""
     folder = get_cache_dir("webshop") / f"{NAME}-{GENERATOR_VERSION}.{VERSION}-{count}-{seed}"
-    facts = {"again": "delete its folder, and it is made again"}
-    return open_or_make(
-        folder, lambda: write_catalogue(folder, make_products(count, seed), facts), lambda: Catalogue.open(folder)
+    return open_or_write(
+        folder, lambda facts: write_catalogue(folder, make_products(count, seed), facts), Catalogue.open
     )
 
 

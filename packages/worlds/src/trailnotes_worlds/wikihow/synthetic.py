@@ -11,8 +11,9 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from trailnotes.storage.files import get_cache_dir, open_or_make
+from trailnotes.storage.files import get_cache_dir
 from trailnotes.types import derive_seed
+from trailnotes_worlds.search.mapped import open_or_write
 from trailnotes_worlds.wikihow.articles import VERIFIED, Article, Author, Category, LibraryPage
 from trailnotes_worlds.wikihow.library import VERSION, Library, write_library
 
@@ -35,10 +36,7 @@ def open_library(place: str | Path) -> Library:
 def open_synthetic(count: int = NUM_ARTICLES, seed: int = 0) -> Library:
     """Open the synthetic library in the user's cache, and make it first if it is missing. Raises as `open_library`."""
     folder = get_cache_dir("wikihow") / f"{NAME}-{GENERATOR_VERSION}.{VERSION}-{count}-{seed}"
-    facts = {"again": "delete its folder, and it is made again"}
-    return open_or_make(
-        folder, lambda: write_library(folder, make_pages(count, seed), facts), lambda: Library.open(folder)
-    )
+    return open_or_write(folder, lambda facts: write_library(folder, make_pages(count, seed), facts), Library.open)
 
 
 def make_pages(count: int = NUM_ARTICLES, seed: int = 0) -> list[LibraryPage]:
