@@ -23,8 +23,7 @@ def plot_trials(
     means: Sequence[float], intervals: Sequence[Interval | None], path: Path, *, colour: str, ylabel: str, title: str
 ) -> None:
     """Plot an adaptation: trial 0 without memory, then trials with it, each with its interval if known."""
-    plt = load_pyplot()
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained", facecolor="white")
+    figure, axes = load_pyplot().subplots(figsize=(6, 4), layout="constrained", facecolor="white")
     xs = np.arange(len(means))
     known = [interval or Interval(mean, mean, mean) for mean, interval in zip(means, intervals, strict=True)]
     axes.fill_between(xs, [i.low for i in known], [i.high for i in known], color=colour, alpha=0.18)
@@ -33,17 +32,12 @@ def plot_trials(
     axes.set_title(textwrap.fill(title, 90, replace_whitespace=False), fontsize=8)
     if all(i.low >= 0 and i.high <= 1 for i in known):  # a share: show all of it
         axes.set_ylim(-0.02, 1.04)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140)
-    plt.close(figure)
+    _save(figure, axes, path)
 
 
 def plot_learning(runs: Sequence[Curve], points: Mapping[str, Interval], path: Path, title: str) -> None:
     """Plot the return of training games over minutes, each run and their mean; `points`: unseen games before, after."""
-    plt = load_pyplot()
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained", facecolor="white")
+    figure, axes = load_pyplot().subplots(figsize=(7, 4), layout="constrained", facecolor="white")
     for run in runs:
         axes.plot(*zip(*run, strict=True), color="#4a6fa5", linewidth=1, alpha=1 if len(runs) == 1 else 0.35)
     if len(runs) > 1:
@@ -57,12 +51,16 @@ def plot_learning(runs: Sequence[Curve], points: Mapping[str, Interval], path: P
                       label=f"unseen games, {label}")  # fmt: skip
     axes.set(xlabel="minutes of training on two cores of a CPU", ylabel="return (a solved game gives 100)")
     axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False, fontsize=9)
+    _save(figure, axes, path)
+
+
+def _save(figure: Any, axes: Any, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
-    plt.close(figure)
+    load_pyplot().close(figure)
 
 
 def compute_seed_band(runs: Sequence[Curve], num_points: int = 240) -> tuple[Any, Any, Any, Any]:
