@@ -44,7 +44,7 @@ def _run(args: Namespace) -> None:
         refusal = "" if args.public else PUBLIC_HOST_WARNING
         listener = opened.enter_context(open_listener(args.host, args.port, refusal=refusal))
         args.out.mkdir(parents=True, exist_ok=True)
-        opened.callback(RunLock(args.out / "lock").release)  # a second gateway would write over its lines
+        opened.enter_context(RunLock(args.out / "lock"))  # a second gateway would write over its lines
         subject = opened.enter_context(open_evaluated_model(args.model or config.model.path))
         memory = None
         if config.algorithm.name == TIPS_ONLY_METHOD or resolve_method(config.algorithm.name).shows_tips:

@@ -214,8 +214,8 @@ def load_trackers() -> Callable[[Sequence[str], Path], Any]:
     )
 
 
-class RunLock:
-    """Lock of a file for as long as this process lives."""
+class RunLock(contextlib.AbstractContextManager["RunLock"]):
+    """Lock of a file until its release, or for as long as this process lives."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = None
@@ -255,6 +255,9 @@ class RunLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # forked children may hold a copy of the descriptor
             os.close(self._descriptor)
             self._descriptor = None
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 def find_lock_holder(path: Path) -> str:

@@ -266,14 +266,13 @@ def _build_fingerprint(config: Config, subject: EvaluatedModel, use_memory: bool
 @contextmanager
 def _lock_directory(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(directory / "eval.lock")
-    try:
-        yield
-    finally:
-        (directory / "eval.lock").unlink()
-        with suppress(OSError):
-            directory.rmdir()  # where nothing was played
-        lock.release()
+    with RunLock(directory / "eval.lock"):
+        try:
+            yield
+        finally:
+            (directory / "eval.lock").unlink()
+            with suppress(OSError):
+                directory.rmdir()  # where nothing was played
 
 
 def describe_tip_use(episodes: Sequence[Trajectory], tasks: Sequence[Task], memory: TipMemory) -> str:

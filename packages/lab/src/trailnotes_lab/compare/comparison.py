@@ -70,8 +70,7 @@ def run_comparison_spec(spec: ComparisonSpec, path: Path, out: Path, *, text: st
     runs = expand_runs(spec, path, out)
     running.validate_unchanged_settings(runs)
     out.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(out / "lock")
-    try:
+    with RunLock(out / "lock"):
         write_text_atomic(out / SPEC_FILE, text)
         left = running.list_unfinished_stages(runs)
         missing: dict[str, str] = {}
@@ -87,8 +86,6 @@ def run_comparison_spec(spec: ComparisonSpec, path: Path, out: Path, *, text: st
         if played := _load_story_episodes(spec, finished):
             write_text_atomic(out / "story.txt", render_before_and_after(played))
         return summary
-    finally:
-        lock.release()
 
 
 def _require_prerequisites(left: Sequence[running.RunStage]) -> None:
