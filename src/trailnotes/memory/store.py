@@ -187,8 +187,10 @@ class TipStore(MemoryFile):
     def load_page(self, namespace: str | TipFilter, order: Sequence[str]) -> TipPage:
         """Return the enabled tips by `order` (keys of `ORDERS`), then the newest; cached until any process writes."""
         place = make_tip_filter(namespace)
-        query = _build_page_query(f"{place.condition} AND enabled", order)
-        return self._get_cached((place, *order), lambda: self._build_page(self.query(query, place.values)))
+        columns = ", ".join(("id", "vector", SCORE_SHARE, "support", "age", *READER_COLUMNS))
+        by = ", ".join([*((ORDERS | OLDEST)[name] for name in order), "age DESC"])
+        sql = f"SELECT {columns} FROM tips WHERE {place.condition} AND enabled ORDER BY {by}"  # noqa: S608 (constants)
+        return self._get_cached((place, *order), lambda: self._build_page(self.query(sql, place.values)))
 
     def fetch(self, page: TipPage, positions: Sequence[int]) -> list[Tip]:
         """Return the tips at `positions` of a page, without those deleted a moment ago."""
@@ -401,12 +403,6 @@ class StoreBackedMemory(Closeable):
 def build_addition(tip: Tip) -> OwnerChange:
     assert tip.id is not None, "stored tips have an id"
     return OwnerChange(tip.id, {name: getattr(tip, name) for name in COLUMNS})
-
-
-def _build_page_query(condition: str, order: Sequence[str]) -> str:
-    columns = ", ".join(("id", "vector", SCORE_SHARE, "support", "age", *READER_COLUMNS))
-    by = ", ".join([*((ORDERS | OLDEST)[name] for name in order), "age DESC"])
-    return f"SELECT {columns} FROM tips WHERE {condition} ORDER BY {by}"  # noqa: S608 (constants)
 
 
 def parse_tip_row(row: Sequence[Any]) -> Tip:

@@ -17,7 +17,7 @@ from trailnotes.envs.tasks import describe_training_overlap, validate_splits
 from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.reporting.terminal import ProgressBar, begin_activity
-from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow, build_adaptation_config
+from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow
 from trailnotes.runs.directory import RunDir
 from trailnotes.runs.load_policy import EvaluatedModel, load_endpoint_author, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
@@ -95,7 +95,13 @@ def _resolve_config(config: Config, subject: EvaluatedModel, method: str | None,
         )
     if trials is not None and trials < 0:
         raise ConfigError(f"--trials must be 0 or more, not {trials}")
-    adapted = build_adaptation_config(config, name, subject, config.eval.trials if trials is None else trials)
+    changes = {
+        "algorithm": {"name": name},
+        "model": {"path": subject.model},
+        "eval": {"trials": config.eval.trials if trials is None else trials},
+    }
+    sections = {key: getattr(config, key).model_copy(update=values) for key, values in changes.items()}
+    adapted = config.model_copy(update=sections)
     adapted.validate_method()
     return adapted
 

@@ -60,13 +60,6 @@ FIXED_ADAPTATION_KEYS = (
 """These settings, and the sections of the method, decide the episodes and tips of a trial: a begun run keeps them."""
 
 
-def build_adaptation_config(config: Config, method: str, subject: EvaluatedModel, trials: int) -> Config:
-    own = {"algorithm": {"name": method}, "model": {"path": subject.model}, "eval": {"trials": trials}}
-    return config.model_copy(
-        update={name: getattr(config, name).model_copy(update=values) for name, values in own.items()}
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ResultRow:
     """A row of the results table; a row with a trial is a point of the curve."""

@@ -62,11 +62,6 @@ class PlannedRun:
         """Say whether it plays the last model of the run that went before."""
         return self.prior_key == "model.path"
 
-    @property
-    def initial_model(self) -> str:
-        """Get the model it starts from, as `trailnotes adapt` takes it, or the directory of the run before."""
-        return os.path.relpath(self.directory.parent / self.after) if self.uses_prior_model else self.config.model.path
-
 
 def expand_runs(spec: ComparisonSpec, path: Path, out: Path) -> list[PlannedRun]:
     """Expand all runs, seed by seed, so that an unfinished comparison has every method of its first seeds.

@@ -101,7 +101,8 @@ def list_stages(run: PlannedRun) -> list[RunStage]:
         needs = (f"{run.name} train",) if run.trains else ()
         panels.append(RunStage(run, f"{EVAL_STAGE} {panel.name}", words, needs, panel))
     if not run.trains:
-        words = _make_adapt_command(run.initial_model, run.config, directory, settings)
+        subject = os.path.relpath(directory.parent / run.after) if run.uses_prior_model else run.config.model.path
+        words = _make_adapt_command(subject, run.config, directory, settings)
         needs = (f"{run.after} train",) if run.after else ()
         return [RunStage(run, "adapt", words, needs), *panels]
     allowed = [word for name in _list_changed_settings(run) for word in ("--allow-change", name)]

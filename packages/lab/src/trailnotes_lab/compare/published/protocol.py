@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -152,12 +152,6 @@ def describe_protocol(evaluations: Sequence[Evaluation], panel: Collection[str])
     steps = _format_range({fact["steps"] for fact in facts})
     return (f"{learned}, {_format_range(tested)} {seen['split']} variations, {steps} steps, "
             f"temperature {seen['temperature']}, {seen['tips']} tips")  # fmt: skip
-
-
-def describe_models(evaluations: Iterable[Evaluation]) -> str:
-    """Name the models of a column; many are only counted."""
-    names = sorted({get_model(evaluation) for evaluation in evaluations})
-    return ", ".join(names) if len(names) <= 2 else f"{len(names)} models"
 
 
 def list_differing_settings(evaluations: Sequence[Evaluation]) -> list[str]:

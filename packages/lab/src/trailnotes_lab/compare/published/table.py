@@ -107,7 +107,9 @@ def build_column(label: str, members: Sequence[Evaluation], published: Published
         num_variations=sum(cell.num_variations for cell in cells.values()),
         num_episodes=sum(cell.num_episodes for cell in cells.values()),
     )
-    model, played = protocol.describe_models(members), protocol.describe_protocol(members, published.rows)
+    models = sorted({protocol.get_model(member) for member in members})
+    model = ", ".join(models) if len(models) <= 2 else f"{len(models)} models"
+    played = protocol.describe_protocol(members, published.rows)
     return Column(label, model, played, cells, mean, costs, num_runs=len({member.run for member in trained}))
 
 
