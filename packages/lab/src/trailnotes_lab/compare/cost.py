@@ -10,7 +10,7 @@ from typing import Any
 
 from trailnotes.runs.directory import TRAJECTORIES
 from trailnotes.runs.usage import COMPARISON_FIELDS, COSTS, SPENDING, USAGE_FIELDS
-from trailnotes.storage.files import parse_json, parse_record, read_jsonl, read_lines_from, write_text_atomic
+from trailnotes.storage.files import parse_record, read_jsonl, read_lines_from, write_text_atomic
 
 COST_FILE = "cost.json"
 COUNTERS = tuple(name for name in USAGE_FIELDS if name not in {"episodes", "seconds"})  # of steps and tokens
@@ -85,7 +85,6 @@ def _sum_costs(run_dir: Path, processes: list[Mapping[str, Any]], before: Mappin
 def _read_json(run_dir: Path, file: str = COST_FILE) -> dict[str, Any]:
     """{} where there is none, or none that can be read: `cost.json` is begun anew then, no result depends on it."""
     try:
-        record = parse_json((run_dir / file).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return parse_record((run_dir / file).read_bytes()) or {}
+    except OSError:
         return {}
-    return record if isinstance(record, dict) else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,14 @@ def get_panel_row(task_id: str) -> str:
 def get_variation(task_id: str) -> str:
     """Get the variation of a task: ``225`` of ``env/find-animal/225``."""
     return task_id.rpartition("/")[2]
+
+
+def average_by_name(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Average the values of each name, such as those of the episodes of each game."""
+    groups: dict[str, list[float]] = {}
+    for name, value in values:
+        groups.setdefault(name, []).append(value)
+    return {name: math.fsum(own) / len(own) for name, own in groups.items()}
 
 
 def load_evaluations(words: Sequence[str], env: str) -> tuple[list[Evaluation], list[str]]:

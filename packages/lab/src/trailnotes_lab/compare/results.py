@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,13 @@ from trailnotes.runs.panels import get_family
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Task
 from trailnotes_lab.compare.cost import load_costs
-from trailnotes_lab.compare.evaluations import Evaluation, find_evaluations, load_evaluation, validate_same_protocol
+from trailnotes_lab.compare.evaluations import (
+    Evaluation,
+    average_by_name,
+    find_evaluations,
+    load_evaluation,
+    validate_same_protocol,
+)
 from trailnotes_lab.compare.published.protocol import make_column_label
 from trailnotes_lab.story import Record
 
@@ -84,11 +89,10 @@ def _build_result(evaluation: Evaluation) -> RunResult:
 
 
 def _average_by_game(evaluation: Evaluation, metric: str) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
-    for episode in evaluation.episodes:
-        value = float(episode.success) if metric == "success" else episode.value
-        values.setdefault(episode.task.id, []).append(value)
-    return {game: math.fsum(own) / len(own) for game, own in values.items()}
+    return average_by_name(
+        (episode.task.id, float(episode.success) if metric == "success" else episode.value)
+        for episode in evaluation.episodes
+    )
 
 
 def _read_learning_curve(run_dir: Path, metric: str) -> tuple[tuple[float, float], ...]:
@@ -120,14 +124,8 @@ def build_attempts(trials: Sequence[Sequence[Record]], metric: str) -> Attempts 
 
 def average_trials(trials: Sequence[Sequence[Record]], metric: str) -> list[GameValues]:
     """Average the value of each game in each trial; games whose environment failed there are absent."""
-    means: list[GameValues] = []
-    for records in trials:
-        games: dict[str, list[float]] = {}
-        for record in records:
-            if record["outcome"] != "error":
-                games.setdefault(record["task"]["id"], []).append(float(record[metric]))
-        means.append({game: math.fsum(values) / len(values) for game, values in games.items()})
-    return means
+    played = ([record for record in records if record["outcome"] != "error"] for records in trials)
+    return [average_by_name((record["task"]["id"], float(record[metric])) for record in own) for own in played]
 
 
 def read_trial_records(run_dir: Path) -> list[list[Record]]:

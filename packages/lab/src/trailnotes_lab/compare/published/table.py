@@ -11,7 +11,7 @@ from trailnotes.errors import RunError
 from trailnotes.reporting import intervals
 from trailnotes.reporting.intervals import CrossedMoments, Estimate, VarianceComponent
 from trailnotes.runs.usage import TABLE_FIELDS
-from trailnotes_lab.compare.evaluations import Evaluation, get_variation, validate_same_protocol
+from trailnotes_lab.compare.evaluations import Evaluation, average_by_name, get_variation, validate_same_protocol
 from trailnotes_lab.compare.published import protocol
 from trailnotes_lab.compare.published.protocol import PublishedTable
 
@@ -121,13 +121,7 @@ def _collect_returns(evaluation: Evaluation, task: str) -> list[tuple[str, float
 
 
 def _average_by_variation(numbers: _RunReturns) -> dict[tuple[str, int], dict[str, float]]:
-    averages: dict[tuple[str, int], dict[str, float]] = {}
-    for run, episodes in numbers.items():
-        own: dict[str, list[float]] = {}
-        for variation, value in episodes:
-            own.setdefault(variation, []).append(value)
-        averages[run] = {variation: float(np.mean(values)) for variation, values in own.items()}
-    return averages
+    return {run: average_by_name(episodes) for run, episodes in numbers.items()}
 
 
 def _make_cell(numbers: _RunReturns) -> ComparisonCell:
