@@ -46,7 +46,6 @@ class SearchIndex:
     """
 
     def __init__(self, files: MappedFolder) -> None:
-        self._files = files
         self._ids: NDArray[np.bytes_] = files.map_array("ids.npy")
         self._docs: NDArray[np.int32] = files.map_array("docs.npy")
         self._codes: NDArray[np.uint16] = files.map_array("codes.npy")
@@ -62,12 +61,6 @@ class SearchIndex:
     @classmethod
     def open(cls, folder: Path) -> Self:
         return cls(MappedFolder(folder, KIND, VERSION, {"filled": int, "tokens": int}))
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def close(self) -> None:
-        self._files.close()
 
     def search(self, query: str, limit: int = 50) -> list[tuple[str, float]]:
         """Rank the documents of a bag of words.

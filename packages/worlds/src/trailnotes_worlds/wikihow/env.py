@@ -19,17 +19,8 @@ from trailnotes_worlds.wikihow.app import FORMATS, VIEWS, AppState, WikiHowApp, 
 from trailnotes_worlds.wikihow.goals import Goal, read_goal
 from trailnotes_worlds.wikihow.library import Library
 from trailnotes_worlds.wikihow.pages import RESULTS_PER_PAGE
-from trailnotes_worlds.wikihow.protocols import (
-    SPLITS,
-    TaskSelection,
-    WikiHowGoal,
-    build_identity,
-    compute_splits,
-    make_tasks,
-)
+from trailnotes_worlds.wikihow.protocols import TaskSelection, WikiHowGoal, build_identity, compute_splits, make_tasks
 from trailnotes_worlds.wikihow.synthetic import open_library
-
-__all__ = ["SPLITS", "WikiHowEnv", "open_cached_library", "wikihow_tasks"]
 
 MAX_STEPS: Final = 15
 _HOW_TO_PATTERN: Final = re.compile(r"how to (.+?)\.?\s*$", re.IGNORECASE | re.MULTILINE)

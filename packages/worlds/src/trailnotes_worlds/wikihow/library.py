@@ -54,7 +54,6 @@ class Library(NamedFolder):
     def __init__(self, files: MappedFolder, hidden: frozenset[str] = frozenset()) -> None:
         super().__init__(files)
         self._hidden = hidden
-        files.open_file(PAGES)  # compares its size
         self._index = SearchIndex.open(files.folder / SEARCH)
         path = quote(str((files.folder / PAGES).resolve()))
         self._pages = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True, check_same_thread=False)
@@ -69,17 +68,14 @@ class Library(NamedFolder):
         """Open the same pages once more, as if the articles at `paths` had never been written."""
         return type(self)(self._files, self._hidden.union(paths))
 
-    def __len__(self) -> int:
-        counts: Mapping[str, int] = self._files.meta["counts"]
-        return sum(counts.values()) - sum(map(self._has_path, self._hidden))
-
     def __iter__(self) -> Iterator[LibraryPage]:
         for path, record in self._pages.execute("SELECT path, record FROM pages ORDER BY place"):
             if path not in self._hidden:
                 yield self._remove_hidden(from_record(json.loads(record)))
 
     def __contains__(self, path: object) -> bool:
-        return path not in self._hidden and self._has_path(path)
+        sql = "SELECT 1 FROM pages WHERE path = ?"
+        return path not in self._hidden and self._pages.execute(sql, (path,)).fetchone() is not None
 
     def __getitem__(self, path: str) -> LibraryPage:
         page = self.get(path)
@@ -98,13 +94,8 @@ class Library(NamedFolder):
         return [path for path, _ in ranked if path not in self._hidden][:limit]
 
     def close(self) -> None:
-        """Close the files; later queries raise an error of `sqlite3`."""
+        """Close the file; later queries raise an error of `sqlite3`."""
         self._pages.close()
-        self._index.close()
-        self._files.close()
-
-    def _has_path(self, path: object) -> bool:
-        return self._pages.execute("SELECT 1 FROM pages WHERE path = ?", (path,)).fetchone() is not None
 
     def _read_page(self, path: str) -> LibraryPage | None:
         if path in self._hidden:
