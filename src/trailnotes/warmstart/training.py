@@ -174,11 +174,11 @@ def _iter_rows(config: Config, chat: ChatFormat, seed: int) -> Iterator[EncodedD
 
 
 def iter_batches(
-    rows: Iterator[EncodedDemonstration], size: int, rng: random.Random, window: int = 16
+    rows: Iterator[EncodedDemonstration], size: int, rng: random.Random
 ) -> Iterator[list[EncodedDemonstration]]:
-    """Iterate over batches of similar length in random order: `window` batches are sorted, cut and shuffled."""
+    """Iterate over batches of similar length in random order: 16 batches at a time are sorted, cut and shuffled."""
     while True:
-        drawn = sorted(itertools.islice(rows, size * window), key=lambda row: len(row.token_ids))
+        drawn = sorted(itertools.islice(rows, 16 * size), key=lambda row: len(row.token_ids))
         cut = [drawn[i : i + size] for i in range(0, len(drawn), size)]
         rng.shuffle(cut)
         yield from cut

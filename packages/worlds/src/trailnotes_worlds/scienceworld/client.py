@@ -162,8 +162,8 @@ class Solution:
 class GoldPathFinder:
     """Cache of solutions, with a simulator of its own and a larger heap for new ones."""
 
-    def __init__(self, java: str = "", timeout: float = GOLD_TIMEOUT) -> None:
-        self.java, self._timeout = java, timeout
+    def __init__(self) -> None:
+        self.java = ""  # as env.options.java
         self._client: ScienceWorldClient | None = None
         self._found: dict[tuple[str, int, str], Solution] = {}
 
@@ -173,7 +173,7 @@ class GoldPathFinder:
         setup = (name, validate_variation(name, variation), resolve_simplifications(name, simplification))
         if setup not in self._found:
             if self._client is None or not self._client.alive:
-                self._client = ScienceWorldClient(self.java, self._timeout, GOLD_HEAP)
+                self._client = ScienceWorldClient(self.java, GOLD_TIMEOUT, GOLD_HEAP)
             self._found[setup] = _solve(self._client, *setup)
         return self._found[setup]
 

@@ -367,12 +367,13 @@ def _optimizer_step(adam: MasterAdamW, loss: Tensor) -> None:
 
 
 Doubles = NDArray[np.float64]
+NUM_RESAMPLES = 1000
 BOOTSTRAP_CHUNK = 50  # resamples whose weights exist at the same time
 
 
 def estimate_auc(
     scores: Sequence[float], labels: Sequence[bool], episodes: Sequence[int], groups: Sequence[str] | None = None,
-    *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0,
+    *, seed: int = 0,
 ) -> Interval | None:  # fmt: skip
     """Estimate the share of pairs (won step, lost step) in which the won one scores higher; a tie counts half.
 
@@ -395,13 +396,11 @@ def estimate_auc(
         return None
     rng, count = np.random.default_rng(seed), int(member.max()) + 1
     areas = []
-    for start in range(0, num_resamples, BOOTSTRAP_CHUNK):
-        drawn = rng.multinomial(count, np.full(count, 1 / count), size=min(BOOTSTRAP_CHUNK, num_resamples - start))
+    for _ in range(NUM_RESAMPLES // BOOTSTRAP_CHUNK):
+        drawn = rng.multinomial(count, np.full(count, 1 / count), size=BOOTSTRAP_CHUNK)
         areas.append(area(drawn[:, member].astype(np.float64)))
     resampled = np.concatenate(areas)
-    return compute_percentile_interval(
-        float(whole[0]), resampled if resampled.size else np.array([0.0, 1.0]), confidence
-    )
+    return compute_percentile_interval(float(whole[0]), resampled if resampled.size else np.array([0.0, 1.0]))
 
 
 def _count_pairs(scores: Doubles, won: NDArray[np.bool_], weights: Doubles) -> tuple[Doubles, Doubles]:
