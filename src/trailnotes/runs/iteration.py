@@ -72,7 +72,6 @@ class Iteration:
         self._learning = False
 
     async def begin(self) -> None:
-        """Wait for the policy's turn, and load the newest weights into it."""
         await self.run.weights.acquire()
         self._version = self.run.policy.version
         self._tasks_with_tips = frozenset(self.run.tasks_with_tips)

@@ -128,7 +128,7 @@ class Novelty:
         return arrays, {"kind": self.kind, **rest}
 
     def load_state_dict(self, arrays: Arrays, rest: Mapping[str, Any]) -> None:
-        if self._estimator is not None and rest.get("kind", "states") == self.kind:
+        if self._estimator is not None and rest["kind"] == self.kind:
             self._estimator.load_state_dict(arrays, rest)
 
 
@@ -209,7 +209,7 @@ class StateCounter(Estimator):
                 f"novelty counts of {rest['embedder']} {vectors.shape} do not fit {self.embedder.name} "
                 f"({sum(sizes)}, {self.embedder.dim}): keep memory.embedder as it was"
             )
-        visits = split_array(np.asarray(arrays.get("visits", np.ones(len(vectors), np.int64))), sizes)
+        visits = split_array(np.asarray(arrays["visits"]), sizes)
         self._states = dict(zip(rest["namespaces"], split_array(vectors, sizes), strict=True))
         self._visits = {name: each.tolist() for name, each in zip(rest["namespaces"], visits, strict=True)}
 

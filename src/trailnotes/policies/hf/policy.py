@@ -85,7 +85,6 @@ class HFPolicy(TrainedPolicy):
         self.engine.open(episode)
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, episode: str) -> Completion:
-        """Sample the next assistant turn, as `Policy.generate`."""
         prompt_ids = self.encode(messages)
         require_room(prompt_ids, sampling, self.context_length)
         self._update_folded()

@@ -63,7 +63,6 @@ class ActorHost(RemoteHost):
         self._loop = None
 
     def drain(self) -> None:
-        """Take all answers that came so far."""
         while self._futures and self._futures[0].done() and not self.failure:
             try:
                 frame = self._futures.popleft().result()
@@ -73,7 +72,6 @@ class ActorHost(RemoteHost):
             self._take(json.loads(frame[HEADER.size :]), self._pending.popleft())
 
     def watch(self) -> None:
-        """Lose the actor if it exceeds its limit."""
         self.drain()
         if not self.failure and (why := self._explain_overdue()):
             if not self.started:

@@ -134,7 +134,7 @@ class SituationIndex:
         weights = (config.task_weight, 1 - config.task_weight)
         kinds = (config.task_similarity, config.observation_similarity)
         self._measures = tuple(zip(weights, kinds, strict=True))
-        self.needs = tuple(weight > 0 and kind == "embedding" for weight, kind in self._measures)
+        self.needs = tuple(kind == "embedding" for kind in kinds)
         self._features: list[list[Any]] = []  # of each record's task and observation, see `prepare_text`
         self._pairs: Floats | None = None  # (records, records), once the table is full; -inf on the diagonal
 
@@ -188,9 +188,8 @@ class SituationIndex:
     def _compare(self, features: Sequence[Any]) -> Floats:
         total = np.zeros(len(self.records), np.float32)
         for part, (weight, kind) in enumerate(self._measures):
-            if weight and self.records:
-                others = [of_record[part] for of_record in self._features]
-                total += np.float32(weight) * compare_texts(kind, features[part], others)
+            others = [of_record[part] for of_record in self._features]
+            total += np.float32(weight) * compare_texts(kind, features[part], others)
         return np.round(total, DECIMALS)
 
 
@@ -268,7 +267,6 @@ class ExperienceTable(MemoryFile):
         return None if row is None else situations.records[row]
 
     def iter_nearest(self, task: str, observation: str) -> Iterator[ExperienceRecord]:
-        """Yield all records, the most similar first, of equals the most visited, then the latest updated."""
         situations, texts = self._load_situations(), _make_situation(task, observation)
         return situations.iter_nearest(texts, self._embed(texts, situations.needs))
 
