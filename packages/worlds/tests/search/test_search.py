@@ -6,7 +6,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -88,8 +87,8 @@ TEXTS = st.lists(st.sampled_from(["red", "blue", "cup", "mug", "the", "x1", "★
 @given(st.lists(TEXTS, min_size=1, max_size=12), TEXTS, st.integers(1, 12), st.integers(1, 40))
 def test_rankings_equal_a_plain_implementation(texts: list[str], query: str, limit: int, run: int) -> None:
     documents = [(f"{'mBza19'[place % 6]}{place}", text) for place, text in enumerate(texts)]
-    with TemporaryDirectory() as folder, closing(index_of(Path(folder), documents, run)) as index:
-        assert index.search(query, limit) == ranked(documents, query)[:limit]
+    with TemporaryDirectory() as folder:
+        assert index_of(Path(folder), documents, run).search(query, limit) == ranked(documents, query)[:limit]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
@@ -108,12 +107,12 @@ def test_lookups_rank_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     for name, value in {"_MAX_FULL_READ": 0, "_BLOCK_SIZE": 8, "_RARE_TERM_RATIO": 50, "_LOOKUP_COST_RATIO": 1}.items():
         monkeypatch.setattr(index_module, name, value)
     look_ups = record(monkeypatch, SearchIndex, "_look_up_scores")
-    with closing(index_of(tmp_path, documents)) as index:
-        for _ in range(40):
-            query = " ".join(rng.choice(words, rng.integers(1, 9)))
-            expected = ranked(documents, query)
-            for limit in (1, 7, 50):
-                assert index.search(query, limit) == expected[:limit]
+    index = index_of(tmp_path, documents)
+    for _ in range(40):
+        query = " ".join(rng.choice(words, rng.integers(1, 9)))
+        expected = ranked(documents, query)
+        for limit in (1, 7, 50):
+            assert index.search(query, limit) == expected[:limit]
     asked = [(len(matches), term.size) for (_, term, matches), _ in look_ups]
     assert sum(matches for matches, _ in asked) < sum(size for _, size in asked) / 4
 
