@@ -85,7 +85,7 @@ def test_each_step_may_have_an_advantage_of_its_own() -> None:
 
 
 def test_an_advantage_that_is_not_finite_is_the_methods_fault() -> None:
-    with pytest.raises(ValueError, match="an advantage of .* is not finite: nan"):
+    with pytest.raises(ValueError, match=r"an advantage of .* is not finite: nan"):
         build_samples([group(trajectory([step([1], [2])]))], [[float("nan")]])
 
 
