@@ -30,7 +30,7 @@ TOUCHES = ("open", "os.rename", "os.remove", "os.truncate")
 
 
 class Gate:
-    """Gate i opens to the word w<i>, and is asked once; gates of `broken` fail at their first step."""
+    """Gate i opens to the word w<i>, and is asked once; gates of `broken` fail at their second step."""
 
     played: list[str] = []  # task ids, in this process  # noqa: RUF012
 
@@ -43,12 +43,15 @@ class Gate:
 
     def reset(self, task: Task) -> Observation:
         Gate.played.append(task.id)
-        self.gate = task.seed
+        self.gate, self.touched = task.seed, False
         return Observation("a gate ?", instruction=f"open gate {task.seed}")
 
     def step(self, action: str) -> Observation:
-        if self.gate in self.broken:
+        if self.gate in self.broken and self.touched:
             raise EnvError("the hinges came off")
+        if self.gate in self.broken:
+            self.touched = True
+            return Observation("a gate ?")
         won = action == f"w{self.gate}" and self.gate != NEVER
         return Observation(f"you said {action} .", float(won), terminated=True, success=won, score=float(won))
 

@@ -83,6 +83,7 @@ def test_resume_after_kill_and_budget_stop(method: str, proxy: Proxy, config: Pa
     limit = tokens * 2 // 3
     output = finish(start(config, method, out, "--endpoint.max_tokens_total", str(limit)), code=2)
     assert f"endpoint.max_tokens_total = {limit}" in output
+    assert output.count("raise the limit") == 1
     assert len(output.splitlines()[-1].split("trailnotes: ")) == 2
     assert len(once) // 3 < count_answers(out) < len(once)
     lines = [line for path in out.rglob("answers.jsonl") for line in read_jsonl(path)]  # of the policy and the author

@@ -119,6 +119,7 @@ def test_paths_that_are_not_utf8_are_refused_in_one_line(words: str, capsys: pyt
         ("train demo --run-dir run --train.eval_every 2 --train.validation_split dev", "split = 'dev' is unknown"),
         ("train demo --optim.lr --run-dir run", "--optim.lr needs a value"),
         ("adapt random --out run --env.name waymarks-simulator --model.path x", "leave out --model.path"),
+        ("adapt random --out run --env.name waymarks-simulator", "random writes nothing: --method naive"),
         ("adapt qwen/small --out run --env.name waymarks-simulator --endpoint.base_url http://127.0.0.1:9/v1",
          "did you mean openai:qwen/small"),
         ("eval random --env.name waymarks-simulator --rollout.temperature 0.5", "played by --eval.temperature"),

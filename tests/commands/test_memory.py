@@ -183,6 +183,8 @@ def test_each_subcommand_on_a_small_memory(place: str, tmp_path: Path, capsys: p
     assert run("delete", place, "1", "3") == ["2 tips deleted"]
     assert run("import", place, str(file))[0].startswith("1 tips imported (off until")
     assert all(" imported off " in line for line in run("list", place, "--namespace", "maze/1")[1:])
+    (again,) = run("import", place, str(file), "--enable")
+    assert again.startswith("0 tips imported, 1 were known; known tips stay as they are: `trailnotes memory enable`")
     assert run("enable", place, "--all") == ["2 tips enabled"]
 
 

@@ -221,6 +221,10 @@ def fail(*_: Any) -> None:
     raise RuntimeError("out of\nluck")
 
 
+def all_the_best(*_: Any) -> float:
+    return 40.0
+
+
 @pytest.mark.parametrize(
     ("agent", "options", "error"),
     [
@@ -229,6 +233,7 @@ def fail(*_: Any) -> None:
         (lambda session: 1.0, {}, "without one request to the model"),
         (lambda session: ask(session, "a") and session.report(0.5, done=False), {}, "ended without a report"),
         (lambda session: ask(session, "a") and None, {"scorer": f"{__name__}:fail"}, "env.options.scorer raised"),
+        (lambda session: ask(session, "a") and None, {"scorer": f"{__name__}:all_the_best"}, "above the highest, 1"),
     ],
 )
 def test_a_failing_agent_or_scorer_gives_no_episode_to_learn_from(
@@ -242,12 +247,12 @@ def test_a_failing_agent_or_scorer_gives_no_episode_to_learn_from(
 def test_reports_are_taken_once_and_checked(tmp_path: Path) -> None:
     def agent(session: AgentSession) -> None:
         ask(session, "a")
-        impossible = {"max_score": 0}, {"score": 1e308}, {"score": 0, "max_score": 1e308}, {"reward": -1e31}
+        impossible = {"score": 40}, {"max_score": 0}, {"score": 1e308}, {"max_score": 1e308}, {"reward": -1e31}
         for wrong in ({"score": float("nan")}, {"score": "1"}, {"score": True}, {"grade": 1}, *impossible):
-            with pytest.raises(ConfigError, match=r"report|finite|in size"):
+            with pytest.raises(ConfigError, match=r"no report|finite|in size|40 is above the highest, 1: give"):
                 session.report(**wrong)  # type: ignore[arg-type]
-        session.report(2.0, reward=0.5, done=False)
-        session.report(3.0, max_score=3.0, text="the end")
+        session.report(2.0, max_score=3.0, reward=0.5, done=False)
+        session.report(3.0, text="the end")
         with pytest.raises(SessionOver, match="reported its end"):
             session.report(1.0)
 
@@ -258,7 +263,7 @@ def test_reports_are_taken_once_and_checked(tmp_path: Path) -> None:
 
 def by_length(task: Task, messages: list[dict[str, str]]) -> dict[str, Any]:
     """Score one for each turn of the user."""
-    return {"score": sum(message["role"] == "user" for message in messages), "max_score": 2, "text": task.id}
+    return {"score": sum(message["role"] == "user" for message in messages), "max_score": 7, "text": task.id}
 
 
 def test_a_scorer_is_asked_where_the_run_ends_the_episode(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ async def test_a_report_is_on_disk_before_it_is_acknowledged(tmp_path: Path, cap
         opened = await asyncio.to_thread(session, "tea", gateway=url)
         for call in calls:
             await gateway.find(opened.url.rpartition("/")[2]).ask(call)
-        await asyncio.to_thread(opened.report, 5.0)  # of 1, as it says no more
+        await asyncio.to_thread(opened.report, 1.0)
 
     with open_memory(None, config.memory) as memory:
         async with serve(config, path, memory) as (gateway, url):
@@ -252,6 +252,15 @@ def test_unfit_settings_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["gateway", "smoke", "--out", str(tmp_path / "out"), *words.split()]) == 2
     assert fix in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_endpoint_that_does_not_answer_is_noticed_before_any_agent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trailnotes.runs.serving.serve_agents", Mock(side_effect=AssertionError))
+    model = ["--model", "openai:m", "--endpoint.base_url", "http://127.0.0.1:9/v1"]
+    assert main(["gateway", "smoke", "--port", "0", "--out", str(tmp_path), *model]) == 2
+    assert "127.0.0.1:9/v1 does not answer" in capsys.readouterr().err
 
 
 def test_two_gateways_do_not_share_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,8 @@ def test_a_tip_of_ones_own(memory: TipMemory, monkeypatch: pytest.MonkeyPatch) -
     ):  # fmt: skip
         with pytest.raises(MemoryStoreError, match=message):
             p.add_tip(memory.store, "cellar", text, key=tip.key, score=score)
+    with pytest.raises(MemoryStoreError, match="a tip needs a task"):
+        p.add_tip(memory.store, " ", "up")
     assert memory.stats()["tips"] == 7
     memory.add([Tip("well", "by hand", "q", 1.0), Tip("well", "by a run", "q", 52.0, 100.0)])
     assert memory.store.get_best_score("well") == (52.0, 100.0), "a run knows the highest score"

@@ -301,6 +301,7 @@ def test_a_report_may_come_from_another_process_and_comes_once(tmp_path: Path) -
         assert memory.store.load_page("door", ()) is page, "a refused report has nothing read again"
         (stats,) = [stats for stats in memory.store.load_reader_stats().values() if stats.shown]
         assert (stats.shown, stats.earned, stats.compared) == (1, 1.0, 0)
+        memory.session("door", "a door").report(2 / 3, max_score=2 / 3)  # not above it, however it is rounded
 
 
 def test_an_author_of_ones_choice_writes_from_the_transcript() -> None:
@@ -322,6 +323,12 @@ def test_an_author_of_ones_choice_writes_from_the_transcript() -> None:
         assert memory.store.load_tips("door")[-1] == tip, "an API may give no text"
         with pytest.raises(TypeError, match="named by a text, not by 3"):
             memory.session(3, "a door")  # type: ignore[arg-type]
+
+        async def slow(request: str) -> str:
+            return author(request)
+
+        with pytest.raises(TypeError, match="author must be a plain function"):
+            memory.session("door", "a door", author=slow)  # type: ignore[arg-type]
 
 
 def test_attempts_travel_with_snapshots_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

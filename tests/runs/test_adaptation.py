@@ -110,7 +110,7 @@ def test_more_trials_go_on_after_the_last_one(tmp_path: Path) -> None:
 
 def test_resume_after_spending_limit(tmp_path: Path) -> None:
     whole = adapt_by(Guesser(), "reflexion", tmp_path / "whole")
-    with pytest.raises(BudgetError, match=r"limit is reached; every episode .* in .*cut: raise the limit, and the"):
+    with pytest.raises(BudgetError, match=r"limit is reached; every episode .* in .*cut: raise the limit and run"):
         adapt_by(Guesser(allowed=9), "reflexion", tmp_path / "cut")
     assert len(seeds_on_disk(tmp_path / "cut")) == 9
     assert "| trial 0 |" in (tmp_path / "cut" / "table.md").read_text()
@@ -127,7 +127,10 @@ def test_failed_episodes_are_not_replayed(tmp_path: Path, monkeypatch: pytest.Mo
     adapt_by(Guesser(), "empo2-tips", tmp_path, **options, eval={"trials": 0})
     failed = [record for record in lines(tmp_path / "trajectories.jsonl") if record["outcome"] == "error"]
     assert [record["task"]["id"] for record in failed] == ["gate/test-1"] * 2
-    assert lines(tmp_path / "metrics.jsonl")[0]["rollout/errors"] == 2
+    (metrics,) = lines(tmp_path / "metrics.jsonl")
+    assert (metrics["rollout/errors"], metrics["env_steps"]) == (2, 3 + 2)
+    (row,) = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert (row["env_steps"], row["num_episodes"]) == (0, 3), "the steps of failed attempts are of the trial itself"
     lost = "Not counted: 1 of 4 games, which failed every time (gate/test-1)."
     assert lost in (tmp_path / "table.md").read_text()
     Gate.played.clear()

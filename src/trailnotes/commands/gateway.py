@@ -7,7 +7,7 @@ import os
 import signal
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trailnotes.commands.arguments import CONFIG, load_command_config
 from trailnotes.commands.command import Command, argument
@@ -29,6 +29,7 @@ def _run(args: Namespace) -> None:
     if args.public and not token:
         raise ConfigError(f"--public lets other machines in: give them a token in {TOKEN_VARIABLE} of the environment")
     from trailnotes.config.methods import TIPS_ONLY_METHOD, resolve_method
+    from trailnotes.config.model_schema import OPENAI_PREFIX
     from trailnotes.memory import make_config_embedder, open_memory
     from trailnotes.runs.directory import RunLock
     from trailnotes.runs.load_policy import open_evaluated_model, open_policy
@@ -50,7 +51,9 @@ def _run(args: Namespace) -> None:
         if config.algorithm.name == TIPS_ONLY_METHOD or resolve_method(config.algorithm.name).shows_tips:
             memory = open_memory(args.out / "memory.db", config.memory, embedder=make_config_embedder(config))
             opened.callback(memory.close)
-        policy = opened.enter_context(open_policy(config, subject, args.out))
+        policy: Any = opened.enter_context(open_policy(config, subject, args.out))
+        if subject.model.startswith(OPENAI_PREFIX):
+            run_to_end(policy.endpoint.require_answer())
         gateway = OpenGateway(policy, memory, config, args.out / EPISODES_FILE, args.plain_share)
 
         def ready(url: str) -> None:
@@ -83,7 +86,8 @@ GATEWAY = Command(
     example="trailnotes gateway demo --out runs/gateway", run=_run,
     arguments=(
         CONFIG,
-        argument("--model", metavar="MODEL_OR_RUN", help="the model that answers; model.path by default"),
+        argument("--model", metavar="MODEL_OR_RUN",
+            help="the model that answers: a run, a model directory, a hub name, or openai:NAME (default model.path)"),
         argument("--out", type=Path, metavar="DIR", default=Path("runs/gateway"),
             help="directory of the memory and the episodes (default runs/gateway)"),
         argument("--plain-share", type=float, metavar="SHARE", default=0.1,

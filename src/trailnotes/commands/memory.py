@@ -138,8 +138,9 @@ def _import(store: TipStore, args: Namespace) -> None:
     settings = _load_run_settings(args.place).with_embedder(args.embedder)
     before = store.load_retirements()
     result = import_tips(store, args.file, enable=args.enable, config=settings)
-    state = "enabled" if args.enable else "off until `trailnotes memory enable`"
-    print(f"{result.added} tips imported ({state}), {result.known} were known")
+    state = " (enabled)" if args.enable else " (off until `trailnotes memory enable`)"
+    hint = "; known tips stay as they are: `trailnotes memory enable` switches them on" if result.known else ""
+    print(f"{result.added} tips imported{state if result.added else ''}, {result.known} were known{hint}")
     if gone := len(store.load_retirements().keys() - before.keys()):
         why = f"memory.capacity = {settings.capacity}"
         print(f"{gone} tips were retired to make room ({why}): `memory list --retired`")
@@ -277,9 +278,9 @@ COMMANDS = (
     ),
     Command(
         name="memory search", summary="search the tips of a task",
-        about="Print id, cosine similarity, score of the episode, task, marks and text of the tips that are most "
-        "similar to a text, by the embedder of the memory. A run keeps those above its `memory.threshold` and sorts "
-        "them by its `memory.order`.",
+        about="Print id, cosine similarity, score of the episode, task, marks and text of the enabled tips that are "
+        "most similar to a text (`memory list` shows those that are off), by the embedder of the memory. A run keeps "
+        "those above its `memory.threshold` and sorts them by its `memory.order`.",
         example="trailnotes memory search runs/smoke waymarks/route/amber/train-0 'which way from the hall' --top-k 3",
         run=_search,
         arguments=(

@@ -210,6 +210,8 @@ class Session:
             raise RequestRefused(
                 f"score, max_score and the sum of the rewards of an episode are at most {MAX_MAGNITUDE:g} in size"
             )
+        if round(score - most, 9) > 0:  # ten times 0.1 is 1
+            raise RequestRefused(f"the score {score:g} is above the highest, {most:g}: give that as max_score")
         success = score >= most if report.success is None else report.success
         self._report = report.model_copy(update={"score": score, "max_score": most, "success": success})
         self._reward = reward

@@ -104,6 +104,8 @@ def add_tip(
     `key` is by default the text, `score` that of the best tip of the namespace, or 1 for the first; `config` has the
     rules of eviction, and the embedder that the user names.
     """
+    if not namespace.strip():
+        raise MemoryStoreError("a tip needs a task")
     if not clean_tip(text):
         raise MemoryStoreError("a tip needs a letter or digit: write what the agent should know")
     likely, most = store.get_best_score(namespace)

@@ -6,6 +6,7 @@ Every writer cleans a tip (`normalize_tip`); prompts quote all that they show.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import random
 import re
@@ -255,6 +256,8 @@ class TipMemory(StoreBackedMemory):
         """
         if not isinstance(task, str):
             raise TypeError(f"a task is named by a text, not by {task!r}: write session(str(...), ...)")
+        if inspect.iscoroutinefunction(author):
+            raise TypeError("author must be a plain function: wrap a coroutine function in asyncio.run")
         task = replace_surrogates(task)
         self.register_unknown_task(Task(task, "session"))
         limit = self.config.top_k if top_k is None else top_k
@@ -296,7 +299,7 @@ class TipMemory(StoreBackedMemory):
         score, max_score = to_finite_float("score", score), to_finite_float("max_score", max_score)
         if max_score <= 0:
             raise ValueError(f"max_score must be above 0, is {max_score}")
-        if round(score, 9) > max_score:  # ten times 0.1 is 1
+        if round(score - max_score, 9) > 0:  # ten times 0.1 is 1
             raise ValueError(f"the score {score:g} is above the highest, {max_score:g}: give that as max_score")
         store, earned = self.store, tip_stats.compute_credit(score, max_score, success=bool(success))
         with store.transaction():

@@ -20,7 +20,14 @@ from weakref import WeakValueDictionary
 
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
-from trailnotes.errors import BudgetError, ConfigError, MissingExtraError, PolicyError, format_install_command
+from trailnotes.errors import (
+    RAISE_LIMIT,
+    BudgetError,
+    ConfigError,
+    MissingExtraError,
+    PolicyError,
+    format_install_command,
+)
 from trailnotes.policies.base import OwnedPolicy, shield_until_done
 from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
 from trailnotes.types import Completion, FinishReason, Message, Sampling, TokenIds, replace_surrogates, strip_thinking
@@ -60,7 +67,7 @@ logger = logging.getLogger(__name__)
 BYTES_PER_TOKEN: Final = 3  # rather too few: a prompt that is longer than estimated would not fit
 TOKENS_PER_MESSAGE: Final = 4  # that a chat template puts around each message
 LONG_WAIT: Final = 5.0  # seconds; longer ones are announced
-FIRST_TIMEOUT = 5.0  # seconds for a connection, and for the first answer
+FIRST_TIMEOUT = 15.0  # seconds for a connection, and for the first answer; a busy machine is slow
 MAX_STOPS: Final = 4  # that a request may have
 SHORT_PROMPT: Final = 200  # estimated tokens, up to which what a server adds to each prompt weighs more than its text
 CUT_PROMPT: Final = 4000  # estimated tokens; shorter prompts fit into what Ollama takes by default
@@ -143,7 +150,7 @@ class AnswerCache:
             passed = f"endpoint.max_cost = {most:g}: {paid:.6g} is spent, and it may cost {cost:.2g}"
         else:
             return ""
-        return f"the next request could pass {passed}; raise the limit and run the same command again"
+        return f"the next request could pass {passed}; {RAISE_LIMIT}"
 
     def metrics(self) -> dict[str, float]:
         names = ("requests", "retries", "lost", "tokens_read", "tokens_generated", "cost", "reused")
@@ -200,6 +207,7 @@ class Endpoint:
         """
         if self._has_answered:
             return
+        await self.open()
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._probe_server())
         if failure := await asyncio.shield(self._probe):
@@ -215,9 +223,10 @@ class Endpoint:
 
         A completion may take long, so its silence would show nothing.
         """
+        list_models = self._client.models.with_raw_response.list  # the first use imports much, before the time runs
         try:
             async with asyncio.timeout(FIRST_TIMEOUT):
-                await self._client.models.with_raw_response.list()
+                await list_models()
         except APIStatusError:
             pass  # an answer, too
         except (TimeoutError, APIConnectionError) as error:
@@ -302,6 +311,9 @@ class OpenAIPolicy(OwnedPolicy):
         options = config.model.template_options
         self._unusual = options | ({"endpoint.extra": self.config.extra} if self.config.extra else {})
         require_prices(self.config)
+        for price, part in (("price_input", "prompts"), ("price_output", "answers")):
+            if self.config.max_cost and not getattr(self.config, price):
+                logger.warning("endpoint.%s = 0: %s count as free", price, part)
         self.endpoint = Endpoint(self.config, name, options)
         self.answers = AnswerCache(answers, self.config)
         self._requests: dict[str, Counter[str]] = {}  # of each open episode: how often it made each request

@@ -14,12 +14,12 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS
 from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import describe_training_overlap, validate_splits
-from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
+from trailnotes.errors import RAISE_LIMIT, BudgetError, ConfigError, MissingExtraError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.reporting.terminal import ProgressBar, begin_activity
 from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow
 from trailnotes.runs.directory import RunDir
-from trailnotes.runs.load_policy import EvaluatedModel, load_endpoint_author, open_evaluated_model, open_policy
+from trailnotes.runs.load_policy import RANDOM, EvaluatedModel, load_endpoint_author, open_evaluated_model, open_policy
 from trailnotes.runs.loop import run_to_end
 from trailnotes.runs.panels import PanelResult
 from trailnotes.runs.preflight import require_dependencies
@@ -103,6 +103,9 @@ def _resolve_config(config: Config, subject: EvaluatedModel, method: str | None,
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in changes.items()}
     adapted = config.model_copy(update=sections)
     adapted.validate_method()
+    has_other_author = name == TIPS_ONLY_METHOD and adapted.algorithm.author not in {"policy", "start"}
+    if subject.model == RANDOM and name in list_methods(trains=False) and name != "naive" and not has_other_author:
+        raise ConfigError("random writes nothing: --method naive")
     return adapted
 
 
@@ -141,8 +144,9 @@ async def _adapt(
             await resolve_method(config.algorithm.name).load()(run)
         except BudgetError as error:
             run.write_table()
-            raise BudgetError(f"{error}; every episode and tip that has ended is kept in {directory.path}: raise the "
-                              "limit, and the same command continues") from error  # fmt: skip
+            cause = str(error).removesuffix(f"; {RAISE_LIMIT}")
+            kept = f"every episode and tip that has ended is kept in {directory.path}"
+            raise BudgetError(f"{cause}; {kept}: {RAISE_LIMIT}") from error
         run.write_table()
         return run.figures
 

@@ -93,6 +93,7 @@ class AdaptationRun:
         self._pending = Usage()  # since then
         self._unplayable: set[str] = set()  # tasks that failed in an earlier phase, in which others did not
         self._episodes: list[dict[str, Any]] = []  # records since then, failed attempts too
+        self._failed = Usage()  # of the failed attempts up to the last `log`, since the one before
         self._phases = directory.path / "phases"
         self._phases.mkdir(exist_ok=True)
         directory.write_config()
@@ -207,6 +208,7 @@ class AdaptationRun:
         """
         iteration, spent, episodes = self._logged, self._pending, self._episodes
         self._logged, self._pending, self._episodes = iteration + 1, Usage(), []
+        self._failed = _count_usage([record for record in episodes if record["outcome"] == "error"])
         if iteration < len(self._lines):
             line = self._lines[iteration]
             assert line["phase"] == phase, f"line {iteration} of metrics.jsonl is of {line['phase']}, not of {phase}"
@@ -264,8 +266,8 @@ class AdaptationRun:
 
     def _build_evaluated_model(self, episodes: Sequence[Trajectory]) -> EvaluatedModel:
         spent = asdict(self.spent)
-        spent["env_steps"] -= sum(len(t.steps) for t in episodes)
-        spent["tokens_generated"] -= sum(t.num_tokens for t in episodes)
+        spent["env_steps"] -= self._failed.env_steps + sum(len(t.steps) for t in episodes)
+        spent["tokens_generated"] -= self._failed.tokens_generated + sum(t.num_tokens for t in episodes)
         before = self._subject.spent
         total = {name: value + before.get(name, 0) for name, value in spent.items()}
         return replace(self._subject, name=self.config.algorithm.name, spent=total)

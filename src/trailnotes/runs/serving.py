@@ -165,8 +165,8 @@ class OpenGateway:
         if self._memory is not None and session.has_reported and episode.outcome != "error":
             tips = {tip.id: tip for step in episode.steps for tip in step.tips}
             attempt = self._memory.record_attempt(episode.task.id, [*tips.values()])
-            score = min(episode.score, episode.max_score)  # an agent may report more
-            self._memory.report_attempt(attempt, score, max_score=episode.max_score, success=episode.success)
+            most, success = episode.max_score, episode.success
+            self._memory.report_attempt(attempt, episode.score, max_score=most, success=success)
 
     async def _learn(self, episode: Trajectory, seed: int) -> None:
         assert self._memory is not None, "checked before"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import openai as client
 import pytest
 
 from proxy import Fault, Proxy, changed, cut_body, cut_quietly, hang, refusal
@@ -176,6 +178,14 @@ def test_a_server_that_gives_no_answer_at_all_ends_the_run_at_once(caplog, monke
     assert not silent.metrics()["endpoint/lost"]  # no completion was asked for
 
 
+def test_the_imports_of_the_first_request_are_not_the_servers_time(proxy: Proxy, monkeypatch) -> None:
+    models = client.AsyncOpenAI.models.func
+    monkeypatch.setattr(openai, "FIRST_TIMEOUT", 1.0)
+    monkeypatch.setattr(client.AsyncOpenAI, "models", property(lambda self: time.sleep(1.1) or models(self)))
+    ask(policy(proxy.url), sampling())
+    assert proxy.probes == 1
+
+
 @pytest.mark.parametrize(
     ("status", "words"),
     [(500, "failed 2 times, at last with 500: too much"), (429, "rate limit, 2 times .*429: too much")],
@@ -278,6 +288,14 @@ def test_impossible_settings_name_the_key(
     with pytest.raises((ConfigError, ValueError), match=named) as caught:
         OpenAIPolicy(Config(endpoint=endpoint), "m")
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("priced", "free"), [("price_input", "price_output = 0: answers"), ("price_output", "price_input = 0: prompts")]
+)
+def test_a_price_of_zero_beside_a_limit_is_warned_of(priced: str, free: str, caplog: pytest.LogCaptureFixture) -> None:
+    OpenAIPolicy(Config(endpoint={"base_url": "http://h/v1", "max_cost": 1.0, priced: 2.0}), "m")
+    assert caplog.messages == [f"endpoint.{free} count as free"]
 
 
 # -- many at once
