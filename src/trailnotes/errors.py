@@ -69,9 +69,6 @@ class PolicyError(TrailnotesError):
     """The policy could not be loaded, or could not answer."""
 
 
-RAISE_LIMIT: Final = "raise the limit and run the same command again"  # the end of texts about a reached limit
-
-
 class BudgetError(TrailnotesError):
     """A request could have passed a spending limit, and was not sent. The text names the limit."""
 

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -144,28 +143,3 @@ def test_bad_snapshots_change_nothing(memory: TipMemory, path: Path, tmp_path: P
         memory.snapshot(path)
     with pytest.raises(MemoryStoreError, match="nowhere"):
         memory.snapshot(tmp_path / "nowhere" / "memory.db")
-
-
-@pytest.mark.parametrize(
-    "number",
-    [
-        np.float32(0.25), np.float32(-3e9), np.float16(0.5), np.int64(-7), np.int32(3), np.int32(-3), np.int16(2),
-        np.int8(1),
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_numbers_that_were_stored_as_bytes_are_read(tmp_path: Path, number: Any) -> None:
-    with open_memory(tmp_path / "memory.db") as memory:
-        memory.add([Tip("t", text, "k", score) for text, score in (("low", -1e10), ("bytes", 0), ("high", 1e10))])
-        memory.session("t", "k", show_tips=False).report(0.5)
-    with closing(sqlite3.connect(tmp_path / "memory.db", isolation_level=None)) as connection:
-        connection.execute(
-            "UPDATE tips SET score = ?, max_score = ? WHERE id = 2", (number.tobytes(), number.tobytes())
-        )
-        connection.execute("UPDATE attempts SET earned = ?", (np.float32(0.25).tobytes(),))
-        connection.execute("PRAGMA user_version = 9")
-    with open_memory(tmp_path / "memory.db", MemoryConfig(threshold=-1, order=("score",))) as memory:
-        assert [tip.text for tip in memory.search("t", "k", 3)] == ["high", "bytes", "low"]
-        assert memory.store.get_tip(2).score == float(number)  # type: ignore[union-attr]
-        memory.session("t", "k", top_k=1).report(1.0)
-        assert [readers.gained for readers in memory.store.load_reader_stats().values()] == [0.0, 0.0, 0.75]

@@ -156,15 +156,4 @@ CREATE TABLE items (
 )
 
 -- version 9
--- Numbers of numpy that earlier versions stored as their bytes.
-UPDATE tips SET
-    score = decode_number(score),
-    max_score = decode_number(max_score),
-    support = decode_number(support),
-    step = decode_number(step),
-    version = decode_number(version),
-    earned = decode_number(earned),
-    gained = decode_number(gained)
-WHERE 'blob' IN (typeof(score), typeof(max_score), typeof(support), typeof(step), typeof(version), typeof(earned), typeof(gained))
-
-UPDATE attempts SET earned = decode_number(earned) WHERE typeof(earned) = 'blob'
+-- It decoded numbers that earlier commits stored as bytes of numpy; no release wrote such a file.

@@ -5,11 +5,9 @@ SQLite's errors leave this module with the name of the file.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sqlite3
-import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -77,7 +75,6 @@ def migrate(connection: sqlite3.Connection) -> None:
     """Migrate the tables to the present version, in one transaction."""
     if read_version(connection) >= len(MIGRATIONS):
         return
-    connection.create_function("decode_number", 1, decode_number, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = read_version(connection)  # again: another process may have migrated while we waited
@@ -88,18 +85,6 @@ def migrate(connection: sqlite3.Connection) -> None:
     except BaseException:
         roll_back(connection)
         raise
-
-
-def decode_number(value: Any) -> Any:
-    """Decode the bytes of a number of numpy, which SQLite took for a BLOB; other values come back as they are."""
-    if not isinstance(value, bytes) or len(value) not in {1, 2, 4, 8}:
-        return value
-    integer = int.from_bytes(value, "little", signed=True)
-    if len(value) in {1, 8}:  # a float64 is a float of Python, too
-        return integer
-    form, least = ("<e", 6e-5) if len(value) == 2 else ("<f", 1e-30)
-    number: float = struct.unpack(form, value)[0]
-    return number if number == 0 or least < abs(number) < math.inf else integer  # as a float it is next to 0, or nan
 
 
 def roll_back(connection: sqlite3.Connection) -> None:

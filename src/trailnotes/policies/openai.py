@@ -20,14 +20,7 @@ from weakref import WeakValueDictionary
 
 from trailnotes.config.model_schema import EndpointConfig
 from trailnotes.config.schema import Config
-from trailnotes.errors import (
-    RAISE_LIMIT,
-    BudgetError,
-    ConfigError,
-    MissingExtraError,
-    PolicyError,
-    format_install_command,
-)
+from trailnotes.errors import BudgetError, ConfigError, MissingExtraError, PolicyError, format_install_command
 from trailnotes.policies.base import OwnedPolicy, shield_until_done
 from trailnotes.storage.files import append_jsonl, parse_json, read_jsonl, split_after
 from trailnotes.types import Completion, FinishReason, Message, Sampling, TokenIds, replace_surrogates, strip_thinking
@@ -150,7 +143,7 @@ class AnswerCache:
             passed = f"endpoint.max_cost = {most:g}: {paid:.6g} is spent, and it may cost {cost:.2g}"
         else:
             return ""
-        return f"the next request could pass {passed}; {RAISE_LIMIT}"
+        return f"the next request could pass {passed}; raise the limit and run the same command again"
 
     def metrics(self) -> dict[str, float]:
         names = ("requests", "retries", "lost", "tokens_read", "tokens_generated", "cost", "reused")

@@ -14,7 +14,7 @@ from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS
 from trailnotes.config.unused import warn_unused
 from trailnotes.envs.tasks import describe_training_overlap, validate_splits
-from trailnotes.errors import RAISE_LIMIT, BudgetError, ConfigError, MissingExtraError
+from trailnotes.errors import BudgetError, ConfigError, MissingExtraError
 from trailnotes.gateway.pool import open_pool
 from trailnotes.reporting.terminal import ProgressBar, begin_activity
 from trailnotes.runs.adaptation import FIXED_ADAPTATION_KEYS, AdaptationRun, ResultRow
@@ -144,9 +144,8 @@ async def _adapt(
             await resolve_method(config.algorithm.name).load()(run)
         except BudgetError as error:
             run.write_table()
-            cause = str(error).removesuffix(f"; {RAISE_LIMIT}")
             kept = f"every episode and tip that has ended is kept in {directory.path}"
-            raise BudgetError(f"{cause}; {kept}: {RAISE_LIMIT}") from error
+            raise BudgetError(f"{error}; {kept}") from error
         run.write_table()
         return run.figures
 

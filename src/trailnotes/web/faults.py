@@ -82,14 +82,9 @@ def extract_error_text(body: object) -> str:
     return words if len(words) <= MAX_ERROR_CHARS else f"{words[:MAX_ERROR_CHARS]} ..."
 
 
-def is_missing_model(status: int, body: object) -> bool:
-    """Tell whether the server misses the model, or the address is wrong."""
-    facts = body if isinstance(body, Mapping) else {}
-    return status == 404 or facts.get("code") == "model_not_found" or facts.get("param") == "model"
-
-
 def explain_refusal(status: int, body: object, *, url: str, model: str, key_env: str) -> str:
     """Explain in one line what was refused, and the fix."""
+    facts = body if isinstance(body, Mapping) else {}
     if status in {401, 403}:
         fix = f"the environment variable {key_env} (endpoint.api_key_env) holds no key that allows this"
     elif status in {402, 429}:
@@ -97,7 +92,7 @@ def explain_refusal(status: int, body: object, *, url: str, model: str, key_env:
     elif status == 413 or is_context_overflow(body):
         fix = (f"set endpoint.context_tokens to what the model {model!r} holds, so that episodes end before, and run "
                "the same command again")  # fmt: skip
-    elif is_missing_model(status, body):
+    elif status == 404 or facts.get("code") == "model_not_found" or facts.get("param") == "model":
         fix = (f"either it has no model {model!r} (model.path = openai:{model}), or endpoint.base_url is not the "
                "address of its API, which mostly ends in /v1")  # fmt: skip
     else:

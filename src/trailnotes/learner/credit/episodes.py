@@ -137,9 +137,7 @@ def discount_across_episodes(episodes: Sequence[Scores], gamma: float) -> list[S
 
 
 def discounted_return(rewards: ArrayLike, gamma: float) -> Array:
-    """Compute G_t = r_t + gamma * G_{t+1} of (T, ...) rewards; raises ValueError for gamma outside [0, 1]."""
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma must be in [0, 1], got {gamma}")
+    """Compute G_t = r_t + gamma * G_{t+1} of (T, ...) rewards."""
     returns = np.asarray(rewards, dtype=np.float64).copy()
     for t in range(len(returns) - 2, -1, -1):
         returns[t] += gamma * returns[t + 1]

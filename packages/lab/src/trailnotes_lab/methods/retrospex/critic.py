@@ -296,12 +296,6 @@ def td_target(rewards: Tensor, terminated: Tensor, next_values: Tensor, gamma: f
     return rewards + gamma * torch.where(terminated, torch.zeros_like(next_values), next_values)
 
 
-@torch.no_grad()
-def soft_update(target: nn.Module, source: nn.Module, rate: float) -> None:
-    for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
-        slow.lerp_(fast, rate)
-
-
 class IQL:
     """Implicit Q-learning: twin Q, expectile V, a slow target. An epoch visits all transitions once, in seeded order.
 
@@ -343,7 +337,9 @@ class IQL:
         both = networks.q(tasks, observations, actions)
         q_loss = (both - target[:, None]).square().mean()  # of each head: through `min` one of them would learn nothing
         _optimizer_step(self._q_adam, q_loss)
-        soft_update(networks.target, networks.q, TARGET_RATE)
+        with torch.no_grad():
+            for slow, fast in zip(networks.target.parameters(), networks.q.parameters(), strict=True):
+                slow.lerp_(fast, TARGET_RATE)
         return float(v_loss.detach()), float(q_loss.detach())
 
     def state_dict(self) -> dict[str, Tensor]:
