@@ -226,10 +226,11 @@ def test_the_tasks_of_a_batch_that_is_not_finite_are_named(start_model: Path, tm
     async def body(iteration: Iteration) -> None:
         await iteration.begin()
         groups = await iteration.rollout(iteration.tasks())
-        advantages = [[math.inf] * len(group.trajectories) for group in groups]
+        samples = iteration.samples(groups, [[1.0] * len(group.trajectories) for group in groups])
+        broken = [replace(row, advantages=(math.inf,) * len(row.advantages)) for row in samples]
         async with iteration.learning():
             with pytest.raises(NonFiniteError) as raised:
-                await iteration.update(iteration.samples(groups, advantages))
+                await iteration.update(broken)
             assert all(group.task.id in str(raised.value) for group in groups)
             raise asyncio.CancelledError  # the iteration does not end
 

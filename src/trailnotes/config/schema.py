@@ -480,18 +480,13 @@ def config_type(*trees: Mapping[str, Any], trusted: bool = True) -> type[Config]
 
     Args:
         trees: sections by name, as files, command lines and `Config(...)` give them; not validated yet.
-        trusted: whether to import a module that `algorithm.name` names.
+        trusted: whether to import the module that `algorithm.name` names where a section may be of its method.
     """
     name = find_method_name(*trees)
     kinds = dict(find_method(name).sections)
-    unknown = {*chain(*trees)} - kinds.keys() - Config.model_fields.keys()
-    if trusted and ":" in name:  # its defaults are settings, too
-        try:
+    if unknown := {*chain(*trees)} - kinds.keys() - Config.model_fields.keys():
+        if trusted and ":" in name and unknown - list_sections().keys():
             kinds |= resolve_method(name).sections
-        except ConfigError:  # refused where it is needed, or here where a section may be its own
-            if unknown - list_sections().keys():
-                raise
-    if unknown:
         kinds |= {name: kind for name, kind in list_sections().items() if any(name in tree for tree in trees)}
     return _extend_config(tuple(kinds.items()))
 

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from trailnotes.config.builtin import find_config
 from trailnotes.config.former import RENAMED_KEYS, drop_removed_keys, rename_keys
-from trailnotes.config.methods import list_names, list_sections
+from trailnotes.config.methods import list_names, list_sections, resolve_method
 from trailnotes.config.model_schema import EngineConfig, LearnerConfig
 from trailnotes.config.presets import PRESETS
 from trailnotes.config.schema import Config, config_type, find_method_name, full_config_type
@@ -88,8 +88,12 @@ def resolve_config(
     preset = next((tree["preset"] for _, tree in reversed(trees) if "preset" in tree), "")
     if isinstance(preset, str) and preset in PRESETS:
         trees.insert(0, ("preset", PRESETS[preset]))
+    name = find_method_name(*(tree for _, tree in trees))
+    if trusted and ":" in name:
+        with contextlib.suppress(ConfigError):  # a method that is not here is refused where it is needed
+            trees.append(("defaults", {section: {} for section in resolve_method(name).sections}))
     kind = config_type(*(tree for _, tree in trees), trusted=trusted)
-    if not trusted and ":" in find_method_name(*(tree for _, tree in trees)):
+    if not trusted and ":" in name:
         trees = [(origin, {name: tree[name] for name in tree if name in kind.model_fields}) for origin, tree in trees]
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}

@@ -54,6 +54,7 @@ class Library(NamedFolder):
     def __init__(self, files: MappedFolder, hidden: frozenset[str] = frozenset()) -> None:
         super().__init__(files)
         self._hidden = hidden
+        files.open_file(PAGES)  # compares its size
         self._index = SearchIndex.open(files.folder / SEARCH)
         path = quote(str((files.folder / PAGES).resolve()))
         self._pages = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True, check_same_thread=False)
