@@ -45,6 +45,12 @@ def to_finite_float(name: str, value: SupportsFloat) -> float:
     return number
 
 
+def require_score_within(score: float, max_score: float) -> None:
+    """Require a score of at most `max_score`, but for rounding: ten times 0.1 is 1. Raises `ValueError`."""
+    if round(score - max_score, 9) > 0:
+        raise ValueError(f"the score {score:g} is above the highest, {max_score:g}: give that as max_score")
+
+
 def _convert(record: Any, convert: Callable[[str, Any], Any], *names: str) -> None:
     """Set fields of a frozen `record` to what `convert` makes of their names and values."""
     for name in names:

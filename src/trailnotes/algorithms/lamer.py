@@ -80,7 +80,8 @@ async def sample_next_episode(
     """Sample the next episode of each trial, in which each member reads its own earlier tips alone."""
     modes: list[list[Mode]] = [["on_policy_tips"] * iteration.config.rollout.group_size for _ in trials]
     embedder, places = iteration.embedder(), list(trials)
-    # A tip's key is the end of its episode, and must match the beginning of the next one; none is another's.
+    # A tip's key is the end of its episode, and must match the beginning of the next one. The memory has no other
+    # member's tips.
     settings = iteration.config.memory.model_copy(update={"threshold": -1.0})
     with ExitStack() as opened:
 

@@ -90,7 +90,8 @@ def resolve_config(
         trees.insert(0, ("preset", PRESETS[preset]))
     name = find_method_name(*(tree for _, tree in trees))
     if trusted and ":" in name:
-        with contextlib.suppress(ConfigError):  # a method that is not here is refused where it is needed
+        # A config records the defaults of the user's method. One that cannot be imported is refused where it is needed.
+        with contextlib.suppress(ConfigError):
             trees.append(("defaults", {section: {} for section in resolve_method(name).sections}))
     kind = config_type(*(tree for _, tree in trees), trusted=trusted)
     if not trusted and ":" in name:

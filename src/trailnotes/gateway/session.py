@@ -15,7 +15,7 @@ from trailnotes.envs.base import wrap_env_errors
 from trailnotes.errors import EnvError
 from trailnotes.gateway import requests
 from trailnotes.gateway.requests import ChatPrompt, ChatTurn, DescribeTools, ModelCall, ModelReply, RequestRefused
-from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Sampling, Task
+from trailnotes.types import MAX_MAGNITUDE, Completion, Observation, Sampling, Task, require_score_within
 
 MAX_WAITING: Final = 64  # requests of one session that wait at a time
 MAX_REPORTS: Final = 1000  # between two requests
@@ -210,8 +210,10 @@ class Session:
             raise RequestRefused(
                 f"score, max_score and the sum of the rewards of an episode are at most {MAX_MAGNITUDE:g} in size"
             )
-        if round(score - most, 9) > 0:  # ten times 0.1 is 1
-            raise RequestRefused(f"the score {score:g} is above the highest, {most:g}: give that as max_score")
+        try:
+            require_score_within(score, most)
+        except ValueError as error:
+            raise RequestRefused(str(error)) from None
         success = score >= most if report.success is None else report.success
         self._report = report.model_copy(update={"score": score, "max_score": most, "success": success})
         self._reward = reward
@@ -245,7 +247,7 @@ class Session:
 
     async def cut(self, unanswered: Observation) -> Observation:
         """Refuse a request and all further ones, and wait for the report or the end; a scorer needs no report."""
-        self._refuse(_OVER)
+        self._refuse()
         with contextlib.suppress(TimeoutError):
             async with self._limit_wait():
                 while not self._over and self._scorer is None:
@@ -257,18 +259,19 @@ class Session:
         """Answer with a text that no model sampled."""
         return await self.answer(Completion((), (), (), action))
 
-    def close(self, reason: str = _OVER, status: int = 400, code: str = "episode_over") -> None:
-        """Refuse all requests, and end the agent; `status` and `code` are for requests that wait."""
+    def close(self, refusal: RequestRefused | None = None) -> None:
+        """Refuse all requests, those that wait with `refusal` (by default the episode is over), and end the agent."""
         self._over = True
-        self._refuse(reason, status, code)
+        self._refuse(refusal)
         if self._stop is not None:
             self._stop()
 
-    def _refuse(self, reason: str, status: int = 400, code: str = "episode_over") -> None:
-        self._refusal = reason
+    def _refuse(self, refusal: RequestRefused | None = None) -> None:
+        refusal = refusal or RequestRefused(_OVER, code="episode_over")
+        self._refusal = str(refusal)
         for request in [*self._queue, *([self._now] if self._now else [])]:
             if not request.answer.done():
-                request.answer.set_exception(RequestRefused(reason, status, code))
+                request.answer.set_exception(refusal)
                 request.answer.exception()  # its clients may have gone
         self._queue.clear()
         self._now = None

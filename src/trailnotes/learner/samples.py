@@ -81,11 +81,10 @@ def build_samples(
         raise ValueError("advantages must hold one number for each trajectory of each group, or one for each step")
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     given = [advantage for row in advantages for advantage in row]
-    for trajectory, advantage in zip(trajectories, given, strict=True):
-        if not np.isfinite(advantage).all():
-            raise ValueError(f"an advantage of {trajectory.task.id} is not finite: {advantage}")
     samples: list[Sample] = []
     for index, (trajectory, advantage) in enumerate(zip(trajectories, given, strict=True)):
+        if not np.isfinite(advantage).all():
+            raise ValueError(f"an advantage of {trajectory.task.id} is not finite: {advantage}")
         # Whether the context differs is asked of the whole trajectory, so that every choice of rows agrees on it; off
         # policy on an empty memory is on policy.
         off_policy = trajectory.mode == "off_policy" and any(

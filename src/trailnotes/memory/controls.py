@@ -24,9 +24,9 @@ TipSource = Literal["own"] | ControlKind
 class ControlMemory(TipMemory):
     """A view of `memory` on the same rows that retrieves something else, and never more tips than `memory` would.
 
-    "other" retrieves the best tips of another task, of another family where one has any; with a scope
-    beyond the task, those of another family's tasks. "empty" retrieves the tips of `memory` with their scores, without
-    words and action: a turn shows a text once, so that is one line (without `memory.repeat_shown`).
+    "other" retrieves the best tips of another task, of another family where one has any; with a scope beyond
+    the task, those of another family's tasks. "empty" retrieves the tips of `memory` with their scores, without words
+    and action: a turn shows a text once, so that is one line (without `memory.repeat_shown`).
     """
 
     def __init__(self, memory: TipMemory, show: ControlKind) -> None:

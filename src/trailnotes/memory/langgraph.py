@@ -37,7 +37,8 @@ class TipStore(base.BaseStore):
     supports_ttl = False
 
     def __init__(self, memory: TipMemory) -> None:
-        self.memory = memory  # of all authors' tips; a value's is kept until the value goes, however many there are
+        self.memory = memory
+        # Values are never evicted, and neither are the tips that find them.
         self._unlimited = TipMemory(
             memory.store, memory.embedder, memory.config.model_copy(update={"capacity": sys.maxsize})
         )

@@ -156,4 +156,4 @@ CREATE TABLE items (
 )
 
 -- version 9
--- It decoded numbers that earlier commits stored as bytes of numpy; no release wrote such a file.
+-- This step decoded numbers that earlier commits stored as numpy bytes. No release wrote such a file.

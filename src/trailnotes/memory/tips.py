@@ -37,6 +37,7 @@ from trailnotes.types import (
     Trajectory,
     derive_seed,
     replace_surrogates,
+    require_score_within,
     strip_thinking,
     to_finite_float,
 )
@@ -299,8 +300,7 @@ class TipMemory(StoreBackedMemory):
         score, max_score = to_finite_float("score", score), to_finite_float("max_score", max_score)
         if max_score <= 0:
             raise ValueError(f"max_score must be above 0, is {max_score}")
-        if round(score - max_score, 9) > 0:  # ten times 0.1 is 1
-            raise ValueError(f"the score {score:g} is above the highest, {max_score:g}: give that as max_score")
+        require_score_within(score, max_score)
         store, earned = self.store, tip_stats.compute_credit(score, max_score, success=bool(success))
         with store.transaction():
             if finished := store.finish_attempt(attempt, earned, task):

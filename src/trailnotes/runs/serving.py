@@ -10,7 +10,6 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from trailnotes.config.schema import Config
 from trailnotes.errors import TrailnotesError
@@ -127,7 +126,7 @@ class OpenGateway:
         name = f"session/{session.key}"  # of the episode with the policy, where authors have theirs
         self._policy.open_episode(name)
         lost = "the report is not kept, or not in full: the server failed, and its log says why"
-        closing: tuple[Any, ...] = ()  # what waiting requests are told; by default that the episode is over
+        failure: RequestRefused | None = None  # what requests that wait are told
         refusal: RequestRefused | None = RequestRefused(lost, 500, "not_kept")
         try:
             episode = await run_episode(
@@ -141,13 +140,15 @@ class OpenGateway:
             refusal = RequestRefused(why, 422, "not_kept") if episode.error else None
         except Exception as error:  # noqa: BLE001 (the other sessions go on)
             logger.error("session %s of %r: %s", number, session.task.id, error)  # noqa: TRY400 (the text says it)
-            closing = (f"this session ended by an error of the server: {type(error).__name__}",)
             if isinstance(error, TrailnotesError):  # its text is fit for a user
-                closing = str(error), 502, MODEL_FAILED
+                failure = RequestRefused(str(error), 502, MODEL_FAILED)
+            else:
+                text = f"this session ended by an error of the server: {type(error).__name__}"
+                failure = RequestRefused(text, code="episode_over")
             return
         finally:
             self._policy.close_episode(name)
-            session.close(*closing)
+            session.close(failure)
             if session.kept is not None and not session.kept.done():
                 session.kept.set_result(refusal)
             self._sessions.pop(session.key, None)

@@ -95,8 +95,9 @@ class Library(NamedFolder):
         return [path for path, _ in ranked if path not in self._hidden][:limit]
 
     def close(self) -> None:
-        """Close the file; later queries raise an error of `sqlite3`."""
+        """Close the files; later queries raise an error of `sqlite3`."""
         self._pages.close()
+        self._files.close()
 
     def _read_page(self, path: str) -> LibraryPage | None:
         if path in self._hidden:

@@ -187,7 +187,7 @@ def table_metrics(table: ExperienceTable, groups: Sequence[TrajectoryGroup]) -> 
 
 
 def validate_actor(config: Config) -> None:
-    """Require tasks whose steps this method may answer alone; raises `ConfigError`."""
+    """Refuse control tips, and agents behind the gateway, which bring their own prompts; raises `ConfigError`."""
     require_own_tips(config)
     if config.env.name == "gateway":
         raise ConfigError("rememberer asks by a prompt of its own, and an agent's requests have theirs: use another")
