@@ -1,10 +1,11 @@
 """Compute the table of a question of scienceworld-fair.md, over the comparisons of its tasks, one of each.
 
     python docs/results/fair.py runs/compare/fair-find-animal runs/compare/fair-find-living-thing ...
+    python docs/results/fair.py quoted,fatal runs/compare/plateau-find-animal runs/compare/plateau-lifespan
 
 Each is the directory of a `trailnotes compare run compare/fair/TASK`, or its unpacked record. Prints means by task,
-of the seeds that played every game, then EMPO² less GRPO with the tasks fixed (over seeds; the registered interval) and
-with tasks and seeds crossed.
+of the seeds that played every game, then the second method less the first (grpo and empo2, or those named) with the
+tasks fixed (over seeds; the registered interval) and with tasks and seeds crossed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from trailnotes.envs.tasks import load_tasks
 from trailnotes.reporting.intervals import estimate_difference
 from trailnotes.storage.files import read_jsonl
 
-METHODS = ("grpo", "empo2")
 MEASURES = {  # title -> file of episodes in a run directory, and the figure of one
     "return, raw": ("eval/episodes.jsonl", "return"),
     "full score": ("eval/episodes.jsonl", "success"),
@@ -66,15 +66,15 @@ def list_games(folder: Path) -> list[str]:
     return lines
 
 
-def main(folders: list[Path]) -> None:
+def main(folders: list[Path], methods: tuple[str, ...]) -> None:
     """Print the games, and a table of each measure."""
     print("\n".join(line for folder in folders for line in list_games(folder)))
     for title, (file, name) in MEASURES.items():
-        runs = [(folder, method) for folder in folders for method in METHODS]
+        runs = [(folder, method) for folder in folders for method in methods]
         if missing := [f"{method} in {f}" for f, method in runs if not any(f.glob(f"runs/{method}-*/{file}"))]:
             print(f"\n{title}: there is no {file} of {', '.join(missing)}")
             continue
-        (first, families), (second, _) = (read_values(folders, method, file, name) for method in METHODS)
+        (first, families), (second, _) = (read_values(folders, method, file, name) for method in methods)
         games = families.keys()
         whole = [seed for seed in sorted(first) if first[seed].keys() == games == second.get(seed, {}).keys()]
         if not whole:
@@ -82,15 +82,17 @@ def main(folders: list[Path]) -> None:
             continue
         first, second = ({seed: own[seed] for seed in whole} for own in (first, second))
         means = [average_by_task(values, families) for values in (first, second)]
-        print(f"\n| {title} | {' | '.join(METHODS)} | seeds |\n|---|---:|---:|---:|")
+        print(f"\n| {title} | {' | '.join(methods)} | seeds |\n|---|---:|---:|---:|")
         for family in means[0]:
             print(f"| {family} | {' | '.join(f'{fmean(m[family]):.2f}' for m in means)} | {len(means[0][family])} |")
         gap = estimate_difference(second, first, families, rates=False)
         if gap is not None:
-            by_task = [fmean(means[1][family]) - fmean(means[0][family]) for family in means[0]]
-            print(f"EMPO² less GRPO {gap.mean:.2f}, by task {' '.join(f'{each:.1f}' for each in by_task)}")
+            by_task = " ".join(f"{fmean(means[1][family]) - fmean(means[0][family]):.1f}" for family in means[0])
+            print(f"{methods[1]} less {methods[0]} {gap.mean:.2f}, by task {by_task}")
             print(f"tasks fixed, over seeds {gap.on_panel or gap.not_on_panel}; crossed {gap.beyond or gap.not_beyond}")
 
 
 if __name__ == "__main__":
-    main([Path(argument) for argument in sys.argv[1:]] or sys.exit(__doc__))
+    words = sys.argv[1:] or sys.exit(__doc__)
+    methods = tuple(words.pop(0).split(",")) if "," in words[0] else ("grpo", "empo2")
+    main([Path(word) for word in words], methods)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -167,22 +168,24 @@ REWARDED = (("go to hall", 0.25), ("look", 0.0), ("take 'lamp'", 0.5), ("sleep",
 
 
 def extracted(
-    *played: tuple[str, float], style: str = "terse", max_tip_tokens: int = 100, entries: str = "episode"
-) -> list[Tip]:
+    *played: tuple[str, float], style: str = "terse", max_tip_tokens: int = 100, entries: str = "episode",
+    change: Callable[[TrajectoryGroup], TrajectoryGroup] = lambda group: group,
+) -> list[Tip]:  # fmt: skip
     """What is written about an episode of these actions and rewards; a token of this policy is a byte."""
     scores = [0.0, *accumulate(reward for _, reward in played)]
     steps = tuple(
         Step(Observation("here", score=score), (), Completion((), (), (), action), (), action, reward)
         for score, (action, reward) in zip(scores, played, strict=False)
     )
-    trajectory = Trajectory(Task("t", "rooms"), steps, Observation("end"), "terminated", success=False, score=-0.25)
+    end = Observation("end", score=scores[-1])
+    trajectory = Trajectory(Task("t", "rooms"), steps, end, "terminated", success=False, score=scores[-1])
     memory = {"max_tip_tokens": max_tip_tokens, "entries": entries}
     config = small_config(rollout={"style": style}, memory=memory, algorithm={"author": "extract"})
 
     def never(_: Any) -> str:
         raise AssertionError("no model is asked")
 
-    groups = [TrajectoryGroup(trajectory.task, (trajectory,))]
+    groups = [change(TrajectoryGroup(trajectory.task, (trajectory,)))]
     (written,) = asyncio.run(write_tips(ScriptedPolicy(never), groups, config, seed=0, step=3))
     assert written.completion.num_tokens == 0
     return list(written.tips)
@@ -212,6 +215,15 @@ def test_an_entry_of_a_step_quotes_its_action_alone() -> None:
     assert [tip.text for tip in extracted((" ", 0.0), *REWARDED, entries="step")] == [tip.text for tip in tips]
     (first, *_) = extracted(*REWARDED, entries="step", style="full")
     assert first.text == "What raised the score: 'go to hall'."
+
+
+def test_of_a_lost_game_the_last_action_alone_is_quoted() -> None:
+    pytest.importorskip("scienceworld")
+    from scienceworld_plateau import quote_fatal
+
+    (tip,) = extracted(*REWARDED, entries="step", change=quote_fatal)
+    assert (tip.text, tip.score) == ("eat lamp", -0.25)
+    assert quote_fatal(TrajectoryGroup(TASK, (written(1).trajectory,))).trajectories == (), "it was not lost"
 
 
 @pytest.mark.long

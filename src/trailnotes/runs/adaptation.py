@@ -76,15 +76,9 @@ class AdaptationRun:
     """
 
     def __init__(
-        self,
-        config: Config,
-        directory: RunDir,
-        policy: Policy,
-        author: Policy,
-        pool: Pool,
-        subject: EvaluatedModel,
+        self, config: Config, directory: RunDir, policy: Policy, author: Policy, pool: Pool, subject: EvaluatedModel,
         progress: ProgressBar | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.config, self.directory, self.policy, self.author, self.pool = config, directory, policy, author, pool
         self.tasks: list[Task] = load_panel(config)
         self.figures: list[ResultRow] = []
@@ -111,16 +105,9 @@ class AdaptationRun:
         return derive_seed(self.config.run.seed, *purpose)
 
     async def play(
-        self,
-        phase: str,
-        tasks: Sequence[Task],
-        *,
-        memory: Memory | None = None,
-        make_actor: MakeActor | None = None,
-        num_samples: int = 1,
-        mode: Mode | None = None,
-        policy: Policy | None = None,
-    ) -> list[TrajectoryGroup]:
+        self, phase: str, tasks: Sequence[Task], *, memory: Memory | None = None, make_actor: MakeActor | None = None,
+        num_samples: int = 1, mode: Mode | None = None, policy: Policy | None = None,
+    ) -> list[TrajectoryGroup]:  # fmt: skip
         """Play each task `num_samples` times at the evaluation temperature; groups in task order.
 
         Args:
