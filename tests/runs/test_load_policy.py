@@ -16,7 +16,7 @@ from trailnotes.config.schema import Config, MemoryConfig, RolloutConfig
 from trailnotes.errors import RunError
 from trailnotes.policies.hf.policy import HFPolicy
 from trailnotes.rollout.conversation import Conversation, parse_listed_actions
-from trailnotes.runs.load_policy import EvaluatedModel, build_random_policy, load_policy, open_evaluated_model
+from trailnotes.runs.load_policy import EvaluatedModel, RandomPolicy, load_policy, open_evaluated_model
 from trailnotes.runs.usage import TABLE_FIELDS
 from trailnotes.storage.files import read_jsonl
 from trailnotes.types import Message, Observation, Sampling
@@ -31,11 +31,11 @@ def test_what_a_turn_lists_can_be_read_back(actions: list[str], style: str) -> N
     assert parse_listed_actions(turn, style) == actions
 
 
-def sample_action(config: Config, *turns: str) -> str:
-    policy = build_random_policy(config)
+def sample_action(config: Config, *turns: str, seed: int = 0) -> str:
+    policy = RandomPolicy(config)
     policy.open_episode("e")
     messages = [Message("user", turn) for turn in turns]
-    return asyncio.run(policy.generate(messages, Sampling(max_tokens=99), "e")).text
+    return asyncio.run(policy.generate(messages, Sampling(max_tokens=99, seed=seed), "e")).text
 
 
 def test_random_policy_is_uniform_and_repeatable() -> None:
@@ -45,6 +45,7 @@ def test_random_policy_is_uniform_and_repeatable() -> None:
     assert min(draws.values()) > 60  # 100 each are expected
     turn = "room\nAdmissible actions: a; b; c; d"
     assert sample_action(config, turn) == sample_action(config, turn)
+    assert {sample_action(config, turn, seed=seed) for seed in range(30)} == {"a", "b", "c", "d"}, "of each sample"
     other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 1})})
     assert len({sample_action(other, f"{n}{turn}") == sample_action(config, f"{n}{turn}") for n in range(30)}) == 2
 

@@ -43,6 +43,8 @@ def load_command_config(
         path = run / "config.toml" if (run / "config.toml").is_file() else None
     resolved = resolve_config(path, settings)
     if path is None and "env.name" not in resolved.origins:
+        if subject and subject.endswith(".toml"):
+            raise ConfigError(f"{subject} is a config: name the model or the run, and --config {subject} behind it")
         no_run = f"{subject} is no run directory, which would bring its settings: " if subject else ""
         raise ConfigError(f"{no_run}name a CONFIG, or an environment by --env.name (module:Class is one of your own)")
     given = {name for name, origin in resolved.origins.items() if origin == "command line"}

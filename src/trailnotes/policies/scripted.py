@@ -58,12 +58,15 @@ class ScriptedPolicy(OwnedPolicy):
                 f"a prompt of {len(prompt_ids)} tokens leaves no room for {sampling.max_tokens} more "
                 f"in a context of {self.context_length}"
             )
-        text, _ = sampling.cut_at_stop(self._script(messages))
+        text, _ = sampling.cut_at_stop(self.answer(messages, sampling))
         ids = (*_encode_text(text), END_ID)
         if len(ids) <= sampling.max_tokens:
             return Completion(prompt_ids, ids, (0.0,) * len(ids), text)
         ids = ids[: sampling.max_tokens]
         return Completion(prompt_ids, ids, (0.0,) * len(ids), self.decode(ids), "length")
+
+    def answer(self, messages: Sequence[Message], sampling: Sampling) -> str:  # noqa: ARG002 (subclasses draw)
+        return self._script(messages)
 
     def close_episode(self, episode: str) -> None:
         self.open_episodes.discard(episode)

@@ -32,15 +32,9 @@ CHANGEABLE_KEYS = ("eval.trials", "run.trackers")
 
 
 def adapt(
-    config: Config,
-    model_or_run: StrPath,
-    *,
-    out: StrPath,
-    method: str | None = None,
-    trials: int | None = None,
-    allow_change: Sequence[str] = (),
-    progress: ProgressBar | None = None,
-) -> list[PanelResult]:
+    config: Config, model_or_run: StrPath, *, out: StrPath, method: str | None = None, trials: int | None = None,
+    allow_change: Sequence[str] = (), progress: ProgressBar | None = None,
+) -> list[PanelResult]:  # fmt: skip
     """Adapt the policy `model_or_run` by `method` on the panel of `config.eval`, trial after trial.
 
     `out` becomes a run directory with the table, the curve over the trials (with matplotlib), and the last trial in

@@ -90,13 +90,9 @@ class Iteration:
     # -- playing
 
     async def rollout(
-        self,
-        tasks: Sequence[Task],
-        modes: Sequence[Sequence[Mode]] | None = None,
-        *,
-        memory_of: SelectMemory | None = None,
-        purpose: str = "rollout",
-    ) -> list[TrajectoryGroup]:
+        self, tasks: Sequence[Task], modes: Sequence[Sequence[Mode]] | None = None, *,
+        memory_of: SelectMemory | None = None, purpose: str = "rollout",
+    ) -> list[TrajectoryGroup]:  # fmt: skip
         """Play every member of every group; failed groups are dropped, so the list may be shorter than `tasks`.
 
         With `algorithm.dynamic_sampling`, groups of equal returns give way to groups of further tasks: their usage is

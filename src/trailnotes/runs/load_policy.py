@@ -18,7 +18,7 @@ from trailnotes.policies.scripted import ScriptedPolicy
 from trailnotes.rollout.conversation import parse_listed_actions
 from trailnotes.runs.directory import load_run_config
 from trailnotes.storage import checkpoint
-from trailnotes.types import Message, StrPath, derive_seed
+from trailnotes.types import Message, Sampling, StrPath, derive_seed
 
 RANDOM = "random"  # as `model.path`: draws from the actions that the turn lists
 
@@ -76,7 +76,7 @@ def open_policy(config: Config, subject: EvaluatedModel, directory: Path | None 
 def load_policy(config: Config, subject: EvaluatedModel, directory: Path | None = None) -> OwnedPolicy:
     """Load the policy of `subject` under `config`; an endpoint's answers are kept in `directory`."""
     if subject.model == RANDOM:
-        return build_random_policy(config)
+        return RandomPolicy(config)
     if subject.model.startswith(OPENAI_PREFIX):
         from trailnotes.policies.openai import OpenAIPolicy
 
@@ -132,20 +132,22 @@ def build_model_policy(
     )  # fmt: skip
 
 
-def build_random_policy(config: Config) -> ScriptedPolicy:
-    """Build a policy that draws uniformly from the listed actions, by `run.seed` and the conversation.
+class RandomPolicy(ScriptedPolicy):
+    """Draws uniformly from the listed actions, by `run.seed`, the seed of the draw and the conversation.
 
     Its tokens are bytes: the caps of `config.rollout` must leave room for the lists.
     """
 
-    def script(messages: Sequence[Message]) -> str:
-        actions = parse_listed_actions(messages[-1].content, config.rollout.style)
+    def __init__(self, config: Config) -> None:
+        super().__init__(str, name=RANDOM)
+        self._config = config
+
+    def answer(self, messages: Sequence[Message], sampling: Sampling) -> str:
+        actions = parse_listed_actions(messages[-1].content, self._config.rollout.style)
         if not actions:
             raise PolicyError(
                 'model.path = "random" draws from the actions that a turn lists, here none: set rollout.show_actions = '
                 "true, and have the environment offer them (env.options.actions, or Observation.actions)"
             )
         conversation = "\n".join(message.content for message in messages)
-        return random.Random(derive_seed(config.run.seed, conversation)).choice(actions)
-
-    return ScriptedPolicy(script, name=RANDOM)
+        return random.Random(derive_seed(self._config.run.seed, sampling.seed, conversation)).choice(actions)
