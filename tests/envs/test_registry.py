@@ -38,13 +38,15 @@ def test_an_entry_point_names_an_environment(tmp_path: Path, monkeypatch: pytest
         ("odd_envs:Puppet", {"greting": "hi"}, "env.options.greting: .*did you mean greeting"),
         ("odd_envs:Puppet", {"zzz": 1}, "known: greeting, num"),
         ("odd_envs:Deadly", {}, "env.options.tally is missing"),
+        ("lock:Lake", {}, 'Gymnasium.*env.options.id = "lock:NAME-v0"'),
     ],
 )
 def test_wrong_names_and_options_are_refused_with_the_nearest(
     name: str, options: dict[str, Any], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sub").mkdir()
-    (tmp_path / "lock.py").write_text("class Lock:\n    pass\n")
+    (tmp_path / "lock.py").write_text("class Lock:\n    pass\nclass Core:\n    __module__ = 'gymnasium.core'\n"
+                                      "class Lake(Core):\n    pass\n")  # fmt: skip
     (tmp_path / "sub/lock.py").write_text("class Chest:\n    pass\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=key):

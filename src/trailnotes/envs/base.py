@@ -216,6 +216,9 @@ def _import_class(name: str, target: str) -> Callable[..., Any]:
         raise ConfigError(f"env.name = {name!r}: importing {module_name} raised {format_error(error)}{hint}") from error
     if not callable(cls := getattr(module, class_name, None)):
         raise ConfigError(f"env.name = {name!r}: {module_name} has no {class_name!r}")
+    if any(base.__module__ == "gymnasium.core" for base in getattr(cls, "__mro__", ())):
+        raise ConfigError(f"env.name = {name!r} is an environment of Gymnasium: register it in {module_name}, "
+                          f'and set env.name = "gymnasium", env.options.id = "{module_name}:NAME-v0"')  # fmt: skip
     return cls  # type: ignore[no-any-return]
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.methods import TIPS_ONLY_METHOD, list_methods, resolve_method
+from trailnotes.config.methods import TIPS_ONLY_METHOD, list_methods, list_sections, resolve_method
 from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS
@@ -61,6 +61,8 @@ def adapt(
         Interrupted: a `KeyboardInterrupt`, which says that finished work is kept.
     """
     with open_evaluated_model(model_or_run) as subject:
+        if Path(out).resolve() == Path(model_or_run).resolve():
+            raise ConfigError(f"{out} has files of its own: give a directory inside, --out {out}/adapt")
         config = _resolve_config(config, subject, method, trials)
         _validate_served_author(config, subject)
         require_dependencies(config)
@@ -95,7 +97,9 @@ def _resolve_config(config: Config, subject: EvaluatedModel, method: str | None,
         "eval": {"trials": config.eval.trials if trials is None else trials},
     }
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in changes.items()}
-    adapted = config.model_copy(update=sections)
+    # The section of a method of the user's own could not be read again, once the config names another method.
+    known = {*Config.model_fields, *list_sections(), *resolve_method(name).sections}
+    adapted = Config(**{key: value for key, value in config if key in known} | sections)
     adapted.validate_method()
     has_other_author = name == TIPS_ONLY_METHOD and adapted.algorithm.author not in {"policy", "start"}
     if subject.model == RANDOM and name in list_methods(trains=False) and name != "naive" and not has_other_author:

@@ -157,11 +157,15 @@ def _check_ends(
 
 def _check_tips_shown(lines: Sequence[JsonRecord], config: Config) -> Check:
     memory = config.memory
+    causes = [
+        (memory.top_k == 0, "memory.top_k = 0 shows none"),
+        (memory.threshold > -1, f"is memory.threshold = {memory.threshold:g} too high (it belongs to the embedder)?"),
+        (memory.scope == "task", "do tasks come again (a tip belongs to its task: train longer, or on fewer tasks)?"),
+        (True, "is there room (rollout.max_context_tokens)? `trailnotes memory list` shows what there is"),
+    ]
     link = _check_threshold(
         lines, "tips shown in a turn with memory", _tips_shown, 0.01, ("rollout/env_steps", "turns"),
-        f"nothing is shown: is memory.top_k = {memory.top_k} above 0, is memory.threshold = {memory.threshold:g} too "
-        "high (it belongs to the embedder), do tasks come again (a tip belongs to its task: train longer, or on fewer "
-        "tasks), is there room (rollout.max_context_tokens)? `trailnotes memory list` shows what there is", max,
+        "nothing is shown: " + " ".join(text for is_possible, text in causes if is_possible), max,
     )  # fmt: skip
     empo2 = config.section(Empo2Config)
     draws = config.algorithm.name == "empo2" and empo2.mode_unit == "iteration" and empo2.p_memory

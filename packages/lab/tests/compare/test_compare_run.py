@@ -197,6 +197,7 @@ def test_runs_after_a_removed_one_are_refused(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (PLAN.replace('name = "tiny"', "nme = 1"), r"compare\.nme is not a key of a comparison; did you mean name"),
+        (PLAN.replace("[methods.grpo", "[methods.grop"), "no method is called 'grop': did you mean grpo"),
         (PLAN.replace('"grpo"', '"ppo"'), r"'ppo' names no method of the comparison.*\bgrpo"),
         (PLAN.replace('config = "', 'config = "no-'), r"plan\.toml: compare\.config: beside this file there is no no-"),
         (PLAN + '[methods.empo2-tips]\nafter = "naive"', "after = 'naive' trains no model to start from"),

@@ -99,9 +99,6 @@ class ComparisonSpec(Section):
     @model_validator(mode="after")
     def validate_spec(self, info: ValidationInfo) -> Self:
         """Refuse unknown names, and names that would share a directory or a label."""
-        if self.compare.baseline and self.compare.baseline not in self.methods:
-            hint = suggest_nearest(self.compare.baseline, self.methods)
-            raise ValueError(f"compare.baseline = {self.compare.baseline!r} names no method of the comparison{hint}")
         if len(set(self.compare.seeds)) < len(self.compare.seeds):
             raise ValueError("compare.seeds names a seed twice")
         for kind, names in (("methods", self.methods), ("panels", self.panels)):
@@ -111,6 +108,9 @@ class ComparisonSpec(Section):
             resolve(self.get_algorithm(name))
             if method.after:
                 self._validate_after(name, method)
+        if self.compare.baseline and self.compare.baseline not in self.methods:
+            hint = suggest_nearest(self.compare.baseline, self.methods)
+            raise ValueError(f"compare.baseline = {self.compare.baseline!r} names no method of the comparison{hint}")
         for name, panel in self.panels.items():
             self._validate_panel(name, panel)
         for kind, labels in (("methods", self.labels()), ("panels", self.panel_labels())):
