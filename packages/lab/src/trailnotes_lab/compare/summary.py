@@ -258,6 +258,7 @@ def _summarise_method(
     best = collect_best(results) if several else {}
     compared = bool(baseline and results) and label != question.baseline
     returns = {r.seed: r.returns for r in results if r.returns}
+    costs = {name: [r.costs[name] for r in results if name in r.costs] for name in COMPARISON_FIELDS}
     first_returns = {seed: own[0] for seed, own in returns.items()}
     last_returns = {seed: own[-1] for seed, own in returns.items() if seed in last}
 
@@ -276,16 +277,11 @@ def _summarise_method(
         iqm=statistics.compute_iqm(final, families) if final else None,
         difference=statistics.estimate_paired_difference(final, baseline, families, metric) if compared else None,
         reached=tuple(next((x for x, y in r.curve if y >= question.threshold), None) for r in results if r.trains),
-        costs=_average_costs(results),
+        costs={name: float(max(own) if name == "peak_memory" else np.mean(own)) for name, own in costs.items() if own},
         missing={seed: why for (name, seed), why in question.missing.items() if name == label},
         one_return=pool(first_returns, "return"),
         last_return=pool(last_returns, "return"),
     )
-
-
-def _average_costs(results: Sequence[RunResult]) -> dict[str, float]:
-    known = {name: [r.costs[name] for r in results if name in r.costs] for name in COMPARISON_FIELDS}
-    return {name: float(max(own) if name == "peak_memory" else np.mean(own)) for name, own in known.items() if own}
 
 
 def _make_notes(lines: Sequence[MethodSummary], groups: Mapping[str, Sequence[RunResult]]) -> list[str]:

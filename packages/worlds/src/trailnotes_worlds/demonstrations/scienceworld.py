@@ -135,12 +135,17 @@ def wander(rng: random.Random, first: Observation) -> Script:
     yield f"teleport to {room}"
     seen = parse_things((yield "look around").text) or ["agent"]
     if "paint" in task:
-        yield from _mix_randomly(seen, rng)
+        for _ in range(rng.randint(1, 2)):
+            yield f"pour {rng.choice(seen)} in {rng.choice(seen)}"
+        yield f"mix {rng.choice(seen)}"
     named_thing = _NAMED_THING.search(task)
     thing = named_thing[1] if named_thing and rng.random() < 0.7 else rng.choice(seen)
     yield f"focus on {thing}"
     if "circuit" in task or "conductive" in task:
-        yield from _connect_randomly(thing, seen, rng)
+        parts = [name for name in seen if _ELECTRIC.search(name)] or list(seen)
+        for _ in range(rng.randint(2, 5)):
+            one, other = _name_terminal(rng.choice(parts), rng), _name_terminal(rng.choice([thing, *parts]), rng)
+            yield f"connect {one} to {other}"
     if boxes := sorted(set(_BOX.findall(task))):
         if named and rng.random() < 0.5:
             yield f"pick up {thing}"
@@ -148,21 +153,8 @@ def wander(rng: random.Random, first: Observation) -> Script:
         yield f"move {thing} to {rng.choice(boxes)}"
 
 
-def _connect_randomly(thing: str, seen: Sequence[str], rng: random.Random) -> Script:
-    parts = [name for name in seen if _ELECTRIC.search(name)] or list(seen)
-    for _ in range(rng.randint(2, 5)):
-        first, second = _name_terminal(rng.choice(parts), rng), _name_terminal(rng.choice([thing, *parts]), rng)
-        yield f"connect {first} to {second}"
-
-
 def _name_terminal(part: str, rng: random.Random) -> str:
     if "wire" in part:
         return f"{part} terminal {rng.choice((1, 2))}"
     pole = rng.choice(("anode", "cathode"))
     return f"{part} {pole}" if _ELECTRIC.search(part) else f"{pole} in {part}"
-
-
-def _mix_randomly(seen: Sequence[str], rng: random.Random) -> Script:
-    for _ in range(rng.randint(1, 2)):
-        yield f"pour {rng.choice(seen)} in {rng.choice(seen)}"
-    yield f"mix {rng.choice(seen)}"
