@@ -43,7 +43,7 @@ class StartEvaluation:
         with open_memory(None, self.config.memory) as memory:
             for of_task in (tips or {}).values():
                 memory.add(list(of_task))
-            runner = GroupRunner(self.policy, self.pool, memory, self.config, seed=0)
+            runner = GroupRunner(self.policy, self.pool, memory, self.config, seed=0, progress=print_score)
             groups = await runner.play(tasks, [[mode]] * len(tasks))
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
         with_tips = [episode for episode in episodes if (tips or {}).get(episode.task.id)]
@@ -67,6 +67,11 @@ class StartEvaluation:
                 name = episode.task.id
                 tips[name] = [Tip(name, text, key="", score=episode.score, max_score=episode.max_score)]
         return tips
+
+
+def print_score(episode: Trajectory) -> None:
+    """Print a line on an episode that has ended: a large model on a processor takes minutes for one."""
+    print(f"{episode.mode}  {episode.task.id}  score {episode.score:g} of {episode.max_score:g}", file=sys.stderr)
 
 
 def get_answers(episode: Trajectory) -> list[Observation]:
