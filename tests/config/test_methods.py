@@ -218,8 +218,10 @@ def test_a_method_brings_its_section_to_the_command_line_and_on_resume(
     assert "own_methods" not in sys.modules, "what only looks imports nothing"
     assert run_in_a_new_process("eval", "run", "--eval.num_tasks", "1") == 0
     tips = ("adapt", "run", "--out", "run/adapt", "--trials", "1", "--eval.num_tasks", "1")
-    for _ in range(2):  # by a method that is not the user's, whose section another process could not read
-        assert run_in_a_new_process(*tips) == 0
+    assert run_in_a_new_process(*tips) == 0
+    loaded.pop("own_methods:OURS")
+    for settings in ("config.toml", "eval/eval.toml"):  # of a method that is not the user's, so without its section
+        assert load_config(f"run/adapt/{settings}", trusted=settings == "config.toml").algorithm.name == "empo2-tips"
     assert run_in_a_new_process(*tips[:3], "run") == 2
     assert "give a directory inside, --out run/adapt" in capsys.readouterr().err
     assert run_in_a_new_process(*words, "--own.wieght", "2") == 2

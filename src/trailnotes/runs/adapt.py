@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from trailnotes.config.methods import TIPS_ONLY_METHOD, list_methods, list_sections, resolve_method
+from trailnotes.config.methods import TIPS_ONLY_METHOD, find_modules, list_methods, load_methods, resolve_method
 from trailnotes.config.model_schema import OPENAI_PREFIX
 from trailnotes.config.schema import Config
 from trailnotes.config.toml import RUNTIME_KEYS
@@ -98,7 +98,8 @@ def _resolve_config(config: Config, subject: EvaluatedModel, method: str | None,
     }
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in changes.items()}
     # The section of a method of the user's own could not be read again, once the config names another method.
-    known = {*Config.model_fields, *list_sections(), *resolve_method(name).sections}
+    readable = [method for each, method in load_methods().items() if each in {name, *find_modules()}]
+    known = Config.model_fields.keys() | {section for method in readable for section in method.sections}
     adapted = Config(**{key: value for key, value in config if key in known} | sections)
     adapted.validate_method()
     has_other_author = name == TIPS_ONLY_METHOD and adapted.algorithm.author not in {"policy", "start"}
