@@ -206,13 +206,12 @@ def _build_group(task: Task, row: Sequence[EpisodeSlot], min_members: int) -> Tr
 
 @cache  # once for each setting, not at each iteration
 def _warn_of_full_contexts(max_context_tokens: int, context_length: int, max_observation_tokens: int) -> None:
-    can_be_raised = max_context_tokens < context_length
-    limit = f"rollout.max_context_tokens = {max_context_tokens}" if can_be_raised else f"the model's {context_length}"
-    logger.warning(
-        "half of the episodes or more end where the next turn does not fit %s tokens: %slower "
-        "rollout.max_observation_tokens = %d",
-        limit, f"raise it (the model takes {context_length}), or " if can_be_raised else "", max_observation_tokens,
-    )  # fmt: skip
+    limit, remedy = f"the model's {context_length}", "lower"
+    if max_context_tokens < context_length:
+        limit = f"rollout.max_context_tokens = {max_context_tokens}"
+        remedy = f"raise it (the model takes {context_length}), or lower"
+    logger.warning("half of the episodes or more end where the next turn does not fit %s tokens: %s "
+                   "rollout.max_observation_tokens = %d", limit, remedy, max_observation_tokens)  # fmt: skip
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

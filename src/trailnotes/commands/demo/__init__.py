@@ -24,6 +24,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 def run_small_demo(out: Path, settings: Sequence[str] = ()) -> dict[str, PanelResult]:
     """Play with tips, train GRPO and EMPO2 without a compiler or a GPU, and print a table, the curves and a tip."""
+    from trailnotes.config.schema import LossConfig
     from trailnotes.config.toml import load_config
     from trailnotes.reporting.terminal import ProgressBar, format_duration
     from trailnotes.runs.adapt import adapt
@@ -31,8 +32,9 @@ def run_small_demo(out: Path, settings: Sequence[str] = ()) -> dict[str, PanelRe
     from trailnotes.runs.train import train
 
     started = time.monotonic()
-    own = {"grpo": ["--loss.mask_logprob=-5"], "empo2": []}  # GRPO has no mask: any but the default is warned of
-    configs = {name: load_config(CONFIG, ["--algorithm.name", name, *own[name], *settings]) for name in LABELS}
+    # GRPO masks no tokens, and a setting without effect is warned of unless it is the default.
+    words = {"grpo": [f"--loss.mask_logprob={LossConfig().mask_logprob}"], "empo2": []}
+    configs = {name: load_config(CONFIG, ["--algorithm.name", name, *words[name], *settings]) for name in LABELS}
     config = configs["empo2"]
     print(f"1/3  The initial model plays {config.eval.num_tasks} games, and writes a tip after each ...", flush=True)
     with ProgressBar(1.0, "play") as bar:
